@@ -1,0 +1,145 @@
+"""From the bytes that a trainer writes to lines of text, each with the time and severity of its message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+LONGEST_LINE = 64 * 1024
+BAR_SECONDS = 5.0
+MESSAGE_SECONDS = 1.0
+
+_WORD = r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_MARKS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"{_WORD}:(?:\S*:|\s)",  # logging.basicConfig: INFO:root:text
+        r"([IWEF])\d{4} \d\d:\d\d:\d\d",  # absl, glog: I0000 00:00:1700000000.000000
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ([IWEF]) ",  # TensorFlow's C++
+        rf"\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+\W+(?:\S+\W+)?{_WORD}\b",  # logging with asctime
+        r"\S+:\d+: \w*(Warning): ",  # warnings.warn
+    )
+)
+_SEVERITY = {
+    "I": "INFO",
+    "W": "WARNING",
+    "E": "ERROR",
+    "F": "CRITICAL",
+    "WARN": "WARNING",
+    "FATAL": "CRITICAL",
+    "Warning": "WARNING",
+}
+_TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+class Line(NamedTuple):
+    """One line of a log; time is that of the message it belongs to, in seconds of the epoch."""
+
+    time: float
+    severity: str
+    message: str
+
+
+class Splitter:
+    """Bytes to lines, whatever the pieces they arrive in; what is kept between pieces is bounded.
+
+    Ends of lines are \\n and \\r\\n. A lone \\r draws a progress bar anew: of its states one in BAR_SECONDS is a line.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._bar_at = 0.0
+
+    def feed(self, data: bytes, now: float) -> Iterator[str]:
+        """The lines that end in these bytes."""
+        *complete, rest = (self._rest + data).split(b"\n")
+        for line in complete:
+            yield from self._cut(line.removesuffix(b"\r").rpartition(b"\r")[2])
+        # A last \r may be half of \r\n: it waits for what follows.
+        before, drawn_over, _ = rest.removesuffix(b"\r").rpartition(b"\r")
+        if drawn_over:
+            bar = before.rpartition(b"\r")[2]
+            if bar and now - self._bar_at >= BAR_SECONDS:
+                self._bar_at = now
+                yield from self._cut(bar)
+            rest = rest[len(before) + 1 :]
+        while len(rest) > LONGEST_LINE:
+            cut = _boundary(rest)
+            yield _text(rest[:cut])
+            rest = rest[cut:]
+        self._rest = rest
+
+    def end(self) -> Iterator[str]:
+        """The line that had no end."""
+        rest, self._rest = self._rest.removesuffix(b"\r"), b""
+        if rest:
+            yield from self._cut(rest.rpartition(b"\r")[2])
+
+    def _cut(self, line: bytes) -> Iterator[str]:
+        while len(line) > LONGEST_LINE:
+            cut = _boundary(line)
+            yield _text(line[:cut])
+            line = line[cut:]
+        yield _text(line)
+
+
+class Messages:
+    """Finds the message that each line belongs to, for its time and severity.
+
+    Python tells nobody where a message ends, so a line continues the one before when it is indented or empty, when a
+    traceback still waits for its exception, and when it came at once.
+    """
+
+    def __init__(self) -> None:
+        self._first = Line(0.0, "INFO", "")
+        self._last = 0.0
+        self._in_traceback = False
+        self._chained = False
+
+    def add(self, text: str, now: float) -> Line:
+        """This line with the time and severity of its message."""
+        traceback = _TRACEBACK.match(text) is not None
+        severity = "ERROR" if traceback else severity_of(text)
+        if not self._continues(text, severity, now, traceback):
+            self._first = Line(now, severity or "INFO", text)
+            self._chained = False
+        self._last = now
+        self._in_traceback = traceback or (self._in_traceback and _hangs(text))
+        self._chained = self._chained or text.startswith(_CHAINED)
+        return Line(self._first.time, self._first.severity, text)
+
+    def _continues(self, text: str, severity: str | None, now: float, traceback: bool) -> bool:
+        if now - self._last > MESSAGE_SECONDS:
+            return False
+        if traceback:
+            # logging.exception writes its message first; one exception leads to the next.
+            return self._chained or self._first.severity in ("ERROR", "CRITICAL") and not _TRACEBACK.match(self._first.message)
+        if severity is not None:
+            return False
+        return self._in_traceback or _hangs(text) or text.startswith(_CHAINED)
+
+
+def severity_of(text: str) -> str | None:
+    """DEBUG, INFO, WARNING, ERROR or CRITICAL as the line itself says; None where it does not."""
+    for mark in _MARKS:
+        if found := mark.match(text):
+            return _SEVERITY.get(found[1], found[1])
+    return None
+
+
+def _hangs(text: str) -> bool:
+    return not text or text[0].isspace()
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")
+
+
+def _boundary(line: bytes) -> int:
+    """Where to cut so that no character of UTF-8 is cut in two."""
+    cut = LONGEST_LINE
+    while cut > LONGEST_LINE - 4 and line[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut

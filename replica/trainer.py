@@ -1,0 +1,105 @@
+"""The trainer as a child process: started without a shell, read to its last byte, stopped with all its children."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from replica.lines import Line, Messages, Splitter
+from replica.log import Log
+
+TAIL_LINES = 20
+TAIL_CHARACTERS = 1000
+_READ = 64 * 1024
+_PIPE = 1024 * 1024
+_DRAIN_SECONDS = 2.0
+
+
+class Trainer:
+    """A running trainer, leader of its own session so that a signal reaches every process that it started."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Log) -> None:
+        """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
+        self._stop_at: float | None = None
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process = subprocess.Popen(
+            [argument.encode("utf-8", "surrogateescape") for argument in argv],
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # one pipe, because two would lose the order of the lines
+            bufsize=0,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        # The pump has a thread of its own: a slow bucket must not hold up the trainer's output.
+        self._pump = threading.Thread(target=self._read, args=(log,), name="pump", daemon=True)
+        self._pump.start()
+
+    @property
+    def stopping(self) -> bool:
+        """True once stop was called."""
+        return self._stop_at is not None
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+        return "\n".join(self._tail)
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM to all its processes now, and SIGKILL after so many seconds."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + seconds
+            self._signal(signal.SIGTERM)
+
+    def poll(self) -> int | None:
+        """The exit code as a shell gives it once the trainer has ended and its output is read, until then None.
+
+        Children that outlive the trainer are killed: they would hold its port.
+        """
+        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+            self._signal(signal.SIGKILL)
+        # Not reaped before its group is signalled, so that the group's id cannot be somebody else's yet.
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        self._signal(signal.SIGKILL)
+        self._pump.join(_DRAIN_SECONDS)
+        code = self._process.wait()
+        return 128 - code if code < 0 else code
+
+    def due(self) -> float:
+        """Seconds until poll has something to do besides a SIGCHLD."""
+        return float("inf") if self._stop_at is None else max(self._stop_at - time.monotonic(), 0.1)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def _read(self, log: Log) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as pipe:
+            try:
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
+            except OSError:
+                pass
+            splitter, messages = Splitter(), Messages()
+            while data := os.read(pipe.fileno(), _READ):
+                moment = time.time()
+                self._take(log, [messages.add(text, moment) for text in splitter.feed(data, moment)])
+            moment = time.time()
+            self._take(log, [messages.add(text, moment) for text in splitter.end()])
+
+    def _take(self, log: Log, lines: list[Line]) -> None:
+        if lines:
+            self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
+            log.write(lines)
