@@ -1,0 +1,140 @@
+"""From a trainer's bytes to lines with a time and a severity."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica.lines import LONGEST_LINE, Messages, Splitter, severity_of
+
+
+def split(*pieces: bytes) -> list[str]:
+    splitter = Splitter()
+    return [line for n, piece in enumerate(pieces) for line in splitter.feed(piece, 10.0 + n)] + list(splitter.end())
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))), st.integers(1, 9))
+def test_lines_come_back_however_they_are_cut(lines: list[str], size: int) -> None:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    assert split(*(data[at : at + size] for at in range(0, len(data), size))) == lines
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8))
+def test_any_bytes_are_lines(pieces: list[bytes]) -> None:
+    for line in split(*pieces):
+        assert "\n" not in line
+        assert "\r" not in line
+        line.encode()
+
+
+def test_ends_of_lines() -> None:
+    assert split(b"one\r\ntwo\n\nfour") == ["one", "two", "", "four"]
+    assert split(b"one\r", b"\ntwo\r\n") == ["one", "two"]
+    assert split(b"\xff\xfe is not UTF-8\n") == ["\ufffd\ufffd is not UTF-8"]
+
+
+def test_of_a_progress_bar_a_state_now_and_then_is_kept() -> None:
+    states = [f"\r{n:3}%".encode() for n in range(12)]
+    lines = split(*states, b"\r100%\n", b"done\n")
+    assert lines[-2:] == ["100%", "done"]
+    assert len(lines) == 2 + 3  # the first state, and two of ten more seconds
+    assert "" not in lines
+
+
+def test_long_lines_are_cut_between_characters() -> None:
+    text = "é" * LONGEST_LINE
+    for pieces in ([text.encode() + b"\n"], [text.encode()], [text.encode()[:70_001], text.encode()[70_001:]]):
+        lines = split(*pieces)
+        assert "".join(lines) == text
+        assert max(len(line.encode()) for line in lines) <= LONGEST_LINE
+    splitter = Splitter()
+    for _ in range(64):
+        list(splitter.feed(b"x" * LONGEST_LINE, 0.0))
+    assert len(splitter._rest) <= LONGEST_LINE
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("INFO:root:Train [worker/0], step 348: loss: 0.729", "INFO"),
+        ("INFO:tensorflow:global_step/sec: 0", "INFO"),
+        ("WARNING:tensorflow:From x.py:3: f is deprecated", "WARNING"),
+        ("CRITICAL:a.b-c:x", "CRITICAL"),
+        ("DEBUG:root:", "DEBUG"),
+        ("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR", "WARNING"),
+        ("I0000 00:00:1700000000.000000    1234 cpu_feature_guard.cc:210] x", "INFO"),
+        ("E0000 00:00:1700000000.000000    1234 cuda_dnn.cc:8310] x", "ERROR"),
+        ("W0131 12:00:00.000000 1 a.py:1] x", "WARNING"),
+        ("F0131 12:00:00.000000 1 a.py:1] x", "CRITICAL"),
+        ("2026-01-31 12:00:00.123456: W tensorflow/core/x.cc:12] x", "WARNING"),
+        ("2026-01-31 12:00:00.123456: I tensorflow/core/x.cc:12] x", "INFO"),
+        ("2026-01-31 12:00:00,123 - trainer - ERROR - x", "ERROR"),
+        ("2026-01-31 12:00:00,123 WARNING x", "WARNING"),
+        ("/venv/lib/x.py:12: UserWarning: x", "WARNING"),
+        ("Train [worker/0], step 348: loss: 0.729", None),
+        ("INFORMATION: x", None),
+        ("Error: x", None),
+        ("", None),
+    ],
+)
+def test_severity(text: str, severity: str | None) -> None:
+    assert severity_of(text) == severity
+
+
+def messages(*lines: str, start: float = 100.0, step: float = 0.001) -> list[tuple[float, str]]:
+    found = Messages()
+    return [found.add(line, start + n * step)[:2] for n, line in enumerate(lines)]
+
+
+def raised() -> list[str]:
+    try:
+        try:
+            raise KeyError("x")
+        except KeyError:
+            raise ValueError("two\n  lines") from None
+    except ValueError:
+        return traceback.format_exc().splitlines()
+
+
+def test_a_traceback_is_one_message() -> None:
+    lines = ["INFO:root:step 1", *raised(), "INFO:root:step 2"]
+    found = messages(*lines)
+    assert [severity for _, severity in found] == ["INFO", *["ERROR"] * (len(lines) - 2), "INFO"]
+    assert len({moment for moment, _ in found[1:-1]}) == 1
+
+
+def test_chained_tracebacks_are_one_message() -> None:
+    try:
+        try:
+            raise KeyError("x")
+        except KeyError as error:
+            raise ValueError("y") from error
+    except ValueError:
+        lines = traceback.format_exc().splitlines()
+    assert sum(line.startswith("Traceback") for line in lines) == 2
+    assert set(messages(*lines)) == {(100.0, "ERROR")}
+
+
+def test_logging_exception_is_one_message() -> None:
+    assert set(messages("ERROR:root:it failed", *raised())) == {(100.0, "ERROR")}
+
+
+def test_indented_lines_continue_a_message_but_not_for_ever() -> None:
+    assert messages("WARNING:x:y", "  more", "", "print") == [
+        (100.0, "WARNING"),
+        (100.0, "WARNING"),
+        (100.0, "WARNING"),
+        (100.003, "INFO"),
+    ]
+    assert messages("ERROR:x:y", "  a table of its own", step=2.0) == [(100.0, "ERROR"), (102.0, "INFO")]
+    assert messages("  first line of all") == [(100.0, "INFO")]
+
+
+def test_words_are_those_of_logging() -> None:
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        name = logging.getLevelName(level)
+        assert severity_of(f"{name}:root:x") == name
