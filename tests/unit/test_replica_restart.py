@@ -17,7 +17,8 @@ RUNNING = ReplicaRecord("worker-0", state="RUNNING", startTime="2026-01-31T11:00
 
 
 def test_a_kill_is_restarted_until_there_were_too_many() -> None:
-    record, seen = RUNNING, []
+    record = RUNNING
+    seen: list[tuple[str, int]] = []
     for _ in range(3):
         record = restart.started(restart.after_exit(PLAN, record, 137, NOW, "tail"), NOW) if seen else record
         ended = restart.after_exit(PLAN, record, 137, NOW, "tail")
