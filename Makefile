@@ -1,0 +1,88 @@
+# make demo: the whole story, from nothing to destroyed. make test: all tests. make help: every target.
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE := .cache
+PYTHON ?= python3.11
+STACK ?= local
+
+.PHONY: help setup venv pulumi lxd image data stack demo test lint unit e2e bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: venv pulumi lxd image data stack ## everything that a new machine needs; quick when it is there
+	@echo "setup: done. Next: source $(BIN)/activate && pulumi up"
+
+venv: $(VENV)/.done ## Python environment with the versions of constraints.txt
+
+$(VENV)/.done: pyproject.toml constraints.txt trainer/requirements.txt
+	@if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { echo "venv: install Python 3.11 with its venv module first" >&2; exit 2; }
+	  echo "venv: installing Debian's python3-venv"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3.11 python3.11-venv >/dev/null
+	fi
+	echo "venv: installing the packages of constraints.txt into $(VENV) (a minute or three, once)"
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	ln -sf ../../setup/pulumi.sh $(BIN)/pulumi
+	touch $@
+
+pulumi: ## the Pulumi CLI: yours if it is on PATH, else built here
+	@setup/pulumi-cli.sh
+
+lxd: venv ## LXD or Incus: yours if it answers, else Debian's, with a storage pool and the limits that 31 hosts need
+	@setup/lxd.sh up
+
+image: lxd ## the hosts' image and their Python with TensorFlow, by Ansible
+	@if $(BIN)/python -m infra.lxd.image | sed 's/^/image: /'; then exit 0; fi
+	echo "image: Ansible is making it (about 2 minutes, once)"
+	mkdir -p $(CACHE)/image
+	log=$(CACHE)/image/ansible.log
+	cd ansible
+	if ! PATH="../$(BIN):$$PATH" ANSIBLE_CONFIG=ansible.cfg ../$(BIN)/ansible-playbook image.yml -e cache=$(CURDIR)/$(CACHE)/image >../$$log 2>&1; then
+	  tail -n 25 ../$$log >&2
+	  echo "image: Ansible failed, see $$log" >&2
+	  exit 1
+	fi
+	cd ..
+	$(BIN)/python -m infra.lxd.image import $(CACHE)/image | sed 's/^/image: /'
+
+data: venv ## MNIST as TFRecords in .cache/mnist, checked by hash
+	@$(BIN)/python -m trainer.records --dest $(CACHE)/mnist
+
+stack: venv pulumi ## Pulumi's stack $(STACK), with a passphrase of its own
+	@mkdir -p .pulumi-state
+	[ -s .pulumi-state/passphrase ] || (umask 077; head -c 24 /dev/urandom | base64 >.pulumi-state/passphrase)
+	if [ -f Pulumi.$(STACK).yaml ] && ls .pulumi-state/.pulumi/stacks/scaletier/$(STACK).json* >/dev/null 2>&1; then
+	  echo "stack: $(STACK) is there"
+	else
+	  $(BIN)/pulumi stack select --create $(STACK) >/dev/null
+	  echo "stack: made $(STACK)"
+	fi
+
+demo: setup ## STANDARD_1 up, train MNIST, show its logs, destroy
+	@setup/demo.sh
+
+lint: venv ## ruff and mypy --strict
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+
+unit: venv ## tests with no network, in seconds, and stack tests under Pulumi's mocks
+	@$(BIN)/pytest tests/unit tests/stack
+
+e2e: setup ## tests on real hosts
+	@$(BIN)/pytest tests/e2e
+
+test: setup lint ## everything: ruff, mypy, unit, stack and e2e tests
+	@$(BIN)/pytest tests
+
+bench: setup ## figures against peers, in one run; ONLY=name for one
+	@$(BIN)/python -m benchmarks $(ONLY)
+
+clean: ## undo what set-up made, and only that; hosts must be destroyed first
+	@setup/clean.sh

@@ -1,0 +1,80 @@
+"""What every target gives back: the hosts and how to reach them. One schema, whatever made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pulumi import Output, Resource
+
+from infra.spec import ClusterSpec, Replica
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One host as a target made it; memory in bytes, hourly_cost in US dollars where the target has a price."""
+
+    replica: Replica
+    address: Output[str]
+    cpus: int
+    memory: int
+    hourly_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A target's whole answer.
+
+    `bucket` is how the hosts name the bucket, `operator_bucket` how the operator does; `host_keys` maps an address to its public
+    host key; `proxy_command` is ssh's ProxyCommand where hosts have no address that the operator reaches.
+    """
+
+    hosts: Sequence[HostFacts]
+    bucket: Output[str]
+    operator_bucket: Output[str]
+    host_keys: Output[dict[str, str]]
+    poll_seconds: float
+    proxy_command: str | None = None
+    depends_on: Sequence[Resource] = field(default_factory=tuple)
+
+
+def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str], cluster: Cluster) -> Output[dict[str, Any]]:
+    """The stack outputs: what `fab` reads, and nothing that only one target has."""
+    return Output.all(
+        bucket=cluster.bucket,
+        operator_bucket=cluster.operator_bucket,
+        addresses=Output.all(*(host.address for host in cluster.hosts)),
+    ).apply(
+        lambda known: {
+            "schema": SCHEMA,
+            "stack": stack,
+            "target": target,
+            "scaleTier": str(spec.scale_tier),
+            "hosts": [
+                {
+                    "name": host.replica.name,
+                    "role": str(host.replica.role),
+                    "index": host.replica.index,
+                    "address": address,
+                    "machineType": spec.roles[host.replica.role].machine_type,
+                    "cpus": host.cpus,
+                    "memoryBytes": host.memory,
+                    "accelerator": _accelerator(spec, host.replica),
+                    "hourlyCost": host.hourly_cost,
+                }
+                for host, address in zip(cluster.hosts, known["addresses"], strict=True)
+            ],
+            "bucket": known["bucket"],
+            "operatorBucket": known["operator_bucket"],
+            "pollSeconds": cluster.poll_seconds,
+            "labels": labels,
+        }
+    )
+
+
+def _accelerator(spec: ClusterSpec, replica: Replica) -> dict[str, Any] | None:
+    accelerator = spec.roles[replica.role].accelerator
+    return {"type": accelerator.type, "count": accelerator.count} if accelerator else None

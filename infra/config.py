@@ -1,0 +1,120 @@
+"""The stack's configuration, checked: `pulumi config set scaleTier STANDARD_1`.
+
+Keys are Cloud ML's (`projects.jobs#TrainingInput`) where it has one. A target adds its own by a subclass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.alias_generators import to_camel
+
+from infra.spec import ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
+
+_LABEL_KEY = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
+_LABEL_VALUE = re.compile(r"^[a-z0-9_-]{0,63}$")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be; the message is one line that says which key, and what is valid."""
+
+
+class ClusterConfig(BaseModel):
+    """What every target understands. Instances are frozen; keys are spelled in camelCase in `Pulumi.<stack>.yaml`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
+
+    target: Literal["lxd", "gcp"] = "lxd"
+    scale_tier: ScaleTier = ScaleTier.STANDARD_1
+    master_type: str | None = None
+    worker_type: str | None = None
+    parameter_server_type: str | None = None
+    evaluator_type: str | None = None
+    worker_count: int = Field(0, ge=0)
+    parameter_server_count: int = Field(0, ge=0)
+    evaluator_count: int = Field(0, ge=0)
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    json_keys: ClassVar[frozenset[str]] = frozenset({"labels"})
+
+    @field_validator("scale_tier", mode="before")
+    @classmethod
+    def _tier(cls, value: Any) -> ScaleTier:
+        return ScaleTier.parse(str(value))
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, text in value.items():
+            if not _LABEL_KEY.match(key) or not _LABEL_VALUE.match(text):
+                raise ValueError(
+                    f"label {key}={text} is not valid: keys start with a small letter, and keys and values have up to 63 "
+                    "small letters, digits, _ and -"
+                )
+        return value
+
+    @staticmethod
+    def target_of(raw: Mapping[str, str]) -> str:
+        """The target that a configuration names, looked at first because it decides which keys there are."""
+        name = raw.get("target", "lxd")
+        if name not in ("lxd", "gcp"):
+            raise ConfigError(f"scaletier:target is {name!r}; valid are lxd (hosts on this machine) and gcp (Google Cloud)")
+        return name
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, str]) -> Self:
+        """A configuration from Pulumi's strings; raises ConfigError for an unknown key or a value that is not valid."""
+        values: dict[str, Any] = dict(raw)
+        for key in cls.json_keys & values.keys():
+            try:
+                values[key] = json.loads(values[key])
+            except ValueError:
+                raise ConfigError(
+                    f"scaletier:{key} must be a map: set one with `pulumi config set --path {key}.name value`"
+                ) from None
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(_one_line(error, sorted(to_camel(name) for name in cls.model_fields))) from None
+
+    def spec(self) -> ClusterSpec:
+        """The cluster that this configuration asks for; raises ConfigError for one that cannot be."""
+        sizes = {
+            Role.PS: ("parameterServer", self.parameter_server_count, self.parameter_server_type),
+            Role.MASTER: ("master", 1, self.master_type),
+            Role.WORKER: ("worker", self.worker_count, self.worker_type),
+            Role.EVALUATOR: ("evaluator", self.evaluator_count, self.evaluator_type),
+        }
+        if self.scale_tier is not ScaleTier.CUSTOM:
+            for key, count, machine_type in sizes.values():
+                set_key = f"{key}Type" if machine_type else f"{key}Count" if count and key != "master" else None
+                if set_key:
+                    raise ConfigError(
+                        f"scaletier:{set_key} goes with scaleTier CUSTOM only, and it is {self.scale_tier}: "
+                        f"`pulumi config rm {set_key}`, or `pulumi config set scaleTier CUSTOM`"
+                    )
+            return preset(self.scale_tier)
+        roles = {}
+        for role, (key, count, machine_type) in sizes.items():
+            if count and not machine_type:
+                raise ConfigError(f"scaleTier CUSTOM needs scaletier:{key}Type: `pulumi config set {key}Type n1-highcpu-8`")
+            roles[role] = RoleSpec(count, machine_type or "")
+        try:
+            return custom(roles)
+        except SpecError as error:
+            raise ConfigError(str(error)) from None
+
+
+def _one_line(error: ValidationError, valid: list[str]) -> str:
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            lines.append(f"scaletier:{key} is not a key of the configuration; valid are {', '.join(valid)}")
+        else:
+            lines.append(f"scaletier:{key} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
+    return "; ".join(lines)

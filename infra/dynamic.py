@@ -1,0 +1,95 @@
+"""Dynamic resources whose code stays out of the state.
+
+Pulumi pickles a dynamic provider into the state of every resource. This one is a name only: the module that it names does
+the work, so an edit of that module is no change of any resource.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+from pulumi import Input, ResourceOptions
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
+
+Props = dict[str, Any]
+
+# grpc logs the traceback of every error that a provider raises; the error itself reaches the user through the engine.
+logging.getLogger("grpc").setLevel(logging.CRITICAL)
+
+
+class Lifecycle(Protocol):
+    """What a module of a dynamic resource defines.
+
+    `create` must succeed on what an interrupted one left, and `delete` on what is half there or gone.
+    `read` returns None for what no longer exists. Outputs hold the inputs that were applied.
+    """
+
+    REPLACE: frozenset[str]
+    """Inputs whose change needs a new resource; any other change is an update in place."""
+
+    create: Callable[[Props], tuple[str, Props]]
+    read: Callable[[str, Props], Props | None]
+    update: Callable[[str, Props, Props], Props]
+    delete: Callable[[str, Props], None]
+
+
+class ModuleProvider(ResourceProvider):
+    """Hands every call to the module of that name."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self.module = module
+
+    def _lifecycle(self) -> Lifecycle:
+        return cast(Lifecycle, importlib.import_module(self.module))
+
+    def create(self, props: Props) -> CreateResult:
+        return CreateResult(*self._lifecycle().create(_plain(props)))
+
+    def read(self, id_: str, props: Props) -> ReadResult:
+        found = self._lifecycle().read(id_, _plain(props))
+        return ReadResult(id_, found) if found is not None else ReadResult("", {})
+
+    def update(self, id_: str, old: Props, new: Props) -> UpdateResult:
+        return UpdateResult(self._lifecycle().update(id_, _plain(old), _plain(new)))
+
+    def diff(self, id_: str, old: Props, new: Props) -> DiffResult:
+        changed = changes(_plain(old), _plain(new))
+        replaces = sorted(changed & self._lifecycle().REPLACE)
+        return DiffResult(changes=bool(changed), replaces=replaces, delete_before_replace=True)
+
+    def delete(self, id_: str, props: Props) -> None:
+        self._lifecycle().delete(id_, _plain(props))
+
+
+def _plain(props: Mapping[str, Any]) -> Props:
+    return {key: _whole(value) for key, value in props.items() if not key.startswith("__")}
+
+
+def _whole(value: Any) -> Any:
+    """Numbers come from the engine as floats; all of ours are whole."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return value
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
+    """Names of the inputs in `new` that differ from what `old` applied."""
+    return {key for key, value in new.items() if old.get(key) != value}
+
+
+class ModuleResource(Resource):
+    """A dynamic resource of the module that a subclass names in `lifecycle`; `outputs` are properties that create adds."""
+
+    lifecycle: str
+    outputs: tuple[str, ...] = ()
+
+    def __init__(self, name: str, props: Mapping[str, Input[Any]], opts: ResourceOptions | None = None) -> None:
+        super().__init__(ModuleProvider(self.lifecycle), name, {**dict.fromkeys(self.outputs), **props}, opts)

@@ -1,0 +1,76 @@
+"""One client of LXD's or Incus's API, and its errors as one line each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pylxd
+import pylxd.exceptions
+import requests
+
+SOCKETS = (
+    "/var/lib/lxd/unix.socket",
+    "/var/snap/lxd/common/lxd/unix.socket",
+    "/run/incus/unix.socket",
+    "/var/lib/incus/unix.socket",
+)
+_local = threading.local()
+
+
+class LxdError(RuntimeError):
+    """Something that LXD or this machine refused; the message is one line that says what to do."""
+
+
+def socket_path() -> str:
+    """The socket of LXD or Incus: SCALETIER_LXD_SOCKET, else the first of the usual ones that is there.
+
+    Raises LxdError without one, or without the right to use it.
+    """
+    chosen = os.environ.get("SCALETIER_LXD_SOCKET")
+    candidates = (chosen,) if chosen else SOCKETS
+    found = [path for path in candidates if Path(path).exists()]
+    if not found:
+        raise LxdError(f"LXD does not answer (no socket at {', '.join(candidates)}): start it with `make lxd`")
+    if not os.access(found[0], os.R_OK | os.W_OK):
+        group = Path(found[0]).group()
+        raise LxdError(f"no right to use {found[0]}: be root, or `sudo usermod -aG {group} $USER` and log in again")
+    return found[0]
+
+
+def client(project: str = "default") -> pylxd.Client:
+    """A client of a project, kept per thread; raises LxdError where LXD does not answer."""
+    clients: dict[str, pylxd.Client] = _local.__dict__.setdefault("clients", {})
+    if project not in clients:
+        with errors("LXD"):
+            clients[project] = pylxd.Client(endpoint=f"http+unix://{quote(socket_path(), safe='')}", project=project)
+    return clients[project]
+
+
+@contextmanager
+def errors(what: str) -> Iterator[None]:
+    """Turns pylxd's errors into LxdError, with what was being done in front."""
+    try:
+        yield
+    except pylxd.exceptions.ClientConnectionFailed:
+        raise LxdError("LXD does not answer: start it with `make lxd`") from None
+    except pylxd.exceptions.LXDAPIException as error:
+        raise LxdError(f"{what}: {_reason(error)}") from None
+    except requests.exceptions.ConnectionError:
+        raise LxdError(f"{what}: LXD stopped answering: start it with `make lxd`, then try again") from None
+
+
+def _reason(error: pylxd.exceptions.LXDAPIException) -> str:
+    text = " ".join(str(error).split())
+    if "no space left" in text.lower():
+        return f"the disk is full: free some, or destroy another stack ({text})"
+    return text
+
+
+def missing(error: pylxd.exceptions.LXDAPIException) -> bool:
+    """True where LXD said that what was asked for is not there."""
+    return isinstance(error, pylxd.exceptions.NotFound) or "not found" in str(error).lower()

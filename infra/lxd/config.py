@@ -1,0 +1,54 @@
+"""Configuration that only the local target has."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from infra.config import ClusterConfig
+from infra.spec import Role
+
+_SIZE = re.compile(r"^(\d+)\s*(MiB|GiB)$")
+_UNIT = {"MiB": 2**20, "GiB": 2**30}
+MIN_MEMORY = 256 * 2**20
+
+
+class LxdConfig(ClusterConfig):
+    """`cpus` and `memory` override, for a role, the tier's shape scaled to this machine: `cpus.worker: 2`, `memory.ps: 1GiB`."""
+
+    instance_type: Literal["container", "virtual-machine"] = "container"
+    cpus: dict[Role, int] = Field(default_factory=dict)
+    memory: dict[Role, int] = Field(default_factory=dict)
+    network: ipaddress.IPv4Network | None = None
+    storage_pool: str = "scaletier"
+
+    json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"cpus", "memory"}
+
+    @field_validator("cpus")
+    @classmethod
+    def _cpus(cls, value: dict[Role, int]) -> dict[Role, int]:
+        if any(count < 1 for count in value.values()):
+            raise ValueError("a host needs 1 cpu or more")
+        return value
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _memory(cls, value: dict[str, object]) -> dict[str, int]:
+        sizes = {}
+        for role, text in value.items():
+            match = _SIZE.match(str(text))
+            size = int(match[1]) * _UNIT[match[2]] if match else 0
+            if size < MIN_MEMORY:
+                raise ValueError("write a size of 256MiB or more, such as 512MiB or 2GiB")
+            sizes[role] = size
+        return sizes
+
+    @field_validator("network")
+    @classmethod
+    def _network(cls, value: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network | None:
+        if value and (value.prefixlen != 24 or not value.is_private):
+            raise ValueError("write a private /24 range, such as 10.77.0.0/24")
+        return value

@@ -1,0 +1,65 @@
+"""The firewall table as nftables rules on the machine: what a VPC's firewall is to Google's hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import subprocess
+
+from infra.dynamic import ModuleResource, Props
+from infra.lxd.api import LxdError
+from infra.lxd.layout import address
+from infra.spec import ClusterSpec
+from infra.templates import render
+
+REPLACE = frozenset({"table"})
+
+
+class Firewall(ModuleResource, module="lxd", name="Firewall"):
+    """Inputs: table, rules (an nftables script that replaces the table as a whole)."""
+
+    lifecycle = __name__
+
+
+def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Network, dhcp: bool) -> str:
+    """The nftables script for a cluster; pure."""
+    members: dict[str, list[str]] = {}
+    for replica in spec.replicas:
+        members.setdefault(replica.role, []).append(str(address(network, replica)))
+    return render("firewall.nft.j2", table=table, bridge=bridge, members=members, rows=spec.allows(), dhcp=dhcp)
+
+
+def _nft(*arguments: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    path = shutil.which("nft") or "/usr/sbin/nft"
+    command = [path, *arguments] if os.geteuid() == 0 else ["sudo", "-n", path, *arguments]
+    try:
+        return subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise LxdError(f"{error.filename} is missing: install it with `make lxd`") from None
+
+
+def _checked(*arguments: str, script: str | None = None) -> None:
+    done = _nft(*arguments, script=script)
+    if done.returncode:
+        reason = " ".join(done.stderr.split("^", 1)[0].split())
+        hint = "" if os.geteuid() == 0 else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
+        raise LxdError(f"nft refused the firewall: {reason}{hint}")
+
+
+def create(props: Props) -> tuple[str, Props]:
+    _checked("-f", "-", script=props["rules"])
+    return props["table"], props
+
+
+def read(table: str, props: Props) -> Props | None:
+    return props if _nft("list", "table", "bridge", table).returncode == 0 else None
+
+
+def update(table: str, old: Props, new: Props) -> Props:
+    return create(new)[1]
+
+
+def delete(table: str, props: Props) -> None:
+    # Declared first, so that a table that is gone already is no error.
+    _checked("-f", "-", script=f"table bridge {table}\ndelete table bridge {table}\n")

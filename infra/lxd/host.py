@@ -1,0 +1,151 @@
+"""One host: an LXD instance with real systemd and sshd, its address set before its first process runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pylxd.exceptions
+
+from infra.dynamic import ModuleResource, Props
+from infra.lxd.api import client, errors, missing
+
+REPLACE = frozenset(
+    {"project", "name", "image", "pool", "bridge", "address", "gateway", "authorizedKey", "instanceType", "bucket"}
+)
+RUNTIME = "/opt/scaletier/venv"
+
+
+class Host(ModuleResource, module="lxd", name="Host"):
+    """Inputs: project, name, image, instanceType, pool, bridge, address, gateway, bucket (its volume), runtime (a folder here),
+    authorizedKey, machineType, cpus, memory (bytes), labels. Output `running` is what LXD says, `created` when it was made.
+    """
+
+    lifecycle = __name__
+    outputs = ("created",)
+
+
+def definition(props: Props) -> dict[str, Any]:
+    """The instance as LXD's API wants it (POST /1.0/instances); pure."""
+    address, gateway = props["address"], props["gateway"]
+    config = {
+        **limits(props),
+        "user.scaletier.authorized-key": props["authorizedKey"],
+        # The firewall is the operator's to restore first after a restart of this machine: `pulumi up --refresh` does both.
+        "boot.autostart": "false",
+    }
+    if props["instanceType"] == "container":
+        config["raw.lxc"] = f"lxc.net.0.ipv4.address = {address}/24\nlxc.net.0.ipv4.gateway = {gateway}"
+    return {
+        "name": props["name"],
+        "type": props["instanceType"],
+        "source": {"type": "image", "alias": props["image"]},
+        "profiles": [],
+        "config": config,
+        "devices": {
+            "root": {"type": "disk", "path": "/", "pool": props["pool"]},
+            "eth0": {
+                "type": "nic",
+                "name": "eth0",
+                "nictype": "bridged",
+                "parent": props["bridge"],
+                "host_name": port(props),
+                "ipv4.address": address,
+                # A host speaks from its own address only: the firewall goes by addresses.
+                "security.ipv4_filtering": "true",
+                "security.mac_filtering": "true",
+            },
+            "bucket": {"type": "disk", "pool": props["pool"], "source": props["bucket"], "path": "/bucket"},
+            "runtime": {"type": "disk", "source": props["runtime"], "path": RUNTIME, "readonly": "true"},
+        },
+    }
+
+
+def port(props: Props) -> str:
+    """The name of the host's port on the machine: the bridge's, a letter of the role, the index; the firewall goes by it."""
+    role, _, index = props["name"].rpartition("-")
+    return f"{props['bridge']}{role[0]}{index}"
+
+
+def limits(props: Props) -> dict[str, str]:
+    """The part of an instance's config that changes while it runs; pure."""
+    return {
+        "limits.cpu": str(props["cpus"]),
+        "limits.memory": str(props["memory"]),
+        "user.scaletier.machine-type": props["machineType"],
+        **{f"user.label.{key}": value for key, value in props["labels"].items()},
+    }
+
+
+def create(props: Props) -> tuple[str, Props]:
+    project, name = props["project"], props["name"]
+    with errors(f"host {name}"):
+        instances = client(project).instances
+        if instances.exists(name) and not _whole(project, name):
+            remove(project, name)
+        if instances.exists(name):
+            _apply(project, props)
+        else:
+            instances.create(definition(props), wait=True)
+        return name, _start(project, name, props)
+
+
+def _whole(project: str, name: str) -> bool:
+    """False for an instance that an interrupted create left half made."""
+    return bool(client(project).instances.get(name).config.get("volatile.idmap.next"))
+
+
+def _start(project: str, name: str, props: Props) -> Props:
+    instance = client(project).instances.get(name)
+    if instance.status != "Running":
+        instance.start(wait=True)
+    return {**props, "running": True, "created": instance.created_at}
+
+
+def read(name: str, props: Props) -> Props | None:
+    with errors(f"host {name}"):
+        instances = client(props["project"]).instances
+        if not instances.exists(name):
+            return None
+        instance = instances.get(name)
+        config = instance.config
+        return {
+            **props,
+            "cpus": int(config.get("limits.cpu", 0)),
+            "memory": int(config.get("limits.memory", 0)),
+            "running": instance.status == "Running",
+            "created": instance.created_at,
+        }
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    with errors(f"host {name}"):
+        _apply(new["project"], new)
+        return _start(new["project"], name, new)
+
+
+def _apply(project: str, props: Props) -> None:
+    instance = client(project).instances.get(props["name"])
+    kept = {key: value for key, value in instance.config.items() if not key.startswith("user.label.")}
+    instance.config = {**kept, **limits(props)}
+    instance.save(wait=True)
+
+
+def delete(name: str, props: Props) -> None:
+    with errors(f"host {name}"):
+        remove(props["project"], name)
+
+
+def remove(project: str, name: str) -> None:
+    """Stops and deletes an instance, in whatever state it is; nothing to do where it is gone."""
+    try:
+        instance = client(project).instances.get(name)
+        if instance.status != "Stopped":
+            instance.stop(force=True, wait=True)
+        instance.delete(wait=True)
+    except pylxd.exceptions.LXDAPIException as error:
+        if missing(error):
+            return
+        instance = client(project).instances.get(name)
+        if instance.status != "Stopped":
+            raise
+        instance.delete(wait=True)

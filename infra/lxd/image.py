@@ -1,0 +1,98 @@
+"""The image of a local host, named by its recipe: a checkout with another recipe has another image.
+
+`python -m infra.lxd.image` prints the name and whether it is there; `import DIR` imports DIR/image.squashfs, `remove` removes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import platform
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pylxd.exceptions
+
+from infra.lxd.api import LxdError, client, errors
+from infra.templates import ROOT
+
+RUNTIME = ROOT / ".cache" / "image" / "runtime"
+_RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt")
+
+
+def name() -> str:
+    """`scaletier-` and a hash of all files of the recipe."""
+    digest = hashlib.sha256()
+    for part in _RECIPE:
+        path = ROOT / part
+        files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
+        for file in files:
+            if "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return f"scaletier-{digest.hexdigest()[:12]}"
+
+
+def exists() -> bool:
+    """True where the image and the runtime that goes with it are both on this machine."""
+    with errors("image"):
+        return bool(client().images.exists(name(), alias=True)) and (RUNTIME / "bin" / "python").exists()
+
+
+def require() -> str:
+    """The image's name; raises LxdError where it has not been made yet."""
+    if not exists():
+        raise LxdError("the image of the hosts is missing: make it with `make image`")
+    return name()
+
+
+def _metadata() -> bytes:
+    text = (
+        f"architecture: {platform.machine()}\ncreation_date: {int(time.time())}\nproperties: {{description: scaletier host}}\n"
+    )
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        info = tarfile.TarInfo("metadata.yaml")
+        info.size = len(text)
+        archive.addfile(info, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+def import_image(folder: Path) -> None:
+    """Imports folder/image.squashfs under the recipe's name; raises LxdError where LXD refuses it."""
+    alias = name()
+    with errors(f"image {alias}"):
+        rootfs = (folder / "image.squashfs").read_bytes()
+        image = client().images.create(rootfs, metadata=_metadata(), wait=True)
+        try:
+            image.add_alias(alias, "scaletier host")
+        except pylxd.exceptions.LXDAPIException as error:
+            if "exist" not in str(error).lower():
+                raise
+
+
+def remove_image() -> None:
+    """Removes this recipe's image from LXD, if it is there."""
+    with errors(f"image {name()}"):
+        if client().images.exists(name(), alias=True):
+            client().images.get_by_alias(name()).delete(wait=True)
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if arguments[:1] == ["import"]:
+            import_image(Path(arguments[1]))
+        if arguments[:1] == ["remove"]:
+            remove_image()
+            return 0
+        present = exists()
+    except LxdError as error:
+        print(f"image: {error}", file=sys.stderr)
+        return 1
+    print(f"{name()} {'is there' if present else 'is missing'}")
+    return 0 if present else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""Names, addresses and sizes of a local stack: pure functions, so that two stacks never collide and nothing moves by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.spec import ClusterSpec, Replica, Role
+
+# Where each role's block of addresses begins in the stack's /24. A role has at most 60 replicas; .1 is the bridge.
+_BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128}
+_MIN_MEMORY = 2**30
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a stack's things are called in LXD and nftables."""
+
+    project: str
+    bridge: str
+    table: str
+    bucket: str = "bucket"
+
+
+def names(root: Path, stack: str) -> Names:
+    """Names of one stack of one checkout: 6 hexadecimal digits of a hash keep checkouts and stacks apart."""
+    key = hashlib.sha256(f"{root}\0{stack}".encode()).hexdigest()[:6]
+    plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")[:24]
+    return Names(project=f"scaletier-{plain}-{key}", bridge=f"st{key}", table=f"scaletier_{key}")
+
+
+def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:
+    """The `attempt`-th private /24 to try for a project: the same project tries the same ones in the same order."""
+    digest = hashlib.sha256(f"{project}\0{attempt}".encode()).digest()
+    return ipaddress.IPv4Network((f"10.{64 + digest[0] % 128}.{digest[1]}.0", 24))
+
+
+def address(network: ipaddress.IPv4Network, replica: Replica) -> ipaddress.IPv4Address:
+    """The address of a replica, which stays the same whatever else the cluster gains or loses."""
+    return network[_BLOCK[replica.role] + replica.index]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Limits of one host: processors, and memory in bytes."""
+
+    cpus: int
+    memory: int
+
+
+def shape(machine_type: str) -> tuple[int, float]:
+    """(vCPUs, memory in GB) of a Compute Engine machine type of the N1 kind; a type of another kind counts as 4 GB a vCPU.
+
+    Source: Compute Engine documentation, "General-purpose machine family", N1 machine series.
+    """
+    match = re.fullmatch(r"[a-z0-9]+-(standard|highmem|highcpu)-(\d+)", machine_type)
+    if not match:
+        return 4, 16.0
+    kind, cpus = match[1], int(match[2])
+    return cpus, cpus * {"standard": 3.75, "highmem": 6.5, "highcpu": 0.9}[kind]
+
+
+def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, int], memory: Mapping[Role, int]) -> dict[Role, Size]:
+    """Limits by role: the tier's shapes, scaled so that its largest host has all processors of this machine.
+
+    Limits are ceilings, not reservations, so their sum may exceed the machine. `cpus` and `memory` override a role.
+    """
+    shapes = {role: shape(spec.roles[role].machine_type) for role in spec.roles}
+    scale = min(1.0, machine_cpus / max(vcpus for vcpus, _ in shapes.values()))
+    return {
+        role: Size(
+            cpus=cpus.get(role, max(1, round(vcpus * scale))),
+            memory=memory.get(role, max(_MIN_MEMORY, round(gigabytes * scale * 2**30))),
+        )
+        for role, (vcpus, gigabytes) in shapes.items()
+    }

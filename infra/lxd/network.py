@@ -1,0 +1,110 @@
+"""The stack's private bridge: no route to the outside, no DHCP for containers (their address is set before they start)."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from typing import Any
+
+import psutil
+import pylxd.exceptions
+
+from infra.dynamic import ModuleResource, Props
+from infra.lxd.api import LxdError, client, errors, missing
+from infra.lxd.layout import candidate_network
+
+REPLACE = frozenset({"name", "range"})
+_ATTEMPTS = 64
+_DELETE_ATTEMPTS = 4
+
+
+class Network(ModuleResource, module="lxd", name="Network"):
+    """Inputs: name of the bridge, range (a private /24), dhcp (for virtual machines)."""
+
+    lifecycle = __name__
+
+
+def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
+    """The range for a stack: the wanted one, else the one that its bridge has, else the first candidate that nothing uses.
+
+    Raises LxdError where the wanted range overlaps an interface of this machine.
+    """
+    used = _ranges_in_use(except_for=bridge)
+    if wanted:
+        for interface, network in used.items():
+            if network.overlaps(wanted):
+                raise LxdError(
+                    f"address range {wanted} is taken: {interface} of this machine has {network}; "
+                    "set another with `pulumi config set network 10.77.0.0/24`, or `pulumi config rm network` to have one chosen"
+                )
+        return wanted
+    own = _ranges_in_use(only=bridge)
+    if own:
+        return own[bridge]
+    for attempt in range(_ATTEMPTS):
+        candidate = candidate_network(project, attempt)
+        if not any(network.overlaps(candidate) for network in used.values()):
+            return candidate
+    raise LxdError("no free private /24 range on this machine: set one with `pulumi config set network 10.77.0.0/24`")
+
+
+def _ranges_in_use(except_for: str = "", only: str = "") -> dict[str, ipaddress.IPv4Network]:
+    ranges = {}
+    for interface, addresses in psutil.net_if_addrs().items():
+        for item in addresses:
+            if item.family.name == "AF_INET" and item.netmask and interface != except_for and only in ("", interface):
+                ranges[interface] = ipaddress.IPv4Network((item.address, item.netmask), strict=False)
+    return ranges
+
+
+def _config(props: Props) -> dict[str, str]:
+    gateway = ipaddress.IPv4Network(props["range"])[1]
+    return {
+        "ipv4.address": f"{gateway}/24",
+        "ipv4.nat": "false",
+        "ipv4.dhcp": "true" if props["dhcp"] else "false",
+        "ipv6.address": "none",
+        "dns.mode": "none",
+    }
+
+
+def create(props: Props) -> tuple[str, Props]:
+    name = props["name"]
+    with errors(f"network {name}"):
+        if not client().networks.exists(name):
+            client().networks.create(name, description="A scaletier cluster", type="bridge", config=_config(props))
+        else:
+            update(name, props, props)
+    return name, props
+
+
+def read(name: str, props: Props) -> Props | None:
+    with errors(f"network {name}"):
+        if not client().networks.exists(name):
+            return None
+        config: dict[str, Any] = client().networks.get(name).config
+        found = str(ipaddress.IPv4Interface(config["ipv4.address"]).network)
+        return {**props, "range": found, "dhcp": config.get("ipv4.dhcp") != "false"}
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    with errors(f"network {name}"):
+        network = client().networks.get(name)
+        network.config.update(_config(new))
+        network.save()
+    return new
+
+
+def delete(name: str, props: Props) -> None:
+    with errors(f"network {name}"):
+        for attempt in range(_DELETE_ATTEMPTS):
+            try:
+                client().networks.get(name).delete()
+                return
+            except pylxd.exceptions.LXDAPIException as error:
+                # LXD lets go of a bridge a moment after the last host on it, and may have lost the device already.
+                if missing(error) or not client().networks.exists(name):
+                    return
+                if attempt == _DELETE_ATTEMPTS - 1:
+                    raise
+                time.sleep(0.5)

@@ -1,0 +1,58 @@
+"""The storage pool of local hosts: `python -m infra.lxd.pool make NAME`, `remove NAME`. Part of set-up."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+from infra.lxd.api import LxdError, client, errors
+
+_MADE_BY = "made by scaletier's set-up"
+_GIB = 2**30
+_SIZE = 40 * _GIB
+_LEAST = 8 * _GIB
+
+
+def make(name: str) -> str:
+    """Makes a pool on a btrfs loop file, where a new host is a snapshot; returns what there is now.
+
+    Raises LxdError where the disk has no room for it.
+    """
+    with errors(f"storage pool {name}"):
+        if client().storage_pools.exists(name):
+            return f"storage pool {name} is there"
+        free = shutil.disk_usage("/var/lib").free
+        size = min(_SIZE, free // 2)
+        if size < _LEAST:
+            raise LxdError(f"the disk is nearly full: {free / _GIB:.1f} GiB free, a storage pool needs {2 * _LEAST // _GIB} GiB")
+        body = {"name": name, "driver": "btrfs", "description": _MADE_BY, "config": {"size": str(size)}}
+        client().storage_pools.create(body)
+        return f"made storage pool {name} (btrfs, {size // _GIB} GiB at most)"
+
+
+def remove(name: str) -> str:
+    """Removes a pool that `make` made and nothing uses; says why where it stays."""
+    with errors(f"storage pool {name}"):
+        if not client().storage_pools.exists(name):
+            return f"storage pool {name} is gone"
+        pool = client().storage_pools.get(name)
+        if pool.description != _MADE_BY:
+            return f"storage pool {name} stays: set-up did not make it"
+        if pool.used_by:
+            return f"storage pool {name} stays: {len(pool.used_by)} instances, images or volumes use it"
+        pool.delete()
+        return f"removed storage pool {name}"
+
+
+def main(arguments: list[str]) -> int:
+    action, name = arguments
+    try:
+        print(f"lxd: {make(name) if action == 'make' else remove(name)}")
+    except LxdError as error:
+        print(f"lxd: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

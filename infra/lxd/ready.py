@@ -1,0 +1,80 @@
+"""All hosts answer ssh, and their host keys, read through LXD's API: one resource, so that hosts boot side by side."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pylxd.exceptions
+
+from infra.dynamic import ModuleResource, Props
+from infra.lxd.api import LxdError, client, errors
+from infra.spec import SSH_PORT
+
+REPLACE = frozenset({"project"})
+_HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
+_TIMEOUT = 120.0
+_POLL = 0.05
+
+
+class Ready(ModuleResource, module="lxd", name="Ready"):
+    """Inputs: project, hosts (name to address), created (name to time: a host made anew has a new key).
+
+    Output `hostKeys`: address to public host key.
+    """
+
+    lifecycle = __name__
+    outputs = ("hostKeys",)
+
+
+def create(props: Props) -> tuple[str, Props]:
+    return "ready", {**props, "hostKeys": wait(props["project"], props["hosts"])}
+
+
+def wait(project: str, hosts: Mapping[str, str]) -> dict[str, str]:
+    """Waits for ssh on all hosts at once; raises LxdError that names those that did not come up in two minutes."""
+    deadline = time.monotonic() + _TIMEOUT
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        answers = list(pool.map(lambda address: _answers(address, deadline), hosts.values()))
+    late = [name for name, ok in zip(hosts, answers, strict=True) if not ok]
+    if late:
+        instances = Path("/proc/sys/fs/inotify/max_user_instances").read_text().strip()
+        raise LxdError(
+            f"no ssh on {', '.join(late)} after {_TIMEOUT:.0f} s: see `lxc console --show-log {late[0]} --project {project}`; "
+            f"fs.inotify.max_user_instances is {instances} (`make lxd` sets 8192, for 31 hosts)"
+        )
+    return {address: _host_key(project, name) for name, address in hosts.items()}
+
+
+def _answers(address: str, deadline: float) -> bool:
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((address, SSH_PORT), timeout=1) as connection:
+                return connection.recv(4) == b"SSH-"
+        except OSError:
+            time.sleep(_POLL)
+    return False
+
+
+def _host_key(project: str, name: str) -> str:
+    with errors(f"host key of {name}"):
+        try:
+            content: bytes = client(project).instances.get(name).files.get(_HOST_KEY)
+        except pylxd.exceptions.NotFound:
+            raise LxdError(f"{name} has no {_HOST_KEY}: its image is not one of `make image`") from None
+    return " ".join(content.decode().split()[:2])
+
+
+def read(name: str, props: Props) -> Props | None:
+    return props
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    return create(new)[1]
+
+
+def delete(name: str, props: Props) -> None:
+    """Nothing outlives the hosts."""

@@ -1,0 +1,43 @@
+"""The SSH key pair of a stack, made once and kept in the stack's state (the private half as a secret)."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from pulumi import Output, ResourceOptions
+
+from infra.dynamic import ModuleResource, Props
+
+REPLACE = frozenset({"comment"})
+
+
+class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
+    """Input: comment. Outputs: publicKey (a line of authorized_keys), privateKey (OpenSSH's format, secret)."""
+
+    lifecycle = __name__
+    outputs = ("publicKey", "privateKey")
+    publicKey: Output[str]
+    privateKey: Output[str]
+
+    def __init__(self, name: str, comment: str, opts: ResourceOptions | None = None) -> None:
+        secret = ResourceOptions(additional_secret_outputs=["privateKey"])
+        super().__init__(name, {"comment": comment}, ResourceOptions.merge(opts, secret))
+
+
+def create(props: Props) -> tuple[str, Props]:
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
+    return props["comment"], {**props, "publicKey": f"{public} {props['comment']}", "privateKey": private}
+
+
+def read(name: str, props: Props) -> Props | None:
+    return props
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    return {**old, **new}
+
+
+def delete(name: str, props: Props) -> None:
+    """The key lives in the state alone."""

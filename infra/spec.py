@@ -1,0 +1,173 @@
+"""The cluster as pure data: scale tiers, roles, machine shapes, and who may reach whom.
+
+Nothing here knows a target. Source of the tiers: AI Platform Training, `projects.jobs#ScaleTier`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+TENSORFLOW_PORT = 2222
+SSH_PORT = 22
+MAX_REPLICAS_PER_ROLE = 60
+
+
+class SpecError(ValueError):
+    """A cluster that cannot be: the message is one line that says what is wrong and what is valid."""
+
+
+class Role(StrEnum):
+    """The tiers of a Cloud ML cluster, in the order in which hosts are listed."""
+
+    PS = "ps"
+    MASTER = "master"
+    WORKER = "worker"
+    EVALUATOR = "evaluator"
+
+
+class ScaleTier(StrEnum):
+    """`scaleTier` of a Cloud ML training input; spelling as in its API."""
+
+    BASIC = "BASIC"
+    STANDARD_1 = "STANDARD_1"
+    PREMIUM_1 = "PREMIUM_1"
+    BASIC_GPU = "BASIC_GPU"
+    CUSTOM = "CUSTOM"
+
+    @classmethod
+    def parse(cls, text: str) -> ScaleTier:
+        """`STANDARD_1` as in the API, or `standard-1` as in gcloud's flag; SpecError for anything else."""
+        try:
+            return cls(text.strip().upper().replace("-", "_"))
+        except ValueError:
+            raise SpecError(f"scaleTier {text!r} is unknown; valid are {', '.join(cls)}") from None
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """GPUs of one host: Compute Engine's accelerator type and how many."""
+
+    type: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """What every replica of a role is made of; `machine_type` is Compute Engine's name for the shape."""
+
+    count: int
+    machine_type: str
+    accelerator: Accelerator | None = None
+    spot: bool = False
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One replica of the job, and the host that it runs on: `worker-0`."""
+
+    role: Role
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+@dataclass(frozen=True)
+class Allow:
+    """One row of the firewall table: replicas of `source` may open TCP connections to `port` of `destination`.
+
+    `source` None is the operator: whoever runs fab and ssh.
+    """
+
+    source: Role | None
+    destination: Role
+    port: int
+    why: str
+
+
+# TensorFlow's gRPC server has no authentication: this table is all that stands between a cluster and arbitrary code.
+# A receiver pulls tensors from their sender, so a ps opens connections to the workers and to the master too.
+# Nobody reaches the evaluator, and parameter servers have nothing to say to each other.
+_GRPC = (
+    (Role.MASTER, Role.PS, "reads and updates variables"),
+    (Role.WORKER, Role.PS, "reads and updates variables"),
+    (Role.MASTER, Role.WORKER, "schedules steps"),
+    (Role.PS, Role.WORKER, "pulls gradients"),
+    (Role.WORKER, Role.WORKER, "all-reduce"),
+    (Role.PS, Role.MASTER, "pulls gradients"),
+    (Role.WORKER, Role.MASTER, "all-reduce"),
+)
+FIREWALL: tuple[Allow, ...] = (
+    *(Allow(None, role, SSH_PORT, "ssh and fab") for role in Role),
+    *(Allow(source, destination, TENSORFLOW_PORT, why) for source, destination, why in _GRPC),
+)
+
+_GPU = Accelerator("nvidia-tesla-t4")
+_TIERS: Mapping[ScaleTier, Mapping[Role, RoleSpec]] = {
+    ScaleTier.BASIC: {Role.MASTER: RoleSpec(1, "n1-standard-4")},
+    ScaleTier.STANDARD_1: {
+        Role.PS: RoleSpec(3, "n1-standard-4"),
+        Role.MASTER: RoleSpec(1, "n1-highcpu-8"),
+        Role.WORKER: RoleSpec(4, "n1-highcpu-8"),
+    },
+    ScaleTier.PREMIUM_1: {
+        Role.PS: RoleSpec(11, "n1-highmem-8"),
+        Role.MASTER: RoleSpec(1, "n1-highcpu-16"),
+        Role.WORKER: RoleSpec(19, "n1-highcpu-16"),
+    },
+    ScaleTier.BASIC_GPU: {Role.MASTER: RoleSpec(1, "n1-standard-8", _GPU)},
+}
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A whole cluster. `roles` holds only roles with at least one replica; there is always exactly one master."""
+
+    scale_tier: ScaleTier
+    roles: Mapping[Role, RoleSpec]
+    firewall: tuple[Allow, ...] = field(default=FIREWALL)
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Every replica in the order of Role, then index."""
+        return tuple(Replica(role, index) for role in Role if role in self.roles for index in range(self.roles[role].count))
+
+    def allows(self) -> tuple[Allow, ...]:
+        """The rows of the firewall table that concern roles of this cluster."""
+        return tuple(
+            row for row in self.firewall if row.destination in self.roles and (row.source is None or row.source in self.roles)
+        )
+
+
+def preset(tier: ScaleTier) -> ClusterSpec:
+    """The cluster of a tier other than CUSTOM."""
+    return ClusterSpec(tier, dict(_TIERS[tier]))
+
+
+def custom(roles: Mapping[Role, RoleSpec]) -> ClusterSpec:
+    """CUSTOM: the roles as given, those with a count of 0 left out.
+
+    Raises SpecError without a master, or with more replicas of a role than a cluster may have.
+    """
+    present = {role: roles[role] for role in Role if role in roles and roles[role].count > 0}
+    if present.get(Role.MASTER, RoleSpec(0, "")).count != 1:
+        raise SpecError("scaleTier CUSTOM needs exactly one master: set masterType, such as n1-highcpu-8")
+    for role, spec in present.items():
+        if spec.count > MAX_REPLICAS_PER_ROLE:
+            raise SpecError(f"{role} count {spec.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
+    return ClusterSpec(ScaleTier.CUSTOM, present)
+
+
+def parse_replica(text: str, valid: Iterable[str]) -> str:
+    """The name of a replica, from `worker-0` or Cloud ML's `worker-replica-0`.
+
+    Raises SpecError that lists the valid names.
+    """
+    names = list(valid)
+    name = text.strip().replace("-replica-", "-")
+    if name not in names:
+        raise SpecError(f"replica {text!r} is unknown; valid are {', '.join(names)}")
+    return name

@@ -1,0 +1,50 @@
+#!/bin/sh
+# The Pulumi CLI: the user's own if it is on PATH, else built from Pulumi's Go modules, else by Pulumi's official installer.
+set -eu
+root=$(dirname "$(dirname "$(readlink -f "$0")")")
+out=$root/.cache/pulumi
+version=v3.250.0
+
+say() { echo "pulumi: $*"; }
+
+built() { [ -x "$out/pulumi" ] && [ "$("$out/pulumi" version 2>/dev/null)" = "$version" ] && [ -x "$out/pulumi-resource-pulumi-python" ]; }
+
+# Not our own wrapper, which is called pulumi too.
+own() {
+  IFS=:
+  for folder in $PATH "$HOME/.pulumi/bin"; do
+    [ "$folder" -ef "$root/.venv/bin" ] || [ ! -x "$folder/pulumi" ] || { unset IFS; say "$("$folder/pulumi" version) of your own, $folder/pulumi"; return 0; }
+  done
+  unset IFS
+  return 1
+}
+
+recent_go() { command -v go >/dev/null && printf '%s\n%s\n' go1.25.11 "$(go env GOVERSION)" | sort -VC; }
+
+build() {
+  say "building the CLI $version with $(go env GOVERSION): about 4 minutes, once"
+  mkdir -p "$out"
+  cd "$root/setup/pulumi"
+  go build -mod=readonly -buildvcs=false -trimpath -o "$out/pulumi" \
+    -ldflags "-s -w -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=$version" github.com/pulumi/pulumi/pkg/v3/cmd/pulumi
+  sdk=$(go list -mod=readonly -m -f '{{.Dir}}' github.com/pulumi/pulumi/sdk/v3)
+  install -m 0755 "$sdk/python/cmd/pulumi-language-python-exec" "$sdk/python/dist/pulumi-resource-pulumi-python" "$out"
+  say "building the Python language host: half a minute"
+  cd "$root/setup/language-python"
+  go build -mod=readonly -buildvcs=false -trimpath -o "$out/pulumi-language-python" -ldflags "-s -w" \
+    github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python
+}
+
+installer() {
+  say "no Go 1.25.11 or later: running Pulumi's official installer"
+  mkdir -p "$out"
+  curl -fsSL https://get.pulumi.com -o "$out/install.sh" && sh "$out/install.sh" --version "${version#v}" --install-root "$out/root" --no-edit-path >/dev/null &&
+    ln -sf "$out"/root/bin/* "$out/" && rm -f "$out/install.sh"
+}
+
+if built; then say "$version is there"; exit 0; fi
+own && exit 0
+if recent_go; then build; say "built $version"; exit 0; fi
+installer && { say "installed $version"; exit 0; }
+echo "pulumi: no Pulumi here: install the Pulumi CLI (pulumi.com/docs/install), or Go 1.25.11 or later, then try again" >&2
+exit 2

@@ -1,0 +1,25 @@
+#!/bin/sh
+# `pulumi` of this checkout, linked into .venv/bin: the project's Python, no account, no question for a passphrase.
+# It runs the user's own Pulumi, or the one that set-up built.
+root=$(dirname "$(dirname "$(readlink -f "$0")")")
+cli=
+if [ -x "$root/.cache/pulumi/pulumi" ]; then
+  cli=$root/.cache/pulumi/pulumi
+else
+  IFS=:
+  for folder in $PATH "$HOME/.pulumi/bin"; do
+    [ "$folder" -ef "$root/.venv/bin" ] || [ ! -x "$folder/pulumi" ] || { cli=$folder/pulumi; break; }
+  done
+  unset IFS
+fi
+if [ -z "$cli" ]; then
+  echo "pulumi: not found: make it with \`make pulumi\`" >&2
+  exit 2
+fi
+if [ -z "${PULUMI_CONFIG_PASSPHRASE+set}${PULUMI_CONFIG_PASSPHRASE_FILE:-}" ]; then
+  PULUMI_CONFIG_PASSPHRASE_FILE=$root/.pulumi-state/passphrase
+  export PULUMI_CONFIG_PASSPHRASE_FILE
+fi
+PATH="$root/.venv/bin:$(dirname "$cli"):$PATH"
+export PATH PULUMI_SKIP_UPDATE_CHECK="${PULUMI_SKIP_UPDATE_CHECK:-true}"
+exec "$cli" "$@"
