@@ -1,0 +1,97 @@
+"""TF_CONFIG: the cluster, and which of its tasks this process is. Standard library only, so that it costs no time."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+CHIEF_TYPES = ("chief", "master")
+TASK_TYPES = (*CHIEF_TYPES, "worker", "ps", "evaluator")
+_PROBE_SECONDS = 0.05
+_REPORT_SECONDS = 5.0
+
+
+class ClusterError(ValueError):
+    """TF_CONFIG cannot be used: the message is one line."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A task and the cluster that it belongs to; `jobs` maps ps, worker and chief to their `host:port`s.
+
+    TensorFlow 2 calls the master `chief`; TF_CONFIG may call it either.
+    """
+
+    task_type: str = "chief"
+    task_index: int = 0
+    jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def distributed(self) -> bool:
+        """True where there are parameter servers and workers to train with."""
+        return bool(self.jobs.get("ps") and self.jobs.get("worker"))
+
+    @property
+    def address(self) -> str:
+        """This task's own `host:port`."""
+        return self.jobs[self.task_type][self.task_index]
+
+    def peers(self) -> dict[str, str]:
+        """Name and address of every parameter server and worker: `worker/0` to `10.0.0.2:2222`."""
+        return {f"{job}/{index}": address for job in ("ps", "worker") for index, address in enumerate(self.jobs[job])}
+
+
+def parse(tf_config: str | None) -> Cluster:
+    """The cluster in TF_CONFIG's JSON; one process where it is absent, empty, or holds no cluster.
+
+    Raises ClusterError for JSON that is not TF_CONFIG, for an unknown task, and for parameter servers without workers
+    or the reverse.
+    """
+    try:
+        config = json.loads(tf_config or "{}")
+        jobs = {str(job): tuple(map(str, hosts)) for job, hosts in (config.get("cluster") or {}).items()}
+        task = config.get("task") or {}
+        task_type, task_index = str(task.get("type", "chief")), int(task.get("index", 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ClusterError(f"TF_CONFIG is not a JSON object of cluster and task: {error}") from None
+    if task_type not in TASK_TYPES:
+        raise ClusterError(f"TF_CONFIG's task type {task_type!r} is unknown; valid are {', '.join(TASK_TYPES)}")
+    if "master" in jobs:
+        jobs["chief"] = jobs.pop("master")
+    task_type = "chief" if task_type == "master" else task_type
+    if task_type == "evaluator" or set(jobs) <= {"chief"}:
+        return Cluster(task_type, task_index)
+    for job in ("ps", "worker", "chief"):
+        if not jobs.get(job):
+            raise ClusterError(f"TF_CONFIG's cluster has no {job}; it needs ps, worker and chief, or a chief alone")
+    if not 0 <= task_index < len(jobs[task_type]):
+        raise ClusterError(f"TF_CONFIG's cluster has no {task_type} {task_index}")
+    return Cluster(task_type, task_index, {job: jobs[job] for job in ("ps", "worker", "chief")})
+
+
+def await_peers(peers: Mapping[str, str], report: Callable[[str], None]) -> None:
+    """Blocks until every peer accepts connections, and reports now and then whom it waits for.
+
+    gRPC backs off for seconds after a refused connection; probing first means connecting the moment the last peer is up.
+    """
+    missing = dict(peers)
+    next_report = time.monotonic() + _REPORT_SECONDS
+    while missing:
+        missing = {name: address for name, address in missing.items() if not _accepts(address)}
+        if missing and time.monotonic() >= next_report:
+            report(f"Waiting for {', '.join(missing)}")
+            next_report = time.monotonic() + _REPORT_SECONDS
+        if missing:
+            time.sleep(_PROBE_SECONDS)
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,84 @@
+"""The input pipelines: TFRecord files, local or `gs://`, to batches of images and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.mnist import PIXELS
+from trainer.runtime import import_tensorflow
+
+tf = import_tensorflow()
+
+_SHUFFLE_RECORDS = 10_000
+_EVAL_BATCH = 1000
+_PREFETCH_BATCHES = 2
+
+
+class DataError(RuntimeError):
+    """There is no such data, or not enough: the message is one line."""
+
+
+def find_files(paths: Sequence[str]) -> list[str]:
+    """Files of globs, directories (their `*.tfrecord*`) and plain paths, sorted; DataError where one matches none."""
+    found: set[str] = set()
+    for path in paths:
+        pattern = f"{path.rstrip('/')}/*.tfrecord*" if tf.io.gfile.isdir(path) else path
+        try:
+            matches = tf.io.gfile.glob(pattern)
+        except tf.errors.OpError as error:
+            raise DataError(f"data {path} cannot be listed: {error.message}") from None
+        if not matches:
+            raise DataError(f"data {path} matches no file")
+        found.update(matches)
+    return sorted(found)
+
+
+def check(files: Sequence[str], batch_size: int) -> None:
+    """DataError where the files hold fewer records than one batch, or are no TFRecords of images and labels."""
+    try:
+        batch = next(iter(_records(files).batch(batch_size)), None)
+        held = 0 if batch is None else int(tf.shape(batch)[0])
+        if held < batch_size:
+            raise DataError(f"batch size {batch_size} is larger than the data: {files[0]} … hold {held} records")
+        _parse(batch)
+    except tf.errors.OpError as error:
+        reason = " ".join(error.message.split())[:200]
+        raise DataError(f"{files[0]} … cannot be read as TFRecords of image_raw and label: {reason}") from None
+
+
+def _records(files: Any) -> Any:
+    """Serialized examples; the compression follows from the name."""
+    first = files if isinstance(files, str) else files[0]
+    return tf.data.TFRecordDataset(files, compression_type="GZIP" if first.endswith(".gz") else "")
+
+
+def _parse(serialized: Any) -> tuple[Any, Any]:
+    """Images float32 [N, 784], 0 to 1, and labels int64 [N], of a batch of examples."""
+    features = tf.io.parse_example(
+        serialized,
+        {"image_raw": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)},
+    )
+    images = tf.io.decode_raw(features["image_raw"], tf.uint8, fixed_length=None)
+    images = tf.ensure_shape(images, [None, PIXELS])
+    return tf.cast(images, tf.float32) * (1.0 / 255.0), features["label"]
+
+
+def _options() -> Any:
+    options = tf.data.Options()
+    options.autotune.enabled = False  # nothing here is left to tune, and its thread costs what it would save
+    return options
+
+
+def train_pipeline(files: Sequence[str], batch_size: int, seed: int) -> Any:
+    """Endless full batches of the whole data; a replica of another seed sees it in another order."""
+    order = tf.data.Dataset.from_tensor_slices(list(files)).shuffle(len(files), seed=seed)
+    compression = "GZIP" if files[0].endswith(".gz") else ""
+    records = order.flat_map(lambda name: tf.data.TFRecordDataset(name, compression_type=compression))
+    batches = records.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
+    return batches.map(_parse).prefetch(_PREFETCH_BATCHES).with_options(_options())
+
+
+def eval_pipeline(files: Sequence[str]) -> Any:
+    """Every record once, the last batch as small as it comes."""
+    return _records(files).batch(_EVAL_BATCH).map(_parse).prefetch(1).with_options(_options())

@@ -1,0 +1,106 @@
+"""The trainer's flags. What is wrong with them is one line and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+MODELS = ("cnn", "mlp")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What one job trains on. Data paths are globs, directories or files, local or `gs://`; intervals are in seconds."""
+
+    train_data: tuple[str, ...]
+    eval_data: tuple[str, ...]
+    job_dir: str
+    model: str
+    batch_size: int
+    max_steps: int
+    learning_rate: float
+    eval_interval: float
+    checkpoint_steps: int
+    keep_checkpoints: int
+    sync_period: int
+    seed: int
+    log_interval: float
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is too low; it must be at least {minimum}")
+        return value
+
+    return parse
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+    return value
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"error: {message}; see --help\n")
+
+
+def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser of the flags; its defaults look at SCALETIER_DATA and JOB_DIR in `environ`."""
+    data = environ.get("SCALETIER_DATA", "").rstrip("/")
+    flags = _Parser(
+        prog="python -m trainer.task",
+        description="Trains an MNIST model on this process, or as this task of the cluster in TF_CONFIG.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = flags.add_argument
+    add("--train-data", "--train_data_paths", type=_paths, metavar="PATHS",
+        default=f"{data}/train*.tfrecord*" if data else None,
+        help="TFRecord files: glob, directory or comma list; by default train*.tfrecord* in $SCALETIER_DATA")
+    add("--eval-data", "--eval_data_paths", type=_paths, metavar="PATHS",
+        default=f"{data}/test*.tfrecord*" if data else None,
+        help="TFRecord files to evaluate on; by default test*.tfrecord* in $SCALETIER_DATA")
+    add("--job-dir", "--output_path", "--output-dir", metavar="DIR", default=environ.get("JOB_DIR") or "output",
+        help="where checkpoints, summaries and the exported model go")
+    add("--model", choices=MODELS, default="cnn", help="what to train")
+    add("--batch-size", type=_at_least(1), default=100, metavar="N", help="images a step")
+    add("--max-steps", type=_at_least(1), default=2000, metavar="N", help="batches to train on, over all replicas")
+    add("--learning-rate", type=_positive, default=0.1, metavar="X", help="of stochastic gradient descent")
+    add("--eval-interval", type=_positive, default=1.0, metavar="SECONDS",
+        help="between evaluations; grows by itself so that they stay a small part of the time")
+    add("--checkpoint-steps", type=_at_least(1), default=500, metavar="N", help="steps between checkpoints")
+    add("--keep-checkpoints", type=_at_least(1), default=5, metavar="N", help="how many checkpoints stay")
+    add("--sync-period", type=_at_least(1), default=4, metavar="K",
+        help="local steps between two exchanges with the parameter servers")
+    add("--seed", type=_at_least(0), default=0, metavar="N", help="of initial values, order of the data and dropout")
+    add("--log-interval", type=_positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
+    return flags
+
+
+def parse(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Flags:
+    """Flags from the command line (sys.argv by default); exits with code 2 and one line on stderr if they are wrong."""
+    environ = os.environ if environ is None else environ
+    flags = parser(environ)
+    parsed = flags.parse_args(arguments)
+    for name, spelling in (("train_data", "--train-data"), ("eval_data", "--eval-data")):
+        if not getattr(parsed, name):
+            flags.error(f"{spelling} is missing: pass a glob, a directory or files of TFRecords, or set SCALETIER_DATA")
+    return Flags(**{**vars(parsed), "job_dir": parsed.job_dir.rstrip("/") or "/"})

@@ -1,0 +1,58 @@
+"""The lines that a replica logs, in the words of Cloud ML's MNIST sample, and when the next evaluation is due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# An evaluation may take one part in this many of the time, as in the sample.
+_EVAL_SHARE = 20.0
+
+
+def train_line(
+    replica: str,
+    step: int,
+    loss: float,
+    accuracy: float,
+    seconds: float,
+    global_rate: float,
+    local_rate: float,
+) -> str:
+    """`Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s`.
+
+    `seconds` since the replica began to train; the rates, in steps/s, are since its previous line.
+    """
+    return (
+        f"Train [{replica}], step {step}: loss: {loss:.3f}, accuracy: {accuracy:.3f} ({seconds:.3f} sec) "
+        f"{global_rate:.1f} global steps/s, {local_rate:.1f} local steps/s"
+    )
+
+
+def eval_line(step: int, loss: float, accuracy: float) -> str:
+    """`Eval, step 990: loss: 0.400, accuracy: 0.890`."""
+    return f"Eval, step {step}: loss: {loss:.3f}, accuracy: {accuracy:.3f}"
+
+
+def final_line(steps: int, loss: float, accuracy: float) -> str:
+    """`Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`."""
+    return f"Final metrics after {steps} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}"
+
+
+@dataclass
+class EvalInterval:
+    """Seconds between evaluations, growing so that they take no more than a twentieth of the time."""
+
+    seconds: float
+    last: float
+
+    def due(self, now: float) -> bool:
+        """True once `seconds` have passed since the last evaluation ended; `now` on the clock of `last`."""
+        return now - self.last >= self.seconds
+
+    def record(self, start: float, end: float) -> str | None:
+        """Notes an evaluation; the line that tells of a new interval, or None if it stays."""
+        self.last = end
+        before, needed = self.seconds, (end - start) * _EVAL_SHARE
+        if needed <= before:
+            return None
+        self.seconds = needed
+        return f"Adjusting eval interval from {before:.2f}s to {needed:.2f}s"

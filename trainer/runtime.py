@@ -1,0 +1,80 @@
+"""How a process runs TensorFlow: its import, its noise, its share of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Holds back what is written to file descriptor 2, and shows it only if the body raises.
+
+    TensorFlow's libraries write lines on import, before any level of logging applies to them.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        saved = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            sys.stderr.flush()
+            held.seek(0)
+            os.write(saved, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def import_tensorflow() -> Any:
+    """The tensorflow module, imported without its noise; TF_CPP_MIN_LOG_LEVEL is 2 unless set."""
+    if "tensorflow" in sys.modules:
+        return sys.modules["tensorflow"]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with quiet_stderr():
+        return importlib.import_module("tensorflow")
+
+
+def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
+    """The cpus that this process may use, at least 1: those it may run on, or fewer by its cgroup's quota.
+
+    TensorFlow counts the machine's cpus, which in a container means far too many threads.
+    """
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = cgroup.read_text().split()
+        cpus = min(cpus, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
+        pass
+    return max(1, cpus)
+
+
+def thread_counts() -> tuple[int, int]:
+    """Intra-op and inter-op threads. One op may wait for another host, so inter-op is never a single thread."""
+    cpus = available_cpus()
+    return cpus, max(2, cpus)
+
+
+def set_threads() -> None:
+    """Sizes the thread pools of this process's TensorFlow; to be called before its first op."""
+    tf = import_tensorflow()
+    intra_op, inter_op = thread_counts()
+    tf.config.threading.set_intra_op_parallelism_threads(intra_op)
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+
+
+def say(line: str) -> None:
+    """One line to this replica's log, at once."""
+    print(line, flush=True)

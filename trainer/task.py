@@ -1,0 +1,67 @@
+"""`python -m trainer.task`: this process's part of a training job.
+
+Exit codes: 0 done; 1 the training failed for good; 2 the call was wrong; RETRY_EXIT_CODE the job should go on from its last
+checkpoint, because a host was lost or this one was told to end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from trainer.cluster import Cluster, ClusterError, parse
+from trainer.flags import Flags
+from trainer.flags import parse as parse_flags
+
+# Codes of 128 and above mean "not the program's fault, run it again" to whoever supervises it. This one is SIGTERM's, 128 + 15.
+RETRY_EXIT_CODE = 143
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit code. An error of the program itself ends in its traceback, and in 1."""
+    flags = parse_flags(arguments)
+    try:
+        cluster = parse(os.environ.get("TF_CONFIG"))
+    except ClusterError as error:
+        return _fail(str(error), 2)
+    if cluster.task_type in ("ps", "worker"):
+        from trainer.server import serve
+
+        serve(cluster)
+    return _train(flags, cluster)
+
+
+def _train(flags: Flags, cluster: Cluster) -> int:
+    # Only here, so that a parameter server or a worker starts without TensorFlow's Python.
+    from trainer import evaluator
+    from trainer.checkpoint import CheckpointError
+    from trainer.chief import Chief, PreemptedError
+    from trainer.data import DataError
+    from trainer.replica import DivergedError
+    from trainer.runtime import import_tensorflow
+
+    errors = import_tensorflow().errors
+    try:
+        if cluster.task_type == "evaluator":
+            evaluator.run(flags)
+        else:
+            Chief(flags, cluster).run()
+    except (DataError, CheckpointError) as error:
+        return _fail(str(error), 2)
+    except DivergedError as error:
+        return _fail(str(error), 1)
+    except PreemptedError as error:
+        return _fail(str(error), RETRY_EXIT_CODE)
+    except (errors.UnavailableError, errors.AbortedError) as error:
+        return _fail(f"a host of the cluster is lost: {' '.join(str(error).split())[:300]}", RETRY_EXIT_CODE)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
