@@ -1,0 +1,174 @@
+"""Run TensorFlow jobs on the cluster that `pulumi up` made.
+
+Every task says what it does with `fab --help TASK`. What reads has --json. Exit codes: 0 done, 1 the job or the operation
+failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
+"""
+
+# Nothing is imported here that takes time: `fab --list` is as quick as Fabric itself, and so is the first line of a log.
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fabric import task
+from fabric.main import program
+
+from ops.cli import after_dashes, command, refine
+
+refine(program)
+
+_JOB = "id of the job: a letter, then letters, digits and _; used once"
+_JSON = "print JSON, for programs"
+
+
+def _task(**options: Any) -> Callable[[Callable[..., int]], Any]:
+    return lambda body: task(**options)(command(body))
+
+
+@_task(
+    positional=["job"],
+    iterable=["labels"],
+    help={
+        "job": _JOB,
+        "package": "directory of the trainer package (default: trainer)",
+        "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
+        "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
+        "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
+        "labels": "labels of the job, key=value,key=value; may be given more than once",
+        "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
+        "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
+    },
+)
+def train(
+    _: Any,
+    job: str,
+    package: str | None = None,
+    module: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    labels: Any = (),
+    job_dir: str | None = None,
+    follow: bool = True,
+) -> int:
+    """Run a job on the cluster and follow it.
+
+    fab train --job job01
+    fab train --job job02 --config config.yaml --args "--max-steps 500"
+    fab train --job job03 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
+
+    Ctrl-C leaves the job running and says how to come back to it.
+    """
+    from ops.config import Flags
+    from ops.inventory import load
+    from ops.job import train as run
+
+    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels, job_dir)
+    return run(load(), flags, package, follow)
+
+
+@_task(
+    positional=["replica"],
+    help={
+        "replica": "a replica such as master-0, a role such as worker, or all",
+        "job": "id of the job (default: the newest)",
+        "follow": "show lines as they come, until the job ends",
+        "lines": "how many of the last lines of each replica, or all (default: 100)",
+        "json": "print each line as JSON with the full time, for programs",
+    },
+)
+def logs(_: Any, replica: str, job: str | None = None, follow: bool = False, lines: str = "100", json: bool = False) -> int:
+    """Show what replicas print, merged in the order of time.
+
+    fab logs master-0
+    fab logs worker --lines 20
+    fab logs all --job job01 --follow
+
+    Each line has the time of this machine's time zone, the severity and the replica in front.
+    """
+    from ops.inventory import load
+    from ops.reading import parse_lines, show_logs
+
+    return show_logs(load(), replica, job, parse_lines(lines), follow, json)
+
+
+@_task(help={"json": _JSON})
+def jobs(_: Any, json: bool = False) -> int:
+    """List the jobs, the newest first."""
+    from ops.inventory import load
+    from ops.views import jobs as run
+
+    return run(load(), json)
+
+
+@_task(positional=["job"], help={"job": _JOB, "json": _JSON})
+def describe(_: Any, job: str, json: bool = False) -> int:
+    """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed."""
+    from ops.inventory import load
+    from ops.views import describe as run
+
+    return run(load(), job, json)
+
+
+@_task(positional=["job"], help={"job": _JOB})
+def cancel(_: Any, job: str) -> int:
+    """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
+    from ops.cancel import cancel as run
+    from ops.inventory import load
+
+    return run(load(), job)
+
+
+@_task(positional=["replica"], help={"replica": "a replica, which is also the name of its host, such as worker-2"})
+def shell(_: Any, replica: str) -> int:
+    """Open a shell on a replica's host, or run a command there: fab shell worker-2 -- df -h"""
+    from ops.inventory import load
+    from ops.shell import shell as run
+
+    return run(load(), replica, after_dashes(sys.argv))
+
+
+@_task(positional=["job", "dest"], help={"job": _JOB, "dest": "directory to put the files into; made if it is not there"})
+def get(_: Any, job: str, dest: str) -> int:
+    """Fetch a job's output: checkpoints, summaries and the exported model."""
+    from ops.inventory import load
+    from ops.views import get as run
+
+    return run(load(), job, dest)
+
+
+@_task(help={"json": _JSON})
+def hosts(_: Any, json: bool = False) -> int:
+    """List the hosts of the cluster, and whether each of them answers."""
+    from ops.inventory import load
+    from ops.views import hosts as run
+
+    return run(load(), json)
+
+
+@_task(
+    iterable=["labels"],
+    help={
+        "job": f"{_JOB} (default: job01)",
+        "module": "as of fab train",
+        "config": "as of fab train",
+        "args": "as of fab train",
+        "labels": "as of fab train",
+        "job-dir": "as of fab train",
+        "json": _JSON,
+    },
+)
+def render(
+    _: Any,
+    job: str = "job01",
+    module: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    labels: Any = (),
+    job_dir: str | None = None,
+    json: bool = False,
+) -> int:
+    """Print every file that fab train would write on every host, and touch nothing."""
+    from ops.config import Flags
+    from ops.inventory import load
+    from ops.views import print_render
+
+    return print_render(load(), Flags(job, module, config, args, after_dashes(sys.argv), labels, job_dir), json)

@@ -1,0 +1,131 @@
+"""Between `fab` and ops: the one place where an error becomes a line on stderr and an exit code.
+
+invoke parses the command line; what it says of a wrong call is put into this project's words here, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ops.errors import DETACHED, DONE, FAILED, WRONG_CALL, OpsError, one_line
+
+
+def command(body: Callable[..., int | None]) -> Callable[..., None]:
+    """A task's body, run so that it always ends in an exit code; the body returns one, or None for 0.
+
+    With SCALETIER_DEBUG set, the traceback is shown as well.
+    """
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            code = body(*args, **kwargs) or DONE
+            sys.stdout.flush()
+        except BaseException as error:
+            if isinstance(error, SystemExit):
+                raise
+            if os.environ.get("SCALETIER_DEBUG"):
+                raise
+            code = report(error)
+        if code:
+            sys.exit(code)
+
+    return run
+
+
+def report(error: BaseException) -> int:
+    """Say what went wrong in one line on stderr; the exit code."""
+    from ops import show
+
+    if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: `fab logs all | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    if isinstance(error, KeyboardInterrupt):
+        show.note("stopped")
+        return DETACHED
+    line, code = explain(error)
+    show.error(line)
+    return code
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """The line and the exit code of an error of any library that a command uses."""
+    from infra.spec import SpecError
+
+    if isinstance(error, OpsError):
+        return one_line(error), error.code
+    if isinstance(error, SpecError):
+        return one_line(error), WRONG_CALL
+    if hasattr(error, "result") and hasattr(error.result, "items"):  # fabric's GroupException: a result or an error a host
+        failed = {getattr(host, "original_host", host): e for host, e in error.result.items() if isinstance(e, Exception)}
+        return "; ".join(f"{host}: {one_line(e)}" for host, e in failed.items()), FAILED
+    module = type(error).__module__.partition(".")[0]
+    if module in ("paramiko", "fabric", "invoke") or isinstance(error, (EOFError, ConnectionError, TimeoutError)):
+        return f"the connection failed ({one_line(error)}): try again, then pulumi refresh and pulumi up", FAILED
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or one_line(error)}", FAILED
+    return f"this is a bug of scaletier, {type(error).__name__}: {one_line(error)} (SCALETIER_DEBUG=1 shows where)", FAILED
+
+
+def after_dashes(argv: Sequence[str]) -> list[str]:
+    """What follows a lone `--`, each word as the shell gave it."""
+    return list(argv[argv.index("--") + 1 :]) if "--" in argv else []
+
+
+def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
+    """Keep invoke from reading the value of `--args` as a flag of the task: `--args "--json"`.
+
+    A space in front does it, and means nothing to shlex, which splits the value later.
+    """
+    shielded: list[str] = []
+    for token in tokens:
+        if token.startswith(f"{flag}="):
+            shielded += [flag, " " + token.removeprefix(f"{flag}=")]
+        elif shielded and shielded[-1] == flag:
+            shielded.append(" " + token)
+        else:
+            shielded.append(token)
+    return shielded
+
+
+def reword(message: str, tasks: Sequence[str]) -> str:
+    """invoke's message about a wrong command line, in words that say what to do."""
+    if found := re.search(r"No idea what '(.*)' is!", message):
+        word = found[1]
+        if word.startswith("-"):
+            return f"there is no flag {word} here; fab --help TASK lists the valid ones"
+        return f"there is no task {word!r}; valid are {', '.join(tasks)}"
+    if found := re.search(r"'(\S+)' did not receive required positional arguments: (.*)", message):
+        wanted = found[2].replace("'", "").upper()
+        return f"fab {found[1]} needs {wanted}: see fab --help {found[1]}"
+    if found := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
+        return f"--{found[1].lstrip('-')} needs a value"
+    return " ".join(message.split())
+
+
+def refine(program: Any) -> None:
+    """Make `fab` itself keep to the rules: exit code 2 and one line for a wrong call, and no look at ~/.ssh/config."""
+    from invoke.exceptions import Exit, ParseError
+
+    def kept(step: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                if program.core.unparsed:
+                    program.core.unparsed[:] = shield(program.core.unparsed)
+                program.config.load_ssh_configs = False
+                step()
+            except ParseError as error:
+                raise Exit(f"error: {reword(str(error), sorted(program.collection.task_names))}", WRONG_CALL) from None
+            except ValueError as error:
+                raise Exit(f"error: {one_line(error)}", WRONG_CALL) from None
+
+        return run
+
+    program.parse_tasks = kept(program.parse_tasks)
+    program.parse_cleanup = kept(program.parse_cleanup)

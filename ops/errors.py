@@ -1,0 +1,49 @@
+"""Errors that a user meets: each is one line that says what is wrong and what to do, and carries its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DONE, FAILED, WRONG_CALL, DETACHED = 0, 1, 2, 130
+
+
+class OpsError(Exception):
+    """The job or the operation failed; exit code 1."""
+
+    code = FAILED
+
+
+class UsageError(OpsError):
+    """The call was wrong, and nothing was changed; exit code 2."""
+
+    code = WRONG_CALL
+
+
+class HostError(OpsError):
+    """One host did not do what it was asked; `exited` and `output` are there where a command ran."""
+
+    def __init__(self, host: str, why: str, exited: int | None = None, output: str = "") -> None:
+        self.host, self.why, self.exited, self.output = host, why, exited, output
+        super().__init__(host, why, exited, output)
+
+    def __str__(self) -> str:
+        last = self.output.strip().splitlines()[-1:]
+        return f"{self.host} {self.why}" + "".join(f": {line}" for line in last)
+
+
+class HostsError(OpsError):
+    """Several hosts failed at once; every one of them is named."""
+
+    def __init__(self, failures: Mapping[str, BaseException], advice: str = "", code: int = FAILED) -> None:
+        self.failures, self.advice, self.code = dict(failures), advice, code
+        super().__init__(self.failures, advice)
+
+    def __str__(self) -> str:
+        failures = "; ".join(str(e) if isinstance(e, HostError) else f"{name} {e}" for name, e in self.failures.items())
+        return f"{failures}: {self.advice}" if self.advice else failures
+
+
+def one_line(error: BaseException) -> str:
+    """The message of any error on one line."""
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

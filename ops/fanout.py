@@ -1,0 +1,96 @@
+"""The same work on every host at once: each ends in a result or an error, and all of them within a time limit."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ops.errors import HostError
+
+T = TypeVar("T")
+Done = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What became of every host, in the order in which they were asked."""
+
+    results: dict[str, T] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+
+
+def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
+    """Run `work` for every name at once, a thread each, and wait until all have ended or `seconds` have passed.
+
+    `done` is called with each name that has ended. An interrupt ends the waiting at once; threads that hang hold up
+    nothing, since they are daemons.
+    """
+    asked = list(names)
+    ended: queue.SimpleQueue[tuple[str, T | None, Exception | None]] = queue.SimpleQueue()
+
+    def run(name: str) -> None:
+        try:
+            ended.put((name, work(name), None))
+        except Exception as error:  # noqa: BLE001  each host's error is a result
+            ended.put((name, None, error))
+
+    for name in asked:
+        threading.Thread(target=run, args=(name,), name=name, daemon=True).start()
+    results: dict[str, T] = {}
+    failures: dict[str, Exception] = {}
+    deadline = time.monotonic() + seconds
+    while len(results) + len(failures) < len(asked):
+        try:
+            name, result, error = ended.get(timeout=max(deadline - time.monotonic(), 0))
+        except queue.Empty:
+            break
+        if error is None:
+            results[name] = result  # type: ignore[assignment]  # None is a T where work returns None
+        else:
+            failures[name] = error
+        if done:
+            done(name)
+    for name in asked:
+        if name not in results and name not in failures:
+            failures[name] = HostError(name, f"did not finish within {seconds:.0f} s")
+    order = {name: place for place, name in enumerate(asked)}
+    return Outcome(
+        dict(sorted(results.items(), key=lambda item: order[item[0]])),
+        dict(sorted(failures.items(), key=lambda item: order[item[0]])),
+    )
+
+
+def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, seconds: float) -> T:
+    """The first result that any of the names gives, the next name being asked after `stagger` seconds or a failure.
+
+    Raises the first name's error when none succeeds.
+    """
+    waiting = list(names)
+    ended: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+    def run(name: str) -> None:
+        try:
+            ended.put((work(name), None))
+        except Exception as error:  # noqa: BLE001  each host's error is a result
+            ended.put((None, error))
+
+    first_error: Exception | None = None
+    deadline, running = time.monotonic() + seconds, 0
+    while (waiting or running) and time.monotonic() < deadline:
+        if waiting:
+            name = waiting.pop(0)
+            threading.Thread(target=run, args=(name,), name=name, daemon=True).start()
+            running += 1
+        try:
+            result, error = ended.get(timeout=stagger if waiting else max(deadline - time.monotonic(), 0))
+        except queue.Empty:
+            continue
+        running -= 1
+        if error is None:
+            return result  # type: ignore[return-value]  # None is a T where work returns None
+        first_error = first_error or error
+    raise first_error or TimeoutError(f"nothing answers within {seconds:.0f} s")

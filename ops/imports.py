@@ -1,0 +1,129 @@
+"""What a module imports, read from its source: nothing of the user's is ever run to find out."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+
+from ops.errors import UsageError
+
+# What a module may fail to import without harm: it has said so itself.
+_GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+
+def check_module(files: Mapping[str, bytes], package: str, module: str, root: str = "") -> dict[str, str]:
+    """The modules from outside the package that starting `module` imports, each with the `file:line` that does.
+
+    UsageError for a module that is not in the package, a file that does not compile, and an import of a part of the
+    package that is not there.
+    """
+    start = _path_of(module, files) if module.partition(".")[0] == package else None
+    if start is None:
+        have = sorted(name for path in files if (name := _name_of(path)) and not name.endswith("__init__"))
+        raise UsageError(f"module {module!r} is not in the package {package}; there are {', '.join(have) or 'none'}")
+    trees = {path: _compile(path, content, root) for path, content in files.items() if path.endswith(".py")}
+    outside: dict[str, str] = {}
+    waiting, seen = [start], set[str]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name, line in _imports(trees[path], _package_of(path)):
+            where = f"{path}:{line}"
+            if name.partition(".")[0] != package:
+                _note(outside, name.partition(".")[0], where)
+                continue
+            if _path_of(name, files) is None:
+                raise UsageError(f"{where} imports {name}, which is not in the package {package}")
+            waiting += _paths_on_the_way(name, files)
+        waiting += _paths_on_the_way(_name_of(path) or package, files)
+    return outside
+
+
+def missing_line(name: str, where: str, package: str, files: Mapping[str, bytes]) -> str:
+    """What to say of an import that the hosts cannot satisfy."""
+    folder = where.rpartition(":")[0].rpartition("/")[0]
+    if f"{folder}/{name}.py" in files:  # Python 2 looked beside the file that imports
+        return f"{where} imports {name}, which is only in the package: write from {folder.replace('/', '.')} import {name}"
+    return f"{where} imports {name}, which neither the package {package} nor the hosts have: put it into the package"
+
+
+def _note(outside: dict[str, str], name: str, where: str) -> None:
+    if name not in sys.stdlib_module_names:
+        outside.setdefault(name, where)
+
+
+def _compile(path: str, content: bytes, root: str) -> ast.Module:
+    try:
+        return ast.parse(content, filename=path)
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UsageError(f"{root}/{path}{line} does not compile: {why}".lstrip("/" if not root else "")) from None
+
+
+def _path_of(module: str, files: Mapping[str, bytes]) -> str | None:
+    base = module.replace(".", "/")
+    return next((path for path in (f"{base}.py", f"{base}/__init__.py") if path in files), None)
+
+
+def _name_of(path: str) -> str | None:
+    return path.removesuffix(".py").replace("/", ".") if path.endswith(".py") else None
+
+
+def _package_of(path: str) -> str:
+    """The package that relative imports of this file start from."""
+    return path.rpartition("/")[0].replace("/", ".")
+
+
+def _paths_on_the_way(name: str, files: Mapping[str, bytes]) -> list[str]:
+    """The files that run when `name` is imported: each package's `__init__.py` on the way, and the module."""
+    parts = name.split(".")
+    paths = (_path_of(".".join(parts[: end + 1]), files) for end in range(len(parts)))
+    return [path for path in paths if path]
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, int]]:
+    """The modules that are imported when the file runs, as absolute names, with their lines."""
+    for node in _top_level(tree.body):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                kept = parents[: len(parents) - node.level + 1]
+                base = ".".join([*kept, *([base] if base else [])])
+            if base:
+                yield base, node.lineno
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run on import: in no function, and not where a failing import is caught."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            yield from _top_level(node.orelse)
+            continue
+        if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
+            yield from _top_level(node.finalbody)
+            continue
+        yield node
+        for part in ("body", "orelse", "finalbody"):
+            yield from _top_level(getattr(node, part, []))
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(name, ast.Name) and name.id in _GUARDS for name in caught)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
+    return name == "TYPE_CHECKING"

@@ -1,0 +1,66 @@
+"""A host's directories as an fsspec file system, over a connection that Fabric has opened and whose host key was checked."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from fsspec.implementations.sftp import SFTPFileSystem
+from fsspec.spec import AbstractFileSystem
+
+
+class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
+    """fsspec's SFTP file system, except that it never connects by itself."""
+
+    cachable = False
+
+    def __init__(self, sftp: Any) -> None:
+        AbstractFileSystem.__init__(self)
+        self.ftp = sftp
+
+    def link(self, src: str, dst: str) -> None:
+        """Give a complete file its name; FileExistsError where the name is taken.
+
+        OpenSSH's server does the plain SFTP rename by link(2) and unlink(2), so of two at once one fails.
+        """
+        try:
+            self.ftp.rename(src, dst)
+        except OSError as error:
+            if self._there(dst):
+                raise FileExistsError(dst) from error
+            raise
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file, which may be gone."""
+        with contextlib.suppress(FileNotFoundError):
+            self.ftp.remove(path)
+
+    def mv(self, old: str, new: str, **_: Any) -> None:
+        """Rename, replacing what is there."""
+        self.ftp.posix_rename(old, new)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        """A small file's content in three round trips."""
+        with self.ftp.open(path, "rb") as file:
+            content: bytes = file.read()
+        return content[start:end]
+
+    def makedirs(self, path: str, exist_ok: bool = True, mode: int = 0o777) -> None:  # noqa: ARG002
+        """The directory and those above it; the host's umask and the bucket's setgid bit leave them to the group."""
+        missing: list[str] = []
+        while path and not self._there(path):
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        for folder in reversed(missing):
+            try:
+                self.ftp.mkdir(folder, mode)
+            except OSError:
+                if not self._there(folder):  # another may have made it in between
+                    raise
+
+    def _there(self, path: str) -> bool:
+        try:
+            self.ftp.stat(path)
+        except FileNotFoundError:
+            return False
+        return True

@@ -1,0 +1,158 @@
+"""How things look on a terminal and in a pipe: tables, colours, times, and word of what takes long."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Self, TextIO
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36"}
+_STATES = {"SUCCEEDED": "green", "RUNNING": "blue", "FAILED": "red", "CANCELLED": "yellow", "no answer": "red"}
+
+
+def colourful(stream: TextIO) -> bool:
+    """True for a terminal whose user has not refused colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
+    """The text in a colour where the stream is a terminal."""
+    return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and colourful(stream or sys.stdout) else text
+
+
+def write(stream: TextIO, line: str) -> None:
+    """A line to a stream; one that cannot show a character shows another in its place."""
+    encoding = stream.encoding or "utf-8"
+    stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
+    if stream is sys.stderr:
+        stream.flush()
+
+
+def out(text: str = "") -> None:
+    """A line of the result."""
+    write(sys.stdout, text)
+
+
+def note(text: str) -> None:
+    """A line on stderr for the user's eyes; what is piped on stays free of it."""
+    write(sys.stderr, paint(text, "dim", sys.stderr))
+
+
+def error(text: str) -> None:
+    """The one line that says what is wrong."""
+    write(sys.stderr, f"{paint('error:', 'red', sys.stderr)} {text}")
+
+
+def as_json(value: Any) -> None:
+    """The result for programs."""
+    write(sys.stdout, json.dumps(value, indent=1))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns as wide as their widest cell, nothing cut off; numbers to the right."""
+    cells = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    widths = [max(len(head), *(len(row[i]) for row in cells)) if cells else len(head) for i, head in enumerate(heads)]
+    right = [all(row[i] == "-" or row[i].replace(".", "", 1).isdecimal() for row in cells) for i in range(len(heads))]
+
+    def line(row: Sequence[str], colours: Sequence[str | None]) -> str:
+        padded = (f"{cell:{'>' if to_right else '<'}{width}}" for cell, width, to_right in zip(row, widths, right, strict=True))
+        return "  ".join(paint(cell, colour) for cell, colour in zip(padded, colours, strict=True)).rstrip()
+
+    out(line(heads, ["bold"] * len(heads)))
+    for row in cells:
+        out(line(row, [_STATES.get(cell) for cell in row]))
+
+
+def state(text: str) -> str:
+    """A job's state in its colour."""
+    return paint(text, _STATES.get(text))
+
+
+def local_time(moment: str | None) -> str:
+    """An RFC 3339 moment in the operator's time zone: `2026-01-31 12:00:00`."""
+    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+
+
+def duration(seconds: float) -> str:
+    """`3.2 s`, `1 min 32 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: `55.0 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class Step:
+    """Something that may take long: on a terminal a line that counts up after 2 s, elsewhere only its end.
+
+    `with Step("connecting", quiet=False) as step: step.count = "3 of 8"`
+    """
+
+    def __init__(self, what: str, always: bool = False) -> None:
+        self.what, self.count, self._always = what, "", always
+        self._ended = threading.Event()
+        self._shown = False
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._live = colourful(sys.stderr)
+        if self._live:
+            self._thread = threading.Thread(target=self._draw, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended.set()
+        if self._live:
+            self._thread.join()
+            if self._shown:
+                sys.stderr.write("\r\033[K")
+        took = time.monotonic() - self._began
+        if kind is None and (self._always or took >= 2):
+            note(f"{self._line()} ({duration(took)})")
+
+    def _line(self) -> str:
+        return f"{self.what} {self.count}".rstrip()
+
+    def _draw(self) -> None:
+        while not self._ended.wait(0.2):
+            took = time.monotonic() - self._began
+            if took >= 1:
+                self._shown = True
+                sys.stderr.write(f"\r\033[K{self._line()} … {took:.0f} s")
+                sys.stderr.flush()
+
+
+def counter(step: Step, total: int) -> Callable[[object], None]:
+    """To be called once for each of `total` things that are done."""
+    done = [0]
+
+    def count(_: object) -> None:
+        done[0] += 1
+        step.count = f"{done[0]} of {total}"
+
+    return count
+
+
+def sizer(step: Step, total: int) -> Callable[[int], None]:
+    """To be called with the bytes that have gone through."""
+    done = [0]
+
+    def count(more: int) -> None:
+        done[0] += more
+        step.count = f"{size(done[0])} of {size(total)}"
+
+    return count

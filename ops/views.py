@@ -1,0 +1,183 @@
+"""What reads a job or the cluster: `fab jobs`, `describe`, `hosts`, `get`, `render`."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ops import show
+from ops.bucket import Bucket, open_bucket
+from ops.config import Flags, Job, build_job
+from ops.errors import DONE, OpsError, UsageError
+from ops.inventory import Inventory
+from ops.ledger import Ledger
+from ops.remote import Fleet
+from ops.render import render
+from replica.record import JobRecord, ReplicaRecord, ReplicaState, now, seconds_since
+
+_HOSTS_SECONDS = 12.0
+
+
+def open_ledger(inventory: Inventory) -> Ledger:
+    """The records, through whichever host answers first."""
+    fleet = Fleet(inventory)
+    with show.Step("opening the bucket"):
+        return Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
+
+
+def jobs(inventory: Inventory, as_json: bool) -> int:
+    """Every job, the newest first."""
+    with show.Step("reading the jobs"):
+        records = open_ledger(inventory).jobs()
+    if as_json:
+        show.as_json([asdict(record) for record in records])
+        return DONE
+    if not records:
+        show.note("no job was started on this cluster yet: fab train --job job01")
+        return DONE
+    heads = ("JOB", "STATE", "CREATED", "TOOK", "BY", "LABELS", "ERROR")
+    rows = []
+    for record in records:
+        labels = ",".join(f"{key}={value}" for key, value in record.labels.items())
+        error = record.errorMessage.partition("\n")[0]
+        rows.append(
+            (record.jobId, record.state, show.local_time(record.createTime), _took(record), record.submittedBy, labels, error)
+        )
+    show.table(heads, rows)
+    return DONE
+
+
+def describe(inventory: Inventory, job_id: str, as_json: bool) -> int:
+    """All that is known of a job."""
+    ledger = open_ledger(inventory)
+    record = ledger.existing_job(job_id)
+    replicas = ledger.replicas(record)
+    if as_json:
+        show.as_json({**asdict(record), "replicas": [asdict(replica) for replica in replicas]})
+        return DONE
+    facts = {
+        "job": record.jobId,
+        "state": show.state(record.state),
+        "created": f"{show.local_time(record.createTime)} by {record.submittedBy}",
+        "started": show.local_time(record.startTime),
+        "ended": show.local_time(record.endTime),
+        "took": _took(record),
+        "retries": record.attempt or None,
+        "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
+        **{key: _shown(value) for key, value in record.trainingInput.items()},
+    }
+    for key, value in facts.items():
+        if value not in (None, ""):
+            show.out(f"{key + ':':<14} {value}")
+    if replicas:
+        show.out()
+        heads = ("REPLICA", "STATE", "EXIT CODE", "RESTARTS", "STARTED", "HEARTBEAT")
+        show.table(heads, [_replica_row(record, replica) for replica in replicas])
+    if record.errorMessage:
+        show.out()
+        show.out(record.errorMessage.rstrip("\n"))
+    return DONE
+
+
+def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:
+    alive = not record.final and replica.state != ReplicaState.EXITED
+    beat = f"{show.duration(max(seconds_since(replica.heartbeatTime), 0))} ago" if alive else None
+    code = None if replica.exitCode is None else str(replica.exitCode)
+    return (replica.name, replica.state, code, str(replica.restarts), show.local_time(replica.startTime), beat)
+
+
+def _took(record: JobRecord) -> str | None:
+    return show.duration(seconds_since(record.startTime, record.endTime or now())) if record.startTime else None
+
+
+def _shown(value: Any) -> str:
+    import shlex
+
+    return shlex.join(value) if isinstance(value, list) else str(value)
+
+
+def hosts(inventory: Inventory, as_json: bool) -> int:
+    """The hosts of the cluster, and whether each answers."""
+    fleet = Fleet(inventory)
+    with show.Step(f"asking {len(inventory.hosts)} hosts"):
+        outcome = fleet.each(
+            inventory.names, lambda name: fleet.run(name, "systemctl is-active scaletier.service"), _HOSTS_SECONDS
+        )
+    status = {name: ran.output.strip() for name, ran in outcome.results.items()}
+    if as_json:
+        listed = [{**asdict(host), "answers": host.name in status, "unit": status.get(host.name)} for host in inventory.hosts]
+        show.as_json({"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket, "hosts": listed})
+        return DONE
+    show.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")
+    heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "REPLICA")
+    rows = []
+    for host in inventory.hosts:
+        gpu = f"{host.accelerator.get('count', 1)} x {host.accelerator.get('type')}" if host.accelerator else None
+        ssh = "answers" if host.name in status else "no answer"
+        rows.append(
+            (
+                host.name,
+                host.address,
+                host.machine_type,
+                host.cpus,
+                show.size(host.memory_bytes),
+                gpu,
+                ssh,
+                status.get(host.name),
+            )
+        )
+    show.table(heads, rows)
+    for error in outcome.failures.values():
+        show.note(str(error))
+    return DONE
+
+
+def get(inventory: Inventory, job_id: str, dest: str) -> int:
+    """Fetch a job's output."""
+    ledger = open_ledger(inventory)
+    record = ledger.existing_job(job_id)
+    target = Path(dest)
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{dest} is a file: give the name of a directory")
+    bucket, folder = _output(inventory, ledger.bucket, record)
+    files = bucket.walk(folder)
+    if not files:
+        raise OpsError(f"job {job_id} ({record.state}) has no output in {record.trainingInput.get('jobDir')}")
+    for path in files:
+        if posixpath.isabs(path) or ".." in path.split("/"):
+            raise OpsError(f"the output of {job_id} has a file of the name {path!r}, which would leave {dest}")
+    total = sum(files.values())
+    with show.Step(f"fetching {len(files)} files") as step:
+        progress = show.sizer(step, total)
+        for path in files:
+            bucket.download(f"{folder}/{path}" if folder else path, target / path, progress)
+    show.out(f"{len(files)} files, {show.size(total)}: {target}")
+    return DONE
+
+
+def _output(inventory: Inventory, bucket: Bucket, record: JobRecord) -> tuple[Bucket, str]:
+    """The bucket and the folder in it that hold a job's output."""
+    job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/jobs/{record.jobId}/output").rstrip("/")
+    if job_dir.startswith(f"{inventory.bucket}/"):
+        return bucket, job_dir.removeprefix(f"{inventory.bucket}/")
+    if "://" not in job_dir:
+        raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
+    return open_bucket(job_dir, lambda: None), ""
+
+
+def print_render(inventory: Inventory, flags: Flags, as_json: bool) -> int:
+    """What would be written where; touches nothing."""
+    job: Job = build_job(flags, inventory)
+    rendered = render(inventory, job)
+    if as_json:
+        show.as_json({name: [asdict(file) for file in files] for name, files in rendered.items()})
+        return DONE
+    for name, files in rendered.items():
+        for file in files:
+            what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} root:{file.group}"
+            show.out(show.paint(f"# {name}:{file.path} {what}", "bold"))
+            if file.link is None:
+                show.out(file.content)
+    return DONE
