@@ -20,13 +20,12 @@ from replica.notify import notify
 
 def main() -> int:
     """Run this host's replica until its job ends."""
-    os.umask(0o002)  # the operator's user is of the same group, and takes over what a job leaves
     try:
         settings = config.load(os.environ)
         plan = settings.plan
         log = Log(settings.logs, plan.jobId, plan.replica)
     except (config.ConfigError, OSError) as error:
-        print(f"<3>replica: {error}", file=sys.stderr)
+        sys.stderr.write(f"<3>replica: {error}\n")
         return 2
     notify("READY=1")
     agent = Agent(plan, settings.trainer_env(os.environ), open_bucket(plan.bucket, plan.replica), log)

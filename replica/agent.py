@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,10 +47,12 @@ class Agent:
         if self._due() <= 0:
             self._contact()
         self._steer()
-        if self._done():
-            self._last_words()
-            return None
-        return self._due()
+        if not self._done():
+            return self._due()
+        if self._record:
+            with suppress(OSError):  # the log stays on the host
+                self._log.archive(self._bucket, self._ledger.archive_name, at_once=True)
+        return None
 
     @property
     def status(self) -> str:
@@ -85,10 +88,8 @@ class Agent:
         if not self._trainer or not self._record or (code := self._trainer.poll()) is None:
             return
         trainer, self._trainer = self._trainer, None
-        if self._terminated:
-            self._change(restart.after_stop(self._record, restart.SIGTERM_CODE, now()))
-        elif trainer.stopping:
-            self._change(restart.after_stop(self._record, code, now()))
+        if self._terminated or trainer.stopping:
+            self._change(restart.after_stop(self._record, restart.SIGTERM_CODE if self._terminated else code, now()))
         else:
             self._change(restart.after_exit(self._plan, self._record, code, now(), trainer.tail))
             self._after_exit(self._record, code)
@@ -195,10 +196,3 @@ class Agent:
             self._log.say(f"job {new.state}{attempt}", "ERROR" if new.state == JobState.FAILED else "INFO")
             self._poll_at = 0.0  # one step may lead to the next
         return new
-
-    def _last_words(self) -> None:
-        if self._record:
-            try:
-                self._log.archive(self._bucket, self._ledger.archive_name, at_once=True)
-            except OSError:
-                pass  # the log stays on the host

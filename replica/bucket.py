@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -76,7 +74,7 @@ class Directory:
         # One part file a writer: what a killed writer leaves behind is what it next writes over.
         part = target.with_name(f".{target.name}.{self._writer}")
         fill(part)
-        os.replace(part, target)
+        part.replace(target)
 
 
 class ObjectStore:
@@ -118,8 +116,9 @@ class ObjectStore:
 
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
-            # Slow to import, and of no use to a host whose bucket is a directory.
-            self._opened = self._call(lambda: import_module("fsspec.core").url_to_fs(self._url, use_listings_cache=False))
+            from fsspec.core import url_to_fs  # slow, and of no use to a host whose bucket is a directory
+
+            self._opened = self._call(lambda: url_to_fs(self._url, use_listings_cache=False))
         return self._opened
 
     def _call(self, action: Callable[[], T]) -> T:

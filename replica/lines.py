@@ -9,6 +9,7 @@ from typing import NamedTuple
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
 MESSAGE_SECONDS = 1.0
+RAISED_SECONDS = 0.05
 
 _WORD = r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _MARKS = tuple(
@@ -88,14 +89,16 @@ class Splitter:
 class Messages:
     """Finds the message that each line belongs to, for its time and severity.
 
-    Python tells nobody where a message ends, so a line continues the one before when it is indented or empty, when a
-    traceback still waits for its exception, and when it came at once.
+    Python tells nobody where a message ends, so a line that says nothing of its own severity continues the one before
+    when it comes soon and is indented or empty, when a traceback still waits for its exception, and when it comes right
+    after that exception, whose text may have many lines.
     """
 
     def __init__(self) -> None:
         self._first = Line(0.0, "INFO", "")
         self._last = 0.0
         self._in_traceback = False
+        self._raised = False
         self._chained = False
 
     def add(self, text: str, now: float) -> Line:
@@ -104,21 +107,25 @@ class Messages:
         severity = "ERROR" if traceback else severity_of(text)
         if not self._continues(text, severity, now, traceback):
             self._first = Line(now, severity or "INFO", text)
-            self._chained = False
+            self._raised = self._chained = False
         self._last = now
-        self._in_traceback = traceback or (self._in_traceback and _hangs(text))
+        in_traceback = traceback or (self._in_traceback and _hangs(text))
+        self._raised = self._raised or (self._in_traceback and not in_traceback)
+        self._in_traceback = in_traceback
         self._chained = self._chained or text.startswith(_CHAINED)
         return Line(self._first.time, self._first.severity, text)
 
     def _continues(self, text: str, severity: str | None, now: float, traceback: bool) -> bool:
-        if now - self._last > MESSAGE_SECONDS:
+        pause = now - self._last
+        if pause > MESSAGE_SECONDS:
             return False
         if traceback:
             # logging.exception writes its message first; one exception leads to the next.
-            return self._chained or self._first.severity in ("ERROR", "CRITICAL") and not _TRACEBACK.match(self._first.message)
+            logged = self._first.severity in ("ERROR", "CRITICAL") and not _TRACEBACK.match(self._first.message)
+            return self._chained or logged
         if severity is not None:
             return False
-        return self._in_traceback or _hangs(text) or text.startswith(_CHAINED)
+        return self._in_traceback or _hangs(text) or (self._raised and pause < RAISED_SECONDS)
 
 
 def severity_of(text: str) -> str | None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Log:
         link = directory / ".newest"
         link.unlink(missing_ok=True)
         link.symlink_to(self.path.name)
-        os.replace(link, directory / "newest")
+        link.replace(directory / "newest")
 
     def say(self, message: str, severity: str = "INFO") -> None:
         """Write a line of the replica's own."""
@@ -47,10 +48,8 @@ class Log:
         journal = "".join(f"<{_PRIORITY[line.severity]}>{line.message}\n" for line in lines)
         with self._lock:
             for descriptor, text in ((self._file, records), (sys.stdout.fileno(), journal)):
-                try:
+                with suppress(OSError):
                     _write(descriptor, text.encode("utf-8", "replace"))
-                except OSError:
-                    pass
 
     def size(self) -> int:
         """Bytes in the file."""
@@ -75,7 +74,7 @@ class Log:
             with self._lock:
                 with former.open("ab") as whole:
                     whole.write(self.path.read_bytes())
-                os.replace(former, self.path)
+                former.replace(self.path)
                 os.close(self._file)
                 self._file = self._open()
         self.is_new = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 
 
 def notify(*assignments: str) -> None:
@@ -12,8 +13,7 @@ def notify(*assignments: str) -> None:
     if not address:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        try:
-            # systemd writes the zero byte of an abstract address as @.
-            channel.sendto("\n".join(assignments).encode(), "\0" + address[1:] if address.startswith("@") else address)
-        except OSError:
-            pass
+        # systemd writes the zero byte of an abstract address as @.
+        target = "\0" + address[1:] if address.startswith("@") else address
+        with suppress(OSError):
+            channel.sendto("\n".join(assignments).encode(), target)

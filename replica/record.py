@@ -81,7 +81,7 @@ class _Json:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The record of this JSON object; ValueError where it is not JSON, RecordError where it lacks a key without a default."""
+        """The record of this JSON; ValueError where it is none, RecordError where it lacks a key that has no default."""
         data = json.loads(text)
         if not isinstance(data, dict):
             raise RecordError(f"a {cls.__name__} is a JSON object, not {type(data).__name__}")

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from replica.lines import Line, Messages, Splitter
@@ -80,18 +81,14 @@ class Trainer:
         return float("inf") if self._stop_at is None else max(self._stop_at - time.monotonic(), 0.1)
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass
 
     def _read(self, log: Log) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
-            try:
+            with suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
-            except OSError:
-                pass
             splitter, messages = Splitter(), Messages()
             while data := os.read(pipe.fileno(), _READ):
                 moment = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,8 @@ def test_an_unknown_scheme_is_an_oserror() -> None:
 
 
 def test_a_local_bucket_does_without_fsspec() -> None:
-    code = "import sys, replica.agent, replica.bucket; replica.bucket.open_bucket('/bucket', 'ps-0'); print('fsspec' in sys.modules)"
-    done = os.popen(f'"{sys.executable}" -c "{code}"').read()
-    assert done == "False\n"
+    code = (
+        "import sys, replica.agent as a, replica.bucket as b; b.open_bucket('/bucket', 'ps-0'); print('fsspec' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -52,7 +52,7 @@ def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], 
 
 def test_a_bad_tf_config(tmp_path: Path) -> None:
     environ = write(tmp_path, asdict(PLAN), tf_config="{")
-    with pytest.raises(ConfigError, match="tf_config.json: Expecting"):
+    with pytest.raises(ConfigError, match=r"tf_config\.json: Expecting"):
         load(environ)
     (tmp_path / "tf_config.json").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):

@@ -123,6 +123,19 @@ def test_logging_exception_is_one_message() -> None:
     assert set(messages("ERROR:root:it failed", *raised())) == {(100.0, "ERROR")}
 
 
+def test_an_exception_may_have_a_long_text_but_what_comes_later_is_not_of_it() -> None:
+    text = ["ValueError: Exception encountered.", "", "Input 0 is wrong.", "", "Arguments received:", "  x"]
+    lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', *text]
+    assert set(messages(*lines)) == {(100.0, "ERROR")}
+    found = Messages()
+    seen = [found.add(line, 100.0).severity for line in lines]
+    seen += [found.add("INFO:root:x", 100.0).severity, found.add("print", 100.0).severity]
+    assert seen == ["ERROR"] * len(lines) + ["INFO", "INFO"]
+    later = Messages()
+    assert [later.add(line, 100.0).severity for line in lines] == ["ERROR"] * len(lines)
+    assert later.add("retrying", 100.2).severity == "INFO"
+
+
 def test_indented_lines_continue_a_message_but_not_for_ever() -> None:
     assert messages("WARNING:x:y", "  more", "", "print") == [
         (100.0, "WARNING"),

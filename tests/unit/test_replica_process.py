@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,8 @@ class Cluster:
 
 def end(group: int) -> None:
     if group:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -159,7 +158,7 @@ def test_success(make: Make) -> None:
     assert log[-2:] == ["trainer exited with status 0", "job SUCCEEDED"]
     assert cluster.log("master-0", "WARNING") == ["WARNING:root:careful"]
     local = cluster.host("master-0") / "state" / "logs"
-    assert os.readlink(local / "newest") == "job01.jsonl"
+    assert (local / "newest").readlink() == Path("job01.jsonl")
     assert cluster.archive("master-0") == (local / "job01.jsonl").read_bytes()
     assert b"<4>WARNING:root:careful\n" in (cluster.host("master-0") / "journal").read_bytes()
     assert not [path.name for path in cluster.job_folder.rglob(".*")]
@@ -273,8 +272,10 @@ def test_cancel_stops_the_trainer_and_its_children(make: Make) -> None:
 
 def test_the_chief_ends_the_others(make: Make) -> None:
     cluster = make(
-        "import os, time, pathlib\nprint('up')\nwhile 'master' not in os.environ['TF_CONFIG'] or not pathlib.Path('go').exists():"
-        "\n    time.sleep(0.02)\n",
+        "import os, time, pathlib\n"
+        "print('up')\n"
+        "while 'master' not in os.environ['TF_CONFIG'] or not pathlib.Path('go').exists():\n"
+        "    time.sleep(0.02)\n",
         "master-0",
         "worker-0",
         "ps-0",
