@@ -50,8 +50,7 @@ class Agent:
         if not self._done():
             return self._due()
         if self._record:
-            with suppress(OSError):  # the log stays on the host
-                self._log.archive(self._bucket, self._ledger.archive_name, at_once=True)
+            self._archive(at_once=True)
         return None
 
     @property
@@ -80,8 +79,6 @@ class Agent:
     def _change(self, record: ReplicaRecord) -> None:
         self._changed = self._changed or record != self._record
         self._record = record
-
-    # The trainer
 
     def _reap(self) -> None:
         """Take note of a trainer that has ended."""
@@ -138,8 +135,6 @@ class Agent:
             self._log.say(f"started trainer pid {self._trainer.pid}: {shlex.join(argv)}")
         self._change(record)
 
-    # The bucket
-
     def _contact(self) -> None:
         """Read and write what is due; a bucket that does not answer leaves all as it is until the next poll."""
         self._poll_at = time.monotonic() + self._plan.pollSeconds
@@ -181,13 +176,16 @@ class Agent:
         record, clock = self._record, time.monotonic()
         if not record:
             return
-        ends = self._changed and record.state == ReplicaState.EXITED
-        self._log.archive(self._bucket, self._ledger.archive_name, at_once=ends)
+        self._archive(at_once=self._changed and record.state == ReplicaState.EXITED)
         if self._changed or clock >= self._heartbeat_at:
             self._record = record = replace(record, heartbeatTime=now())
             self._ledger.write_replica(record)
             self._changed = False
             self._heartbeat_at = clock + self._plan.heartbeatSeconds
+
+    def _archive(self, at_once: bool) -> None:
+        with suppress(OSError):  # a log that cannot be copied must not cost the heartbeat; it stays on the host
+            self._log.archive(self._bucket, self._ledger.archive_name, at_once)
 
     def _lead(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> JobRecord:
         new = self._leader.act(job, replicas)

@@ -60,6 +60,7 @@ class Log:
         begun = time.monotonic()
         if (size := self.size()) == self._archived or not (at_once or begun >= self._archive_at):
             return
+        self._archive_at = begun + ARCHIVE_SECONDS  # also where the upload fails
         bucket.upload(name, self.path)
         self._archived = size
         ended = time.monotonic()

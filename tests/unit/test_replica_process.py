@@ -35,6 +35,7 @@ class Cluster:
         (self.package / "task.py").write_text(trainer)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.write_job(JobState.PREPARING)
+        url = plan.pop("bucket", str(self.bucket))
         quick: dict[str, Any] = {
             "pollSeconds": 0.05,
             "heartbeatSeconds": 0.1,
@@ -45,7 +46,7 @@ class Cluster:
             etc = self.host(name) / "etc"
             etc.mkdir(parents=True)
             role, index = name.split("-")
-            written = Plan("job01", name, replicas, "task", args, str(self.bucket), str(self.package), **quick)
+            written = Plan("job01", name, replicas, "task", args, url, str(self.package), **quick)
             (etc / "replica.json").write_text(written.to_json())
             (etc / "tf_config.json").write_text(json.dumps({"task": {"type": role, "index": int(index)}}))
 
@@ -376,6 +377,16 @@ def test_a_flood_of_output_arrives_whole(make: Make) -> None:
     lines = cluster.log("master-0")
     assert [line for line in lines if line.isdigit()] == [str(n) for n in range(50_000)]
     assert "no newline" in lines
+
+
+def test_a_bucket_behind_fsspec(make: Make, tmp_path: Path) -> None:
+    cluster = make("print('up')", "master-0", "worker-0", bucket=f"local://{tmp_path}/bucket")
+    for folder in ("replicas", "logs"):
+        (cluster.job_folder / folder).mkdir()  # an object store has no folders to make
+    cluster.start()
+    assert cluster.wait() == [0, 0]
+    assert cluster.job.state == "SUCCEEDED"
+    assert b'"message": "up"' in cluster.archive("master-0")
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
