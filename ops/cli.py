@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ops.errors import DETACHED, DONE, FAILED, WRONG_CALL, OpsError, one_line
 
@@ -23,6 +24,8 @@ def command(body: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
         try:
             code = body(*args, **kwargs) or DONE
             sys.stdout.flush()
@@ -36,6 +39,11 @@ def command(body: Callable[..., int | None]) -> Callable[..., None]:
             sys.exit(code)
 
     return run
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """A closed terminal, or `timeout`, undoes or detaches as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def report(error: BaseException) -> int:
@@ -118,6 +126,7 @@ def refine(program: Any) -> None:
             try:
                 if program.core.unparsed:
                     program.core.unparsed[:] = shield(program.core.unparsed)
+                program.core.remainder = ""  # Fabric would run what follows -- as a command of its own
                 program.config.load_ssh_configs = False
                 step()
             except ParseError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ class Submission:
 
     def streams(self) -> Callable[[str], bytes]:
         """What each host receives, by its name."""
-        shared = push.shared_stream(self.job.id, self.package.files, push.replica_package(ROOT))
+        shared = push.shared_stream(self.job.id, self.package.files, push.replica_package(ROOT / "replica"))
         files = render(self.inventory, self.job)
         return lambda name: shared + push.host_stream(files[name])
 
@@ -241,10 +240,8 @@ def _sum_up(record: JobRecord) -> int:
         show.note(f"{record.jobId} {record.state}{took}: fab get {record.jobId} DEST fetches its output")
         return DONE
     why = record.errorMessage.partition("\n")[0].rstrip(".")
-    print(
-        f"error: {record.jobId} {record.state}{took}" + (f": {why}" if why else "") + f" (fab describe {record.jobId})",
-        file=sys.stderr,
-    )
+    reason = f": {why}" if why else ""
+    show.error(f"{record.jobId} {record.state}{took}{reason} (fab describe {record.jobId})")
     return FAILED
 
 

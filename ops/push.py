@@ -83,7 +83,7 @@ def host_stream(files: Iterable[File]) -> bytes:
 
 def replica_package(root: Path) -> dict[str, bytes]:
     """Our replica package as it is here: the hosts run the operator's version."""
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*.py"))}
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.glob("*.py"))}
 
 
 def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int, user: str, group: str) -> None:

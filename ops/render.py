@@ -76,7 +76,6 @@ def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
         "SCALETIER_DATA": f"{inventory.bucket}/{DATA}",
         "HOME": "/var/lib/scaletier",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": job.package_dir,
     }
 
 
