@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from trainer import checkpoint
 from trainer.cluster import Cluster, await_peers
 from trainer.data import check, find_files, train_pipeline
-from trainer.downpour import Parameters, Round, make_round
+from trainer.elastic import Centre, Descent, Round, make_round
 from trainer.evaluation import Metrics, make_evaluate
 from trainer.export import export
 from trainer.flags import Flags
@@ -58,8 +59,12 @@ class Chief:
         self._coordinator = self._connect() if cluster.distributed else None
         servers = len(cluster.jobs.get("ps", ()))
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(servers)]
-        self._parameters = Parameters(devices or [_LOCAL_DEVICE], values, step)
-        self._round = make_round(self._model, self._parameters, flags.learning_rate, flags.sync_period, flags.max_steps)
+        self._centre = Centre(devices or [_LOCAL_DEVICE], values, step)
+        with tf.device(_LOCAL_DEVICE):
+            self._iterator = iter(self._pipeline(0))
+        replicas = 1 + len(cluster.jobs.get("worker", ()))
+        descent = Descent(flags.learning_rate, flags.sync_period, flags.max_steps, replicas)
+        self._round = make_round(self._model, self._centre, descent, self._iterator)
         self._progress = Progress(step)
         self._copy = checkpoint.LocalCopy(self._model, flags.job_dir, flags.keep_checkpoints)
         self._evaluate = make_evaluate(self._model, self._copy.variables, eval_files)
@@ -88,13 +93,16 @@ class Chief:
             # runs in the coordinator's thread of a worker, under that worker's device, and is rescheduled like any other.
             self._coordinator._cluster.schedule(self._train_worker, (), {})
         with tf.device(_LOCAL_DEVICE):
-            iterator = iter(self._pipeline(0))
-            train("master/0", self._round, iterator, self._progress, self._flags.log_interval, say, self._after_round)
+            self._train("master/0", self._iterator, say, self._after_round)
             self._join()
             self._finish()
 
     def _pipeline(self, replica: int) -> Any:
         return train_pipeline(self._train_files, self._flags.batch_size, self._flags.seed * _SEEDS_PER_JOB + replica)
+
+    def _train(self, name: str, iterator: Any, emit: Callable[[str], None], after_round: Callable[[Round], None] | None = None) -> None:
+        values, _ = self._centre.pull()
+        train(name, self._round, iterator, values, self._progress, self._flags.log_interval, emit, after_round)
 
     def _train_worker(self) -> None:
         """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""
@@ -104,8 +112,7 @@ class Chief:
             tf.raw_ops.PrintV2(input=line, output_stream="stdout", end="\n")
 
         try:
-            iterator = iter(self._pipeline(1 + index))
-            train(f"worker/{index}", self._round, iterator, self._progress, self._flags.log_interval, say_there)
+            self._train(f"worker/{index}", iter(self._pipeline(1 + index)), say_there)
         except tf.errors.OpError:
             raise  # the coordinator knows a lost worker, which comes back, from a lost parameter server, which does not
         except Exception as error:
@@ -152,11 +159,11 @@ class Chief:
 
     def _pull(self) -> int:
         """Copies the parameters here; returns their global step. DivergedError where they are no longer numbers."""
-        flat, step = self._parameters.pull()
-        if not np.isfinite(flat.numpy()).all():
-            raise DivergedError(f"the parameters are not finite at step {int(step)}; try a lower --learning-rate")
-        self._copy.assign(flat, int(step))
-        return int(step)
+        values, step = self._centre.pull()
+        if not np.isfinite(values.numpy()).all():
+            raise DivergedError(f"the parameters are not finite at step {step}; try a lower --learning-rate")
+        self._copy.assign(values, step)
+        return step
 
     def _save(self) -> int:
         step = self._pull()

@@ -83,7 +83,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--model", choices=MODELS, default="cnn", help="what to train")
     add("--batch-size", type=_at_least(1), default=100, metavar="N", help="images a step")
     add("--max-steps", type=_at_least(1), default=2000, metavar="N", help="batches to train on, over all replicas")
-    add("--learning-rate", type=_positive, default=0.1, metavar="X", help="of stochastic gradient descent")
+    add("--learning-rate", type=_positive, default=0.2, metavar="X", help="of stochastic gradient descent")
     add("--eval-interval", type=_positive, default=1.0, metavar="SECONDS",
         help="between evaluations; grows by itself so that they stay a small part of the time")
     add("--checkpoint-steps", type=_at_least(1), default=500, metavar="N", help="steps between checkpoints")

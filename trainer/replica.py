@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer.downpour import Round, take_round
+from trainer.elastic import Round, take_round
 from trainer.lines import train_line
 
 
@@ -32,14 +32,15 @@ class Progress:
 
 def train(
     name: str,
-    run: Callable[[Any], Any],
+    run: Callable[[Any, Any], Any],
     iterator: Any,
+    values: Any,
     progress: Progress,
     log_interval: float,
     emit: Callable[[str], None],
-    after_round: Callable[[Round], None] = lambda _: None,
+    after_round: Callable[[Round], None] | None = None,
 ) -> None:
-    """Rounds until the job's last step, or until it is stopped; `emit` gets the Train lines of replica `name`.
+    """Rounds from `values`, float32 [P], until the job's last step, or until it is stopped; `emit` gets the Train lines.
 
     Raises DivergedError, and what TensorFlow raises where a host is lost.
     """
@@ -47,7 +48,7 @@ def train(
     last_time, last_step, local_steps = start, progress.global_step, 0
     first = True
     while not progress.stopped.is_set():
-        taken = take_round(run, iterator)
+        values, taken = take_round(run, iterator, values)
         if not taken.steps:
             return
         if not math.isfinite(taken.loss):
@@ -60,4 +61,5 @@ def train(
             global_rate, local_rate = (taken.global_step - last_step) / elapsed, local_steps / elapsed
             emit(train_line(name, taken.global_step, taken.loss, taken.accuracy, now - start, global_rate, local_rate))
             last_time, last_step, local_steps, first = now, taken.global_step, 0, False
-        after_round(taken)
+        if after_round is not None:
+            after_round(taken)
