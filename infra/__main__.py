@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 import pulumi
 from pulumi import ResourceOptions
 
@@ -13,18 +16,30 @@ from infra.spec import SpecError
 from infra.targets import TargetError, target
 
 
+# Tells Pulumi's language host that the user has been told already.
+_SHOWN = 32
+
+
 def main() -> None:
     """Builds the stack; every error that a user can make is one line."""
     stack = pulumi.get_stack()
-    raw = {key.partition(":")[2]: value for key, value in pulumi.runtime.config.get_config_env().items() if key.startswith("scaletier:")}
+    raw = {
+        key.partition(":")[2]: value
+        for key, value in pulumi.runtime.config.get_config_env().items()
+        if key.startswith("scaletier:")
+    }
     try:
         chosen = target(ClusterConfig.target_of(raw))
         config = chosen.config.parse(raw)
         spec = config.spec()
-        key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
-        cluster = chosen.build(stack, spec, config, key.publicKey)
+        found = chosen.prepare(stack, spec, config)
     except (ConfigError, SpecError, TargetError) as error:
-        raise pulumi.RunError(str(error)) from None
+        pulumi.log.error(str(error))
+        # The SDK's own calls that the exit cuts off are no concern of the user's.
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+        sys.exit(_SHOWN)
+    key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
+    cluster = chosen.build(stack, spec, config, found, key.publicKey)
     outputs = inventory(stack, config.target, spec, config.labels, cluster)
     folder = f"{FOLDER}/{stack}"
     contents = pulumi.Output.all(outputs, cluster.host_keys, key.privateKey).apply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,7 +23,9 @@ class OperatorFiles(ModuleResource, module="operator", name="OperatorFiles"):
     lifecycle = __name__
 
 
-def files(folder: str, inventory: Mapping[str, Any], host_keys: Mapping[str, str], private_key: str, proxy: str | None) -> dict[str, str]:
+def files(
+    folder: str, inventory: Mapping[str, Any], host_keys: Mapping[str, str], private_key: str, proxy: str | None
+) -> dict[str, str]:
     """The files of the folder by name; pure."""
     here = ROOT / folder
     return {
@@ -56,7 +59,5 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 def delete(name: str, props: Props) -> None:
     shutil.rmtree(ROOT / props["folder"], ignore_errors=True)
-    try:
+    with contextlib.suppress(OSError):  # another stack's folder is in it
         (ROOT / FOLDER).rmdir()
-    except OSError:
-        pass  # another stack's folder is in it

@@ -22,10 +22,15 @@ class TargetError(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """`build(stack, spec, config, authorized_key)` makes the resources; it raises TargetError for what can be known before."""
+    """What a target is made of.
+
+    `prepare(stack, spec, config)` looks at the world before any resource is declared, raises TargetError for what cannot be,
+    and returns what it found; `build(stack, spec, config, found, authorized_key)` declares the resources.
+    """
 
     config: type[ClusterConfig]
-    build: Callable[[str, ClusterSpec, Any, Output[str]], Cluster]
+    prepare: Callable[[str, ClusterSpec, Any], Any]
+    build: Callable[[str, ClusterSpec, Any, Any, Output[str]], Cluster]
 
 
 def target(name: str) -> Target:

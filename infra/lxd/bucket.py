@@ -8,6 +8,7 @@ import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors, missing
+from infra.lxd.host import purge
 
 REPLACE = frozenset({"project", "pool", "name"})
 
@@ -51,6 +52,8 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 def delete(name: str, props: Props) -> None:
     with errors(f"volume {name}"):
+        # The hosts of the state are gone by now; an interrupted run may have left others, which hold on to the volume.
+        purge(props["project"])
         try:
             _volumes(props)[props["name"]].delete(params={"project": props["project"]})
         except pylxd.exceptions.LXDAPIException as error:

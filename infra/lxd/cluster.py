@@ -44,15 +44,16 @@ class LxdCluster(ComponentResource):
         names, network = args.names, args.found.network
         inside = ResourceOptions(parent=self)
         self.project = Project("project", {"name": names.project}, inside)
-        within = ResourceOptions(parent=self, depends_on=[self.project])
         pool = args.config.storage_pool
         self.bridge = Network("network", {"name": names.bridge, "range": str(network), "dhcp": self.dhcp}, inside)
+        # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
+        within = ResourceOptions(parent=self, depends_on=[self.project, self.bridge])
         self.bucket = Bucket("bucket", {"project": names.project, "pool": pool, "name": names.bucket}, within)
         script = rules(args.spec, names.table, names.bridge, network, self.dhcp)
         self.firewall = Firewall("firewall", {"table": names.table, "rules": script}, inside)
         self.limits = sizes(args.spec, os.cpu_count() or 1, args.config.cpus, args.config.memory)
         # No host starts before the firewall stands.
-        before = ResourceOptions(parent=self, depends_on=[self.project, self.bridge, self.bucket, self.firewall])
+        before = ResourceOptions(parent=self, depends_on=[self.bucket, self.firewall])
         self.hosts = {replica: Host(replica.name, self._host(replica, network), before) for replica in args.spec.replicas}
         self.ready = Ready(
             "ready",

@@ -53,7 +53,12 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def read(table: str, props: Props) -> Props | None:
-    return props if _nft("list", "table", "bridge", table).returncode == 0 else None
+    return props if table_exists(table) else None
+
+
+def table_exists(table: str) -> bool:
+    """True where the machine has that table in the bridge family."""
+    return _nft("list", "table", "bridge", table).returncode == 0
 
 
 def update(table: str, old: Props, new: Props) -> Props:

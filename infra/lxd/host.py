@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pylxd.exceptions
+from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import client, errors, missing
@@ -22,6 +23,7 @@ class Host(ModuleResource, module="lxd", name="Host"):
 
     lifecycle = __name__
     outputs = ("created",)
+    created: Output[str]
 
 
 def definition(props: Props) -> dict[str, Any]:
@@ -149,3 +151,10 @@ def remove(project: str, name: str) -> None:
         if instance.status != "Stopped":
             raise
         instance.delete(wait=True)
+
+
+def purge(project: str) -> None:
+    """Removes every instance of a project, whoever made it."""
+    if client().projects.exists(project):
+        for instance in client(project).instances.all():
+            remove(project, instance.name)

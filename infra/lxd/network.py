@@ -71,16 +71,23 @@ def _config(props: Props) -> dict[str, str]:
 def create(props: Props) -> tuple[str, Props]:
     name = props["name"]
     with errors(f"network {name}"):
-        if not client().networks.exists(name):
-            client().networks.create(name, description="A scaletier cluster", type="bridge", config=_config(props))
-        else:
+        if client().networks.exists(name) and not _up(name):
+            delete(name, props)
+        if client().networks.exists(name):
             update(name, props, props)
+        else:
+            client().networks.create(name, description="A scaletier cluster", type="bridge", config=_config(props))
     return name, props
+
+
+def _up(name: str) -> bool:
+    """LXD may know a bridge whose device is gone, after a delete that stopped half-way."""
+    return name in psutil.net_if_addrs()
 
 
 def read(name: str, props: Props) -> Props | None:
     with errors(f"network {name}"):
-        if not client().networks.exists(name):
+        if not client().networks.exists(name) or not _up(name):
             return None
         config: dict[str, Any] = client().networks.get(name).config
         found = str(ipaddress.IPv4Interface(config["ipv4.address"]).network)

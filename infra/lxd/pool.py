@@ -24,7 +24,9 @@ def make(name: str) -> str:
         free = shutil.disk_usage("/var/lib").free
         size = min(_SIZE, free // 2)
         if size < _LEAST:
-            raise LxdError(f"the disk is nearly full: {free / _GIB:.1f} GiB free, a storage pool needs {2 * _LEAST // _GIB} GiB")
+            raise LxdError(
+                f"the disk is nearly full: {free / _GIB:.1f} GiB free, a storage pool needs {2 * _LEAST // _GIB} GiB"
+            )
         body = {"name": name, "driver": "btrfs", "description": _MADE_BY, "config": {"size": str(size)}}
         client().storage_pools.create(body)
         return f"made storage pool {name} (btrfs, {size // _GIB} GiB at most)"

@@ -28,11 +28,11 @@ def preflight(spec: ClusterSpec, config: LxdConfig, names: Names) -> Found:
     """Looks at LXD, the image, the storage pool and the address range; raises LxdError for the first that will not do."""
     client()
     found = Found(image.require(), network.choose_range(names.project, names.bridge, config.network))
-    _disk(spec, config.storage_pool)
+    _disk(spec, config.storage_pool, names.project)
     return found
 
 
-def _disk(spec: ClusterSpec, pool: str) -> None:
+def _disk(spec: ClusterSpec, pool: str, project: str) -> None:
     with errors("storage pools"):
         pools = [item.name for item in client().storage_pools.all()]
         if pool not in pools:
@@ -41,10 +41,12 @@ def _disk(spec: ClusterSpec, pool: str) -> None:
                 "make one with `make lxd`, or `pulumi config set storagePool NAME`"
             )
         space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
+        there = {item.name for item in client(project).instances.all()} if client().projects.exists(project) else set()
+    new = [replica for replica in spec.replicas if replica.name not in there]
     free = space["total"] - space["used"]
-    needed = _SPARE_DISK + _HOST_DISK * len(spec.replicas)
-    if space["total"] and free < needed:
+    needed = _SPARE_DISK + _HOST_DISK * len(new)
+    if new and space["total"] and free < needed:
         raise LxdError(
-            f"storage pool {pool} is nearly full: {free / 2**30:.1f} GiB free, {len(spec.replicas)} hosts need "
+            f"storage pool {pool} is nearly full: {free / 2**30:.1f} GiB free, {len(new)} new hosts need "
             f"{needed / 2**30:.1f} GiB: free some, or destroy another stack"
         )

@@ -8,7 +8,7 @@ import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors, missing
-from infra.lxd.host import remove
+from infra.lxd.host import purge
 
 REPLACE = frozenset({"name"})
 _CONFIG = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}
@@ -41,8 +41,7 @@ def delete(name: str, props: Props) -> None:
     with errors(f"project {name}"):
         if not client().projects.exists(name):
             return
-        for instance in client(name).instances.all():
-            remove(name, instance.name)
+        purge(name)
         for pool in client().storage_pools.all():
             for volume in _volumes(name, pool.name):
                 client(name).api.storage_pools[pool.name].volumes.custom[volume].delete(params={"project": name})

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pylxd.exceptions
+from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors
@@ -28,6 +29,7 @@ class Ready(ModuleResource, module="lxd", name="Ready"):
 
     lifecycle = __name__
     outputs = ("hostKeys",)
+    hostKeys: Output[dict[str, str]]
 
 
 def create(props: Props) -> tuple[str, Props]:

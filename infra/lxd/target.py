@@ -9,20 +9,23 @@ from infra.lxd.api import LxdError
 from infra.lxd.cluster import LxdCluster, LxdClusterArgs
 from infra.lxd.config import LxdConfig
 from infra.lxd.layout import names
-from infra.lxd.preflight import preflight
+from infra.lxd.preflight import Found, preflight
 from infra.spec import ClusterSpec
 from infra.targets import Target, TargetError
 from infra.templates import ROOT
 
 
-def build(stack: str, spec: ClusterSpec, config: LxdConfig, authorized_key: Output[str]) -> Cluster:
-    """A cluster of LXD instances; raises TargetError where this machine cannot have it."""
-    own = names(ROOT, stack)
+def prepare(stack: str, spec: ClusterSpec, config: LxdConfig) -> Found:
+    """What this machine has for the stack; raises TargetError where it cannot have it."""
     try:
-        found = preflight(spec, config, own)
+        return preflight(spec, config, names(ROOT, stack))
     except LxdError as error:
         raise TargetError(str(error)) from None
-    return LxdCluster("cluster", LxdClusterArgs(spec, config, own, found, authorized_key)).cluster()
 
 
-LXD = Target(LxdConfig, build)
+def build(stack: str, spec: ClusterSpec, config: LxdConfig, found: Found, authorized_key: Output[str]) -> Cluster:
+    """A cluster of LXD instances."""
+    return LxdCluster("cluster", LxdClusterArgs(spec, config, names(ROOT, stack), found, authorized_key)).cluster()
+
+
+LXD = Target(LxdConfig, prepare, build)
