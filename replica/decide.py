@@ -56,9 +56,9 @@ def stopped(view: View, among: Iterable[str]) -> bool:
     return all(r.state == ReplicaState.EXITED or view.silence(r) >= view.plan.lostAfterSeconds for r in records)
 
 
-def succeeded(record: ReplicaRecord | None) -> bool:
+def succeeded(record: ReplicaRecord) -> bool:
     """True for a trainer that has done its work."""
-    return record is not None and record.state == ReplicaState.EXITED and record.exitCode == 0
+    return record.state == ReplicaState.EXITED and record.exitCode == 0
 
 
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
@@ -90,7 +90,11 @@ def _prepares(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _chief_succeeded(job: JobRecord, view: View) -> JobRecord | None:
-    return _end(job, view, JobState.SUCCEEDED) if succeeded(view.replicas.get(view.plan.chief)) else None
+    """A short job may be done before it was seen to run: then it started when its chief did."""
+    chief = view.replicas.get(view.plan.chief)
+    if chief is None or not succeeded(chief):
+        return None
+    return _end(replace(job, startTime=job.startTime or chief.startTime), view, JobState.SUCCEEDED)
 
 
 def _cancel_requested(job: JobRecord, view: View) -> JobRecord | None:

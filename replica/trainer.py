@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,6 @@ TAIL_LINES = 20
 TAIL_CHARACTERS = 1000
 _READ = 64 * 1024
 _PIPE = 1024 * 1024
-_DRAIN_SECONDS = 2.0
 
 
 class Trainer:
@@ -41,6 +41,7 @@ class Trainer:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        self._ended, self._end = os.pipe()
         # The pump has a thread of its own: a slow bucket must not hold up the trainer's output.
         self._pump = threading.Thread(target=self._read, args=(log,), name="pump", daemon=True)
         self._pump.start()
@@ -72,7 +73,8 @@ class Trainer:
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         self._signal(signal.SIGKILL)
-        self._pump.join(_DRAIN_SECONDS)
+        os.close(self._end)
+        self._pump.join()
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
@@ -85,16 +87,31 @@ class Trainer:
             os.killpg(self.pid, number)
 
     def _read(self, log: Log) -> None:
+        splitter, messages = Splitter(), Messages()
+        for data in self._output():
+            moment = time.time()
+            self._take(log, [messages.add(text, moment) for text in splitter.feed(data, moment)])
+        moment = time.time()
+        self._take(log, [messages.add(text, moment) for text in splitter.end()])
+
+    def _output(self) -> Iterator[bytes]:
+        """All that the trainer writes, in pieces.
+
+        Not to the end of the pipe but to the end of the trainer and what is in the pipe by then: a process that left the
+        trainer's session may hold the pipe open.
+        """
         assert self._process.stdout is not None
-        with self._process.stdout as pipe:
+        with self._process.stdout as pipe, os.fdopen(self._ended, "rb") as ended:
             with suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
-            splitter, messages = Splitter(), Messages()
-            while data := os.read(pipe.fileno(), _READ):
-                moment = time.time()
-                self._take(log, [messages.add(text, moment) for text in splitter.feed(data, moment)])
-            moment = time.time()
-            self._take(log, [messages.add(text, moment) for text in splitter.end()])
+            left = _PIPE
+            while left > 0:
+                ready = select.select([pipe, ended], [], [])[0]
+                if pipe not in ready or not (data := os.read(pipe.fileno(), _READ)):
+                    return
+                if ended in ready:
+                    left -= len(data)
+                yield data
 
     def _take(self, log: Log, lines: list[Line]) -> None:
         if lines:

@@ -63,6 +63,13 @@ def test_the_chief_decides_even_where_others_fail() -> None:
     assert set(new.replicas[0]) == {"name", "state", "exitCode", "restarts", "startTime", "endTime"}
 
 
+def test_a_job_that_was_done_at_once_has_a_start() -> None:
+    chief = record("master-0", "EXITED", 0)
+    new = decide(job(JobState.PREPARING), view(chief))
+    assert new is not None
+    assert (new.state, new.startTime) == ("SUCCEEDED", chief.startTime)
+
+
 def test_a_worker_that_is_done_changes_nothing() -> None:
     assert decide(job(), view(record("worker-0", "EXITED", 0))) is None
 

@@ -379,6 +379,21 @@ def test_a_flood_of_output_arrives_whole(make: Make) -> None:
     assert "no newline" in lines
 
 
+def test_a_process_that_left_the_session_does_not_hold_up_the_end(make: Make) -> None:
+    cluster = make(
+        "import subprocess\n"
+        "left = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open('left', 'w').write(str(left.pid))\n"
+        "print('done', end='')\n"
+    )
+    cluster.start()
+    try:
+        assert cluster.wait() == [0]
+        assert "done" in cluster.log("master-0")
+    finally:
+        end(int((cluster.package / "left").read_text()))
+
+
 def test_a_bucket_behind_fsspec(make: Make, tmp_path: Path) -> None:
     cluster = make("print('up')", "master-0", "worker-0", bucket=f"local://{tmp_path}/bucket")
     for folder in ("replicas", "logs"):
