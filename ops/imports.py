@@ -30,14 +30,15 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         if path in seen:
             continue
         seen.add(path)
-        for name, line in _imports(trees[path], _package_of(path)):
+        for name, parts, line in _imports(trees[path], _package_of(path)):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
                 _note(outside, name.partition(".")[0], where)
                 continue
             if _path_of(name, files) is None:
                 raise UsageError(f"{where} imports {name}, which is not in the package {package}")
-            waiting += _paths_on_the_way(name, files)
+            for module in (name, *(f"{name}.{part}" for part in parts)):
+                waiting += _paths_on_the_way(module, files)
         waiting += _paths_on_the_way(_name_of(path) or package, files)
     return outside
 
@@ -85,12 +86,15 @@ def _paths_on_the_way(name: str, files: Mapping[str, bytes]) -> list[str]:
     return [path for path in paths if path]
 
 
-def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, int]]:
-    """The modules that are imported when the file runs, as absolute names, with their lines."""
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], int]]:
+    """The modules that are imported when the file runs, as absolute names, what is taken from them, and the lines.
+
+    What is taken may be a module or any other name: `from trainer import model`.
+    """
     for node in _top_level(tree.body):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, node.lineno
+                yield alias.name, [], node.lineno
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -98,7 +102,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, int]]:
                 kept = parents[: len(parents) - node.level + 1]
                 base = ".".join([*kept, *([base] if base else [])])
             if base:
-                yield base, node.lineno
+                yield base, [alias.name for alias in node.names], node.lineno
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -108,7 +108,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701  nothing here is HTML; each kind of file has its own filter
+        autoescape=False,
     )
     env.filters |= {"environment_quoted": environment_quoted, "unit_quoted": unit_quoted, "json": _json}
     return env

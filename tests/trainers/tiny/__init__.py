@@ -1,0 +1,1 @@
+"""A trainer package that is not ours: it needs no TensorFlow, and does what its arguments say."""

@@ -1,0 +1,60 @@
+"""Unit tests reach no network and nothing below ~/.ssh: an audit hook of the interpreter sees to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opsdata import inventory_json
+
+from ops.inventory import Inventory, parse
+
+# Fixtures and tests of this folder alone are guarded: other folders' tests may run in the same process.
+_guarded = False
+_HOME_SSH = str(Path.home() / ".ssh")
+
+
+class ForbiddenError(RuntimeError):
+    """A unit test wanted what it must not have."""
+
+
+def _guard(event: str, args: tuple[Any, ...]) -> None:
+    if not _guarded:
+        return
+    if event in ("socket.connect", "socket.sendto") and isinstance(args[1], tuple):
+        raise ForbiddenError(f"a unit test wanted to reach {args[1]}")
+    if event == "socket.getaddrinfo":
+        raise ForbiddenError(f"a unit test wanted to look up {args[0]}")
+    if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and os.fsdecode(args[0]).startswith(_HOME_SSH):
+        raise ForbiddenError(f"a unit test wanted to open {args[0]!r}")
+
+
+sys.addaudithook(_guard)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No network, no ~/.ssh, and no word of the user's stack."""
+    global _guarded
+    monkeypatch.delenv("PULUMI_STACK", raising=False)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    _guarded = True
+    try:
+        yield
+    finally:
+        _guarded = False
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Inventory:
+    return parse(inventory_json(), tmp_path)
+
+
+@pytest.fixture
+def standard(tmp_path: Path) -> Inventory:
+    """The same hosts, as if they were STANDARD_1's."""
+    return parse(inventory_json(scaleTier="STANDARD_1"), tmp_path)

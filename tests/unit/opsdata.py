@@ -1,0 +1,29 @@
+"""A cluster for tests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+HOSTS = (("ps-0", 32), ("master-0", 2), ("worker-0", 64), ("worker-1", 65), ("evaluator-0", 96))
+
+
+def inventory_json(**changes: Any) -> str:
+    """`.scaletier/<stack>/inventory.json` of a CUSTOM cluster: a ps, a master, two workers, an evaluator."""
+    hosts = [
+        {
+            "name": name,
+            "role": name.partition("-")[0],
+            "index": int(name.partition("-")[2]),
+            "address": f"10.0.0.{last}",
+            "machineType": "n1-standard-4" if name == "ps-0" else "n1-highcpu-8",
+            "cpus": 1,
+            "memoryBytes": 2_000_000_000,
+            "accelerator": None,
+            "hourlyCost": None,
+        }
+        for name, last in HOSTS
+    ]
+    stack = {"schema": 1, "stack": "test", "target": "lxd", "scaleTier": "CUSTOM", "hosts": hosts, "labels": {}}
+    place = {"bucket": "/bucket", "operatorBucket": "sftp:///bucket", "pollSeconds": 0.5}
+    return json.dumps(stack | place | changes)

@@ -1,0 +1,134 @@
+"""`fab` as it is typed: what it lists, what it says of a wrong call, and how soon it answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ops import cli
+from ops.errors import DETACHED, HostError, OpsError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+Fab = Callable[..., subprocess.CompletedProcess[str]]
+TASKS = ["cancel", "describe", "get", "hosts", "jobs", "logs", "render", "shell", "train"]
+
+
+@pytest.fixture
+def fab(tmp_path: Path) -> Fab:
+    """Run fab with a home that has an SSH configuration which nobody can read, and no stack."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Match nonsense\n  \0\n")
+    environ = {**os.environ, "HOME": str(tmp_path), "PULUMI_STACK": "nowhere"}
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "fabric", *argv]
+        return subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+def test_the_list(fab: Fab) -> None:
+    ran = fab("--list")
+    assert ran.returncode == 0
+    assert [line.split()[0] for line in ran.stdout.splitlines() if line.startswith("  ") and line[2] != " "] == TASKS
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_flag_has_help(fab: Fab, task: str) -> None:
+    ran = fab("--help", task)
+    assert ran.returncode == 0
+    flags = [line for line in ran.stdout.splitlines() if line.startswith("  -")]
+    assert all(len(flag.split("  ")) > 2 for flag in flags), flags
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["nope"], "there is no task 'nope'; valid are cancel, describe"),
+        (["logs"], "fab logs needs REPLICA: see fab --help logs"),
+        (["logs", "all", "--what"], "there is no flag --what here"),
+        (["logs", "all", "--lines"], "--lines needs a value"),
+        (["logs", "all", "--job"], "--job needs a value"),
+        (["get", "job01"], "fab get needs DEST"),
+        (["--help", "nope"], "there is no task 'nope'"),
+        (["train", "--job", "job01", "--args", "--follow --job x"], "stack 'nowhere' (PULUMI_STACK) is not up"),
+        (["shell", "master-0", "--", "df", "-h"], "stack 'nowhere' (PULUMI_STACK) is not up"),
+        (["jobs"], "run pulumi up --stack nowhere"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(fab: Fab, argv: list[str], says: str) -> None:
+    ran = fab(*argv)
+    assert ran.returncode == 2
+    assert says in ran.stderr
+    assert ran.stderr.startswith("error: ")
+    assert len(ran.stderr.splitlines()) == 1
+    assert ran.stdout == ""
+
+
+def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
+    code = "import sys, fabric.main; before = set(sys.modules); import fabfile; print(*sorted(set(sys.modules) - before))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(ran.stdout.split()) <= {"fabfile", "ops", "ops.cli", "ops.errors"}
+
+
+def test_reading_a_log_imports_nothing_that_takes_time() -> None:
+    code = "import sys, fabric.main; before = set(sys.modules); import ops.reading; print(*sorted(set(sys.modules) - before))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    tops = {name.partition(".")[0] for name in ran.stdout.split()}
+    assert not tops & {"fsspec", "jinja2", "pydantic", "pulumi", "rich", "tensorflow", "yaml"}
+
+
+def test_arguments_behind_dashes() -> None:
+    assert cli.after_dashes(["fab", "train", "--", "--a", "b c", "--"]) == ["--a", "b c", "--"]
+    assert cli.after_dashes(["fab", "train"]) == []
+
+
+def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
+    tokens = ["train", "--job", "x", "--args", "--json", "--args=--follow", "--labels", "a=b"]
+    assert cli.shield(tokens) == ["train", "--job", "x", "--args", " --json", "--args", " --follow", "--labels", "a=b"]
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (UsageError("bad\n  call"), "error: bad call\n", 2),
+        (OpsError("failed"), "error: failed\n", 1),
+        (HostError("ps-0", "does not answer"), "error: ps-0 does not answer\n", 1),
+        (FileNotFoundError(2, "No such file or directory", "/x"), "error: /x: No such file or directory\n", 1),
+        (KeyboardInterrupt(), "stopped\n", DETACHED),
+        (EOFError(), "error: the connection failed (EOFError): try again, then pulumi refresh and pulumi up\n", 1),
+        (
+            ZeroDivisionError("x"),
+            "error: this is a bug of scaletier, ZeroDivisionError: x (SCALETIER_DEBUG=1 shows where)\n",
+            1,
+        ),
+    ],
+)
+def test_how_errors_end(capsys: pytest.CaptureFixture[str], error: BaseException, line: str, code: int) -> None:
+    @cli.command
+    def task() -> int:
+        raise error
+
+    with pytest.raises(SystemExit) as left:
+        task()
+    assert (left.value.code, capsys.readouterr().err) == (code, line)
+
+
+def test_a_group_of_fabrics_names_each_host() -> None:
+    class GroupException(Exception):  # noqa: N818  Fabric's name
+        def __init__(self, result: dict[str, object]) -> None:
+            self.result = result
+
+    assert cli.explain(GroupException({"a": OSError("gone"), "b": "fine"})) == ("a: gone", 1)
+
+
+def test_the_exit_code_of_a_body_is_that_of_the_command() -> None:
+    assert cli.command(lambda: None)() is None  # type: ignore[func-returns-value]
+    with pytest.raises(SystemExit) as left:
+        cli.command(lambda: 1)()
+    assert left.value.code == 1

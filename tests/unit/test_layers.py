@@ -1,0 +1,70 @@
+"""ARCHITECTURE.md's table of who may import what, held by reading the imports."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = frozenset({"benchmarks", "fabfile", "infra", "ops", "replica", "trainer"})
+
+# Of our own, by what may be imported: a folder, or one module of it.
+WITHIN = {
+    "infra": {"infra"},
+    "ops": {"ops", "infra.spec", "replica.record"},
+    "fabfile.py": {"ops"},
+    "replica": {"replica"},
+    "trainer": {"trainer"},
+}
+# Of other people's; the standard library may be imported everywhere.
+OUTSIDE = {
+    "infra": {"pulumi", "pulumi_gcp", "pylxd", "requests", "jinja2", "pydantic", "cryptography", "psutil"},
+    "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "yaml"},
+    "fabfile.py": {"fabric"},
+    "replica": {"fsspec"},
+    "trainer": {"tensorflow", "numpy", "fsspec", "tensorboard"},
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*package[: len(package) - node.level + 1], node.module or ""]) if node.level else node.module or ""
+            # `from infra import spec` imports infra.spec.
+            top = (ROOT / base.replace(".", "/")).is_dir() and base.partition(".")[0] in OURS
+            yield from (f"{base}.{alias.name}" for alias in node.names) if top else (base,)
+
+
+def files() -> list[tuple[str, Path]]:
+    found = [(layer, path) for layer in WITHIN for path in sorted((ROOT / layer).rglob("*.py"))]
+    return [*found, ("fabfile.py", ROOT / "fabfile.py")]
+
+
+@pytest.mark.parametrize(("layer", "path"), files(), ids=lambda value: value.name if isinstance(value, Path) else value)
+def test_a_layer_imports_what_it_may(layer: str, path: Path) -> None:
+    for name in imports(path):
+        top = name.partition(".")[0]
+        if top in OURS:
+            assert any(f"{name}.".startswith(f"{allowed}.") for allowed in WITHIN[layer]), f"{path} imports {name}"
+        elif top not in sys.stdlib_module_names:
+            assert top in OUTSIDE[layer], f"{path} imports {name}"
+
+
+def test_ops_never_asks_which_target_it_is_on() -> None:
+    for path in sorted((ROOT / "ops").rglob("*.py")):
+        constants = (node.value for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Constant))
+        assert not {"lxd", "gcp", "target"} & {value for value in constants if isinstance(value, str)}, path
+
+
+def test_nothing_is_said_of_a_target_in_the_templates_that_ops_fills() -> None:
+    for name in ("tf_config.json.j2", "environment.j2", "scaletier.service.j2"):
+        text = (ROOT / "templates" / name).read_text().lower()
+        assert "lxd" not in text
+        assert "gcp" not in text

@@ -1,0 +1,152 @@
+"""config.yaml and the flags: what makes a job, what wins, and what is said of each thing that is wrong."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.config import Flags, build_job, split_args, split_labels
+from ops.errors import UsageError
+from ops.inventory import Inventory
+
+SEED = """\
+trainingInput:
+  # Use a cluster with many workers and a few parameter servers.
+  scaleTier: STANDARD_1
+"""
+
+
+def config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def refused(inventory: Inventory, tmp_path: Path, text: str) -> str:
+    with pytest.raises(UsageError) as error:
+        build_job(Flags("job01", config=config(tmp_path, text)), inventory)
+    message = str(error.value)
+    assert "\n" not in message
+    return message.removeprefix(f"{tmp_path}/")
+
+
+def test_a_job_needs_no_config(inventory: Inventory) -> None:
+    job = build_job(Flags("job01"), inventory)
+    assert (job.module, job.args, job.job_dir) == ("trainer.task", (), "/bucket/jobs/job01/output")
+    plan = job.plan(inventory, "worker-1")
+    assert (plan.replica, plan.chief, plan.pollSeconds) == ("worker-1", "master-0", 0.5)
+    assert plan.packageDir == "/var/lib/scaletier/jobs/job01/package"
+
+
+def test_the_seeds_config(standard: Inventory, tmp_path: Path) -> None:
+    job = build_job(Flags("mnist_distributed_ann", config=config(tmp_path, SEED)), standard)
+    assert job.training_input["scaleTier"] == "STANDARD_1"
+
+
+def test_flags_win_and_args_are_appended(standard: Inventory, tmp_path: Path) -> None:
+    text = """
+labels: {owner: ann}
+trainingInput:
+  scaleTier: standard-1
+  pythonModule: trainer.other
+  args: [--max-steps, 100, "a b"]
+  labels: {run: "1", owner: bob}
+  region: us-central1
+  runtimeVersion: 1.2
+  useChiefInTfConfig: false
+  scheduling: {maxRestarts: 2, lostAfterSeconds: 9.5}
+"""
+    flags = Flags("j", "m.n", config(tmp_path, text), "--model 'c n'", ["--", "x y"], ["run=2,empty="], "/bucket/elsewhere")
+    job = build_job(flags, standard)
+    assert job.module == "m.n"
+    assert job.args == ("--max-steps", "100", "a b", "--model", "c n", "--", "x y", "--job-dir", "/bucket/elsewhere")
+    assert job.labels == {"owner": "ann", "run": "2", "empty": ""}
+    assert not job.use_chief
+    assert (job.plan(standard, "ps-0").maxRestarts, job.plan(standard, "ps-0").lostAfterSeconds) == (2, 9.5)
+    assert job.notes == (
+        f"region, runtimeVersion in {tmp_path}/config.yaml: ignored, the cluster is where and what pulumi made it",
+    )
+
+
+def test_custom_that_is_what_is_up(inventory: Inventory, tmp_path: Path) -> None:
+    text = """
+trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-highcpu-8, workerCount: "2",
+  parameterServerType: n1-standard-4, parameterServerCount: 1}
+"""
+    assert build_job(Flags("j", config=config(tmp_path, text)), inventory).training_input["workerCount"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("trainingInput: {scaleTier: PREMIUM_1}", "trainingInput.scaleTier is PREMIUM_1, but stack test has STANDARD_1: run "
+         "pulumi config set scaleTier PREMIUM_1 && pulumi up"),
+        ("trainingInput: {scaleTier: HUGE}", "trainingInput.scaleTier 'HUGE' is unknown; valid are BASIC, STANDARD_1"),
+        ("trainingInput: {scaleTier: STANDARD_1, workerCount: 4}", "trainingInput.workerCount goes with scaleTier CUSTOM only"),
+        ("trainingInput: {workerCount: 4}", "workerCount goes with scaleTier CUSTOM only, and this is STANDARD_1"),
+        ("trainingInput: {arg: []}", "config.yaml: trainingInput.arg is unknown; valid are scaleTier, masterType"),
+        ("training_input: {}", "config.yaml: training_input is unknown; valid are jobId, labels, trainingInput"),
+        ("trainingInput: {scheduling: {maxRetry: 1}}", "trainingInput.scheduling.maxRetry is unknown; valid are maxRestarts"),
+        ("trainingInput: {scheduling: {maxRetries: -1}}", "must be a whole number from 0, not -1"),
+        ("trainingInput: {scheduling: {stopSeconds: .inf}}", "must be a number of seconds above 0, not inf"),
+        ("trainingInput: {args: --max-steps 1}", "trainingInput.args must be a list, one argument an item"),
+        ("trainingInput: {args: [true]}", "trainingInput.args[0] must be a string, not True: quote it"),
+        ("trainingInput: {useChiefInTfConfig: 1}", "must be true or false, not 1"),
+        ("trainingInput: {labels: {A: b}}", "label A=b breaks the rule"),
+        ("trainingInput: {labels: x}", "must be a mapping"),
+        ("trainingInput: {packageUris: [x]}", "packageUris is not supported: fab train builds the package itself"),
+        ("trainingInput: {jobDir: /tmp/x}", "jobDir '/tmp/x' is not in the bucket: take a path below /bucket/"),
+        ("trainingInput: {jobDir: /bucket/../etc}", "is not in the bucket"),
+        ("trainingInput: []", "trainingInput is not a mapping"),
+        ("- a", "config.yaml is not a mapping"),
+        ("a: [", "config.yaml:1 is not YAML"),
+        ("jobId: other", "is for job 'other', the command line says 'job01'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_its_full_path(standard: Inventory, tmp_path: Path, text: str, says: str) -> None:
+    assert says in refused(standard, tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("trainingInput: {scaleTier: CUSTOM}", "masterType is missing: scaleTier CUSTOM needs it, stack test has n1-highcpu-8"),
+        ("trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerCount: 3}",
+         "workerCount is 3, but stack test has 2: run pulumi config set workerCount 3 && pulumi up"),
+        ("trainingInput: {workerType: n1-highmem-8}", "workerType is n1-highmem-8, but stack test has n1-highcpu-8"),
+        ("trainingInput: {scaleTier: STANDARD_1}", "run pulumi config set scaleTier STANDARD_1 && pulumi up"),
+    ],
+)  # fmt: skip
+def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
+    assert says in refused(inventory, tmp_path, text)
+
+
+def test_no_config_file(inventory: Inventory) -> None:
+    with pytest.raises(UsageError, match="there is no file nowhere"):
+        build_job(Flags("j", config="nowhere.yaml"), inventory)
+
+
+@pytest.mark.parametrize("job_id", ["", "1job", "job-1", "job 1", "job1\n", "jöb", "x" * 129, "../x"])
+def test_a_job_id_that_breaks_the_rule(inventory: Inventory, job_id: str) -> None:
+    with pytest.raises(UsageError, match="breaks the rule: a letter, then letters, digits and underscores"):
+        build_job(Flags(job_id), inventory)
+
+
+@pytest.mark.parametrize("text", ["owner", "=x", "Owner=x", "owner=X", "a=b,c"])
+def test_labels_that_break_the_rule(text: str) -> None:
+    with pytest.raises(UsageError, match="--labels"):
+        split_labels([text])
+
+
+def test_args_with_an_open_quote() -> None:
+    with pytest.raises(UsageError, match="--args cannot be split"):
+        split_args("--name 'x")
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))))
+def test_args_arrive_as_they_were_quoted(words: list[str]) -> None:
+    assert split_args(shlex.join(words)) == words

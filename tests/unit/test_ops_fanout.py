@@ -1,0 +1,70 @@
+"""The same work on every host: each ends in a result or an error, within the time limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ops.errors import HostError, HostsError, UsageError
+from ops.fanout import fan_out, first_of
+
+
+def test_every_host_runs_to_its_end() -> None:
+    def work(name: str) -> str:
+        if name == "b":
+            raise ValueError("no")
+        return name.upper()
+
+    done: list[str] = []
+    outcome = fan_out("abc", work, 5, done.append)
+    assert outcome.results == {"a": "A", "c": "C"}
+    assert list(outcome.failures) == ["b"]
+    assert str(outcome.failures["b"]) == "no"
+    assert sorted(done) == ["a", "b", "c"]
+
+
+def test_all_at_once_and_in_the_order_asked() -> None:
+    barrier = threading.Barrier(20)
+    outcome = fan_out(map(str, range(20)), lambda _: barrier.wait(5) >= 0, 10)
+    assert list(outcome.results) == [str(n) for n in range(20)]
+
+
+def test_a_host_that_hangs_holds_up_nobody() -> None:
+    gone = threading.Event()
+    began = time.monotonic()
+    outcome = fan_out(["a", "b"], lambda name: gone.wait(60) if name == "a" else True, 0.2)
+    assert time.monotonic() - began < 5
+    assert outcome.results == {"b": True}
+    assert str(outcome.failures["a"]) == "a did not finish within 0 s"
+    gone.set()
+
+
+def test_the_first_that_answers() -> None:
+    def work(name: str) -> str:
+        if name == "a":
+            raise HostError(name, "does not answer")
+        if name == "b":
+            time.sleep(3)
+        return name
+
+    assert first_of("abc", work, 0.05, 10) == "c"
+
+
+def test_none_that_answers() -> None:
+    def work(name: str) -> str:
+        raise HostError(name, "does not answer")
+
+    with pytest.raises(HostError, match="a does not answer"):
+        first_of("abc", work, 0.05, 10)
+
+
+def test_how_failures_are_told() -> None:
+    failures: dict[str, BaseException] = {
+        "a": HostError("a", "(10.0.0.1) ended with exit code 1", 1, "noise\n tar: no space left\n"),
+        "b": ValueError("odd"),
+    }
+    error = HostsError(failures, "run pulumi up", UsageError.code)
+    assert str(error) == "a (10.0.0.1) ended with exit code 1:  tar: no space left; b odd: run pulumi up"
+    assert error.code == 2

@@ -1,0 +1,130 @@
+"""Log lines: the exact commands that read them, the order of several replicas, and how a line is shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops import logs
+from ops.errors import UsageError
+from ops.logs import Line
+from ops.reading import parse_lines
+
+
+def line(time: float, replica: str, message: str = "x") -> Line:
+    return Line(f"2026-01-31T12:00:{time:06.3f}Z", "INFO", replica, message)
+
+
+def test_the_commands() -> None:
+    assert logs.read_command(None, 100) == (
+        'cd /var/lib/scaletier/logs 2>/dev/null && f=$(readlink newest) && [ -e "$f" ] || exit 66; '
+        """stat -c '%n %Y' "$f"; exec tail -n 100 "$f\""""
+    )
+    assert "f=job01.jsonl " in logs.read_command("job01", None)
+    assert 'tail -n +1 "$f"' in logs.read_command("job01", None)
+    assert logs.follow_command("job01", 5) == (
+        "tail -n 5 -s 0.1 -F /var/lib/scaletier/logs/job01.jsonl 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
+    )
+
+
+def run(command: str, directory: Path) -> tuple[int, str]:
+    ran = subprocess.run(command.replace(logs.LOG_DIR, str(directory)), shell=True, capture_output=True, text=True, check=False)
+    return ran.returncode, ran.stdout
+
+
+def test_reading_a_log_on_a_host(tmp_path: Path) -> None:
+    assert run(logs.read_command(None, 2), tmp_path / "none") == (logs.NO_LOG, "")
+    assert run(logs.read_command(None, 2), tmp_path) == (logs.NO_LOG, "")
+    text = "".join(line(second, "ps-0").to_json() + "\n" for second in range(5))
+    (tmp_path / "job02.jsonl").write_text(text)
+    (tmp_path / "newest").symlink_to("job02.jsonl")
+    code, output = run(logs.read_command(None, 2), tmp_path)
+    job, changed, log = logs.read_header(output)
+    assert (code, job) == (0, "job02")
+    assert changed == pytest.approx((tmp_path / "job02.jsonl").stat().st_mtime, abs=1)
+    assert logs.parse_log(log, "ps-0") == [line(3, "ps-0"), line(4, "ps-0")]
+    assert run(logs.read_command("job02", None), tmp_path)[1].endswith(text)
+    assert run(logs.read_command("job01", None), tmp_path) == (logs.NO_LOG, "")
+
+
+def test_following_on_a_host_ends_with_its_reader(tmp_path: Path) -> None:
+    (tmp_path / "job01.jsonl").write_text("a\nb\nc\n")
+    assert run(f"{logs.follow_command('job01', 2)} </dev/null", tmp_path)[1] == "b\nc\n"
+    assert run(f"{logs.follow_command('job02', None)} </dev/null", tmp_path)[1] == ""
+
+
+@pytest.mark.parametrize(("text", "lines"), [("0", 0), ("100", 100), ("all", None)])
+def test_lines(text: str, lines: int | None) -> None:
+    assert parse_lines(text) == lines
+
+
+@pytest.mark.parametrize("text", ["-1", "ten", "", "1.5"])
+def test_lines_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="valid are 0 and above, and all"):
+        parse_lines(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_line_survives_its_journey(message: str, severity: str) -> None:
+    there = Line("2026-01-31T12:00:00.000Z", severity, "ps-0", message)
+    assert "\n" not in there.to_json()
+    assert logs.parse_log(there.to_json() + "\n", "other") == [there]
+
+
+@pytest.mark.parametrize("text", ['{"time": "2026', "plain", "[]", "{}", "null", '{"time": 1, "severity": "INFO"}'])
+def test_half_a_line_is_shown_as_it_is(text: str) -> None:
+    assert logs.parse_line(text, "ps-0", "before") == Line("before", "INFO", "ps-0", text)
+
+
+rising = st.lists(st.integers(0, 50), max_size=20).map(sorted)
+
+
+@given(st.lists(rising, max_size=4))
+def test_a_merge_is_in_order_and_complete(times: list[list[int]]) -> None:
+    found = [[line(time / 10, f"worker-{i}", str(n)) for n, time in enumerate(log)] for i, log in enumerate(times)]
+    merged = list(logs.merge(found))
+    assert merged == sorted(merged, key=lambda line: line.time)
+    for i, log in enumerate(found):
+        assert [line for line in merged if line.replica == f"worker-{i}"] == log
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30)), max_size=60))
+def test_following_holds_back_no_line_for_longer_than_the_window(events: list[tuple[int, int]]) -> None:
+    """Each event is a line written at some time in ms that arrives some ms later."""
+    reorder = logs.Reorder(window=0.08)
+    arrivals = sorted((written + delay, n, written) for n, (written, delay) in enumerate(events))
+    shown: list[tuple[int, str]] = []
+    now = 0
+    for at, n, written in [*arrivals, (1000, -1, 0)]:
+        while now < at:  # time passes in ms
+            shown += [(now, one.message) for one in reorder.ready(now / 1000)]
+            now += 1
+        if n >= 0:
+            reorder.add(line(written / 1000, "ps-0", str(n)), at / 1000)
+            wait = reorder.wait(at / 1000)
+            assert wait is not None
+            assert 0 <= wait <= 0.08
+    assert list(reorder.rest()) == []
+    arrived = {str(n): at for at, n, _ in arrivals}
+    assert sorted(message for _, message in shown) == sorted(arrived)
+    assert all(at - arrived[message] <= 81 for at, message in shown)
+    # No line was later than the window, so the order is that of time.
+    times = [events[int(message)][0] for _, message in shown]
+    assert times == sorted(times)
+
+
+def test_a_line_is_shown_in_columns() -> None:
+    form = logs.Format(["ps-0", "worker-10"], colours=False)
+    assert re.fullmatch(
+        r"\d\d:\d\d:01\.500 WARNING ps-0       hello", form(Line("2026-01-31T12:00:01.500Z", "WARNING", "ps-0", "hello"))
+    )
+    assert form(Line("", "INFO", "ps-0", "half")) == "             INFO    ps-0       half"
+    error = Line("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
+    plain, coloured = (logs.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
+    assert coloured != plain
+    assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain

@@ -1,0 +1,116 @@
+"""The trainer package: the same bytes every time, and one clear line for what would fail on the hosts."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ops import package
+from ops.errors import UsageError
+from ops.imports import missing_line
+
+TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
+
+
+def make(tmp_path: Path, files: dict[str, str], name: str = "mine") -> Path:
+    root = tmp_path / name
+    for path, content in {"__init__.py": "", **files}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+    return root
+
+
+def refused(root: Path, module: str = "mine.task") -> str:
+    with pytest.raises(UsageError) as error:
+        package.build(root, module)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:
+    root = make(tmp_path, {"task.py": "import os\n", "sub/__init__.py": "", "data.json": "{}"})
+    first = package.build(root, "mine.task")
+    os.utime(root / "task.py", (0, 0))
+    (root / "task.py").chmod(0o755)
+    (root / "__pycache__").mkdir()
+    (root / "__pycache__" / "task.pyc").write_text("x")
+    (root / ".git").mkdir()
+    (root / ".git" / "HEAD").write_text("x")
+    second = package.build(root, "mine.task")
+    assert (first.archive, first.sha256) == (second.archive, second.sha256)
+    with tarfile.open(fileobj=io.BytesIO(first.archive)) as tar:
+        assert tar.getnames() == ["mine/__init__.py", "mine/data.json", "mine/sub/__init__.py", "mine/task.py"]
+        assert {(entry.mtime, entry.uid, entry.mode) for entry in tar} == {(0, 0, 0o644)}
+    assert json.loads(first.manifest(module="mine.task"))["sha256"] == first.sha256
+
+
+def test_the_tiny_trainer_needs_nothing() -> None:
+    assert package.build(TINY, "tiny.task").imports == {}
+
+
+def test_what_the_hosts_must_have(tmp_path: Path) -> None:
+    files = {
+        "task.py": (
+            "from __future__ import annotations\nimport json\nimport tensorflow as tf\nfrom typing import TYPE_CHECKING\n"
+            "from mine import model\nfrom . import helper\n"
+            "try:\n    import optional\nexcept ImportError:\n    optional = None\n"
+            "if TYPE_CHECKING:\n    import typed\n"
+            "def main():\n    import late\n"
+        ),
+        "model.py": "if True:\n    import keras.layers\n",
+        "helper.py": "class A:\n    import numpy\n",
+        "unused.py": "import nowhere\n",
+    }
+    imports = package.build(make(tmp_path, files), "mine.task").imports
+    assert imports == {"tensorflow": "mine/task.py:3", "keras": "mine/model.py:2"} | {"numpy": "mine/helper.py:2"}
+
+
+@pytest.mark.parametrize(
+    ("files", "module", "says"),
+    [
+        ({}, "mine.task", "module 'mine.task' is not in the package mine; there are none"),
+        ({"main.py": ""}, "mine.task", "there are mine.main"),
+        ({"task.py": ""}, "trainer.task", "module 'trainer.task' is not in the package mine; there are mine.task"),
+        ({"task.py": "x = (\n"}, "mine.task", "mine/task.py:1 does not compile: '(' was never closed"),
+        ({"task.py": "", "other.py": "def f(:\n"}, "mine.task", "mine/other.py:1 does not compile"),
+        ({"task.py": "import mine.nope\n"}, "mine.task", "mine/task.py:1 imports mine.nope, which is not in the package mine"),
+        (
+            {"task.py": "from . import model\n", "model.py": "import mine.gone"},
+            "mine.task",
+            "mine/model.py:1 imports mine.gone",
+        ),
+        ({"task.py": "from .nope import x\n"}, "mine.task", "mine/task.py:1 imports mine.nope"),
+    ],
+)
+def test_what_would_fail_on_the_hosts(tmp_path: Path, files: dict[str, str], module: str, says: str) -> None:
+    assert says in refused(make(tmp_path, files), module)
+
+
+def test_a_folder_that_is_no_package(tmp_path: Path) -> None:
+    assert "does not exist: give --package" in refused(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    assert "is not a directory" in refused(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    assert "has no __init__.py" in refused(tmp_path / "empty")
+    assert "has no name that Python can import" in refused(make(tmp_path, {}, "my-trainer"))
+
+
+def test_too_much(tmp_path: Path) -> None:
+    root = make(tmp_path, {"task.py": ""})
+    (root / "data").mkdir()
+    with (root / "data" / "train.bin").open("wb") as file:
+        file.truncate(200_000_000)
+    says = refused(root)
+    assert "has 200 MB, 50 MB at most; largest is data/train.bin with 200 MB: keep data in the bucket" in says
+
+
+def test_an_import_that_python_2_would_have_found() -> None:
+    files = {"trainer/task.py": b"import mnist", "trainer/mnist.py": b""}
+    says = missing_line("mnist", "trainer/task.py:1", "trainer", files)
+    assert says == "trainer/task.py:1 imports mnist, which is only in the package: write from trainer import mnist"
+    assert "put it into the package" in missing_line("pandas", "trainer/task.py:1", "trainer", files)
