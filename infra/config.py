@@ -5,6 +5,7 @@ Keys are Cloud ML's (`projects.jobs#TrainingInput`) where it has one. A target a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
-from infra.spec import ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
+from infra.spec import Accelerator, ClusterSpec, Role, RoleSpec, ScaleTier, SpecError, custom, preset
 
 _LABEL_KEY = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 _LABEL_VALUE = re.compile(r"^[a-z0-9_-]{0,63}$")
@@ -24,7 +25,11 @@ class ConfigError(ValueError):
 
 
 class ClusterConfig(BaseModel):
-    """What every target understands. Instances are frozen; keys are spelled in camelCase in `Pulumi.<stack>.yaml`."""
+    """What every target understands. Instances are frozen; keys are spelled in camelCase in `Pulumi.<stack>.yaml`.
+
+    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`. A target
+    that has none of it takes them for what they are, a part of the shape that its hosts stand for.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
@@ -37,14 +42,24 @@ class ClusterConfig(BaseModel):
     worker_count: int = Field(0, ge=0)
     parameter_server_count: int = Field(0, ge=0)
     evaluator_count: int = Field(0, ge=0)
+    accelerator_type: dict[Role, str] = Field(default_factory=dict)
+    accelerator_count: dict[Role, int] = Field(default_factory=dict)
+    provisioning_model: dict[Role, Literal["STANDARD", "SPOT"]] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
 
-    json_keys: ClassVar[frozenset[str]] = frozenset({"labels"})
+    json_keys: ClassVar[frozenset[str]] = frozenset({"labels", "acceleratorType", "acceleratorCount", "provisioningModel"})
 
     @field_validator("scale_tier", mode="before")
     @classmethod
     def _tier(cls, value: Any) -> ScaleTier:
         return ScaleTier.parse(str(value))
+
+    @field_validator("accelerator_count")
+    @classmethod
+    def _counts(cls, value: dict[Role, int]) -> dict[Role, int]:
+        if any(count < 1 for count in value.values()):
+            raise ValueError("a host has 1 accelerator or more, or none is named")
+        return value
 
     @field_validator("labels")
     @classmethod
@@ -83,6 +98,29 @@ class ClusterConfig(BaseModel):
 
     def spec(self) -> ClusterSpec:
         """The cluster that this configuration asks for; raises ConfigError for one that cannot be."""
+        spec = self._sizes()
+        for key, named in (
+            ("acceleratorType", self.accelerator_type),
+            ("acceleratorCount", self.accelerator_count),
+            ("provisioningModel", self.provisioning_model),
+        ):
+            for role in named:
+                if role not in spec.roles:
+                    raise ConfigError(f"scaletier:{key}.{role}: this cluster has no {role}; it has {', '.join(spec.roles)}")
+        roles = {role: self._equipped(role, found) for role, found in spec.roles.items()}
+        return dataclasses.replace(spec, roles=roles)
+
+    def _equipped(self, role: Role, found: RoleSpec) -> RoleSpec:
+        kind = self.accelerator_type.get(role) or (found.accelerator.type if found.accelerator else None)
+        if role in self.accelerator_count and not kind:
+            raise ConfigError(
+                f"scaletier:acceleratorCount.{role} needs the type too: `pulumi config set --path acceleratorType.{role} nvidia-tesla-t4`"
+            )
+        default = found.accelerator.count if found.accelerator else 1
+        accelerator = Accelerator(kind, self.accelerator_count.get(role, default)) if kind else None
+        return dataclasses.replace(found, accelerator=accelerator, spot=self.provisioning_model.get(role) == "SPOT")
+
+    def _sizes(self) -> ClusterSpec:
         sizes = {
             Role.PS: ("parameterServer", self.parameter_server_count, self.parameter_server_type),
             Role.MASTER: ("master", 1, self.master_type),

@@ -11,7 +11,6 @@ from enum import StrEnum
 
 TENSORFLOW_PORT = 2222
 SSH_PORT = 22
-MAX_REPLICAS_PER_ROLE = 60
 
 
 class SpecError(ValueError):
@@ -150,14 +149,11 @@ def preset(tier: ScaleTier) -> ClusterSpec:
 def custom(roles: Mapping[Role, RoleSpec]) -> ClusterSpec:
     """CUSTOM: the roles as given, those with a count of 0 left out.
 
-    Raises SpecError without a master, or with more replicas of a role than a cluster may have.
+    Raises SpecError without a master. How many replicas of a role there may be, each target says.
     """
     present = {role: roles[role] for role in Role if role in roles and roles[role].count > 0}
     if present.get(Role.MASTER, RoleSpec(0, "")).count != 1:
         raise SpecError("scaleTier CUSTOM needs exactly one master: set masterType, such as n1-highcpu-8")
-    for role, spec in present.items():
-        if spec.count > MAX_REPLICAS_PER_ROLE:
-            raise SpecError(f"{role} count {spec.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
     return ClusterSpec(ScaleTier.CUSTOM, present)
 
 

@@ -8,12 +8,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from infra.config import ClusterConfig
-from infra.spec import Role
+from infra.config import ClusterConfig, ConfigError
+from infra.spec import ClusterSpec, Role
 
 _SIZE = re.compile(r"^(\d+)\s*(MiB|GiB)$")
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 MIN_MEMORY = 256 * 2**20
+# What a role's block of addresses in the stack's /24 has room for (infra/lxd/layout.py).
+MAX_REPLICAS_PER_ROLE = 60
 
 
 class LxdConfig(ClusterConfig):
@@ -52,3 +54,11 @@ class LxdConfig(ClusterConfig):
         if value and (value.prefixlen != 24 or not value.is_private):
             raise ValueError("write a private /24 range, such as 10.77.0.0/24")
         return value
+
+    def spec(self) -> ClusterSpec:
+        """As of every target; ConfigError too for more replicas than the stack has addresses for."""
+        spec = super().spec()
+        for role, found in spec.roles.items():
+            if found.count > MAX_REPLICAS_PER_ROLE:
+                raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
+        return spec
