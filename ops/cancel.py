@@ -9,9 +9,10 @@ from ops.errors import DONE, OpsError, UsageError
 from ops.inventory import Inventory
 from ops.ledger import LOST_SECONDS, Ledger, cancelled
 from ops.views import open_ledger
-from replica.record import JobRecord, JobState
+from replica.record import JobRecord, JobState, ReplicaState
 
-_WAIT_SECONDS = 60.0
+# A host that is gone counts as lost after a while, and only then is its job CANCELLED.
+_WAIT_SECONDS = LOST_SECONDS + 30
 
 
 def cancel(inventory: Inventory, job_id: str) -> int:
@@ -21,30 +22,31 @@ def cancel(inventory: Inventory, job_id: str) -> int:
     if record.final:
         raise UsageError(f"job {job_id} is {record.state} already: there is nothing to cancel")
     ledger.request_cancel(job_id)
-    with show.Step(f"cancelling {job_id}"):
-        record = wait(ledger, record)
+    with show.Step(f"cancelling {job_id}") as step:
+        record = wait(ledger, record, waiting=step)
     if record.state != JobState.CANCELLED:
         raise OpsError(f"job {job_id} ended before it could be cancelled: it is {record.state}")
     show.out(f"{job_id} {record.state}")
     return DONE
 
 
-def wait(ledger: Ledger, record: JobRecord, seconds: float = _WAIT_SECONDS, poll: float = 0.5) -> JobRecord:
+def wait(
+    ledger: Ledger, record: JobRecord, seconds: float = _WAIT_SECONDS, poll: float = 0.5, waiting: show.Step | None = None
+) -> JobRecord:
     """The job's final record; OpsError where it does not come, and replicas still live."""
     deadline = time.monotonic() + seconds
     while not record.final:
-        if not ledger.alive(record) and _started_long_ago(ledger, record):
+        # Not at once: replicas may be about to start, or their leader about to end the job.
+        if ledger.last_sign(record) > LOST_SECONDS:
             return cancelled(ledger, record, "cancelled; no replica was alive")
         if time.monotonic() > deadline:
             raise OpsError(
                 f"job {record.jobId} is {record.state} after {seconds:.0f} s; its replicas know that they are to stop, "
                 f"look again with fab describe {record.jobId}"
             )
+        if waiting:
+            running = [replica.name for replica in ledger.replicas(record) if replica.state != ReplicaState.EXITED]
+            waiting.count = f"({record.state}, waiting for {', '.join(running) or 'its leader'})"
         time.sleep(poll)
         record = ledger.existing_job(record.jobId)
     return record
-
-
-def _started_long_ago(ledger: Ledger, record: JobRecord) -> bool:
-    """False for a job whose replicas may be about to start, or whose leader may be about to end it."""
-    return ledger.last_sign(record) > LOST_SECONDS

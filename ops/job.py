@@ -171,6 +171,7 @@ def _undo(fleet: Fleet, ledger: Ledger, job_id: str, error: BaseException) -> No
             return
         if isinstance(error, KeyboardInterrupt):
             cancelled(ledger, record, "fab train was stopped before the replicas had started")
+            show.note(f"{job_id} is CANCELLED, and nothing runs; the next job needs another id")
         else:
             fail(ledger, record, one_line(error))
     except Exception as second:  # noqa: BLE001  the first error is the one to report

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ops.bucket import Bucket
 from ops.errors import UsageError
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord, ReplicaState, now, seconds_since
+from replica.record import JobRecord, JobState, Plan, ReplicaRecord, now, seconds_since
 
 # A job that nothing has been heard of for so long has no replica any more, and its laptop is gone.
 STALE_SECONDS = 300.0
@@ -94,13 +94,6 @@ class Ledger:
         """Seconds since anything was heard of a job: its creation, or a heartbeat."""
         beats = [replica.heartbeatTime for replica in self.replicas(record)]
         return seconds_since(max([record.createTime, *beats]))
-
-    def alive(self, record: JobRecord) -> bool:
-        """True where some replica's heartbeat is fresh and its trainer may still run."""
-        return any(
-            replica.state != ReplicaState.EXITED and seconds_since(replica.heartbeatTime) < LOST_SECONDS
-            for replica in self.replicas(record)
-        )
 
     def request_cancel(self, job_id: str) -> bool:
         """Ask the leader to cancel; False where someone has asked before."""

@@ -43,9 +43,12 @@ def show_logs(inventory: Inventory, selection: str, job_id: str | None, lines: i
 def follow_job(fleet: Fleet, job_id: str, replicas: Iterable[str], lines: int | None, as_json: bool) -> int:
     """Print the logs as they grow, until the job has ended or the user has seen enough."""
     try:
-        follow(fleet, job_id, list(replicas), lines, as_json)
+        record = follow(fleet, job_id, list(replicas), lines, as_json)
     except KeyboardInterrupt:
         return DETACHED
+    if record is not None:
+        why = record.errorMessage.partition("\n")[0]
+        show.note(f"{job_id} {record.state}" + (f": {why}" if why else ""))
     return DONE
 
 
@@ -66,7 +69,7 @@ def follow(fleet: Fleet, job_id: str, replicas: list[str], lines: int | None, as
             show.note(event.text)
         else:
             record = event
-            if state != record.state:
+            if state != record.state and not record.final:
                 state = record.state
                 show.note(f"{job_id} {state}")
     return record

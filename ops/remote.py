@@ -18,7 +18,9 @@ from ops.fanout import Done, Outcome, fan_out, first_of
 from ops.inventory import Inventory
 
 T = TypeVar("T")
-CONNECT_SECONDS = 8
+# For the address to answer, and then for its sshd, which may be busy.
+CONNECT_SECONDS = 5
+_SSHD_SECONDS = 20
 # A gateway may take this long to set up what the connect timeout cannot see.
 _OPEN_SECONDS = 30.0
 _STAGGER_SECONDS = 0.7
@@ -118,7 +120,7 @@ class Fleet:
 
     def _new(self, name: str) -> Any:
         own = {"look_for_keys": False, "allow_agent": False}
-        limits = {"auth_timeout": CONNECT_SECONDS, "banner_timeout": CONNECT_SECONDS}
+        limits = {"auth_timeout": _SSHD_SECONDS, "banner_timeout": _SSHD_SECONDS}
         connection = Connection(name, config=self._config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
         for path in connection.connect_kwargs.pop("key_filename", []):
             connection.connect_kwargs["pkey"] = self._load_key(Path(path).expanduser())
