@@ -45,7 +45,7 @@ def train(
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
-    labels: Any = (),
+    labels: Any = None,
     job_dir: str | None = None,
     follow: bool = True,
 ) -> int:
@@ -61,7 +61,7 @@ def train(
     from ops.inventory import load
     from ops.job import train as run
 
-    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels, job_dir)
+    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir)
     return run(load(), flags, package, follow)
 
 
@@ -162,7 +162,7 @@ def render(
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
-    labels: Any = (),
+    labels: Any = None,
     job_dir: str | None = None,
     json: bool = False,
 ) -> int:
@@ -171,4 +171,4 @@ def render(
     from ops.inventory import load
     from ops.views import print_render
 
-    return print_render(load(), Flags(job, module, config, args, after_dashes(sys.argv), labels, job_dir), json)
+    return print_render(load(), Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir), json)
