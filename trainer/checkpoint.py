@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.model import Model
-from trainer.runtime import import_tensorflow
+from trainer.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
 
@@ -56,7 +56,7 @@ def read(path: str, model: Model) -> tuple[npt.NDArray[np.float32], int]:
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"checkpoint {path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+        raise CheckpointError(f"checkpoint {path} cannot be read: {one_line(error)}") from None
 
 
 class LocalCopy:
@@ -67,9 +67,7 @@ class LocalCopy:
         self.variables = {name: tf.Variable(tf.zeros(shape), name=name) for name, shape in model.shapes.items()}
         self.step = tf.Variable(np.int64(0), name=_STEP)
         checkpoint = tf.train.Checkpoint(**self.variables, global_step=self.step)
-        self._manager = tf.train.CheckpointManager(
-            checkpoint, directory(job_dir), max_to_keep=keep, checkpoint_name="model"
-        )
+        self._manager = tf.train.CheckpointManager(checkpoint, directory(job_dir), max_to_keep=keep, checkpoint_name="model")
 
     def assign(self, flat: Any, step: int) -> None:
         """Takes over parameters, float32 [P], and the global step."""

@@ -56,7 +56,7 @@ class Chief:
             say(f"Resuming from {found}, step {step}")
         self._preempted = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
-        self._coordinator = self._connect() if cluster.distributed else None
+        self._coordinator: Any = self._connect() if cluster.distributed else None
         servers = len(cluster.jobs.get("ps", ()))
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(servers)]
         self._centre = Centre(devices or [_LOCAL_DEVICE], values, step)
@@ -100,7 +100,9 @@ class Chief:
     def _pipeline(self, replica: int) -> Any:
         return train_pipeline(self._train_files, self._flags.batch_size, self._flags.seed * _SEEDS_PER_JOB + replica)
 
-    def _train(self, name: str, iterator: Any, emit: Callable[[str], None], after_round: Callable[[Round], None] | None = None) -> None:
+    def _train(
+        self, name: str, iterator: Any, emit: Callable[[str], None], after_round: Callable[[Round], None] | None = None
+    ) -> None:
         values, _ = self._centre.pull()
         train(name, self._round, iterator, values, self._progress, self._flags.log_interval, emit, after_round)
 
@@ -115,7 +117,7 @@ class Chief:
             self._train(f"worker/{index}", iter(self._pipeline(1 + index)), say_there)
         except tf.errors.OpError:
             raise  # the coordinator knows a lost worker, which comes back, from a lost parameter server, which does not
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a thread's error is the chief's to raise
             self._progress.fail(error)
 
     def _after_round(self, taken: Round) -> None:
@@ -161,7 +163,7 @@ class Chief:
         """Copies the parameters here; returns their global step. DivergedError where they are no longer numbers."""
         values, step = self._centre.pull()
         if not np.isfinite(values.numpy()).all():
-            raise DivergedError(f"the parameters are not finite at step {step}; try a lower --learning-rate")
+            raise DivergedError(f"the parameters of master/0 are not finite at step {step}; try a lower --learning-rate")
         self._copy.assign(values, step)
         return step
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.mnist import PIXELS
-from trainer.runtime import import_tensorflow
+from trainer.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
 
@@ -27,7 +27,7 @@ def find_files(paths: Sequence[str]) -> list[str]:
         try:
             matches = tf.io.gfile.glob(pattern)
         except tf.errors.OpError as error:
-            raise DataError(f"data {path} cannot be listed: {error.message}") from None
+            raise DataError(f"data {path} cannot be listed: {one_line(error)}") from None
         if not matches:
             raise DataError(f"data {path} matches no file")
         found.update(matches)
@@ -43,14 +43,14 @@ def check(files: Sequence[str], batch_size: int) -> None:
             raise DataError(f"batch size {batch_size} is larger than the data: {files[0]} … hold {held} records")
         _parse(batch)
     except tf.errors.OpError as error:
-        reason = " ".join(error.message.split())[:200]
+        reason = one_line(error)
         raise DataError(f"{files[0]} … cannot be read as TFRecords of image_raw and label: {reason}") from None
 
 
-def _records(files: Any) -> Any:
-    """Serialized examples; the compression follows from the name."""
-    first = files if isinstance(files, str) else files[0]
-    return tf.data.TFRecordDataset(files, compression_type="GZIP" if first.endswith(".gz") else "")
+def _records(files: Sequence[str], names: Any = None) -> Any:
+    """Serialized examples of `files`, or in the order of the dataset `names`; the first file's name tells the compression."""
+    compression = "GZIP" if files[0].endswith(".gz") else ""
+    return tf.data.TFRecordDataset(list(files) if names is None else names, compression_type=compression)
 
 
 def _parse(serialized: Any) -> tuple[Any, Any]:
@@ -59,9 +59,13 @@ def _parse(serialized: Any) -> tuple[Any, Any]:
         serialized,
         {"image_raw": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)},
     )
-    images = tf.io.decode_raw(features["image_raw"], tf.uint8, fixed_length=None)
+    images = tf.io.decode_raw(features["image_raw"], tf.uint8)
     images = tf.ensure_shape(images, [None, PIXELS])
     return tf.cast(images, tf.float32) * (1.0 / 255.0), features["label"]
+
+
+# There is no Python control flow to convert, and converting takes time.
+_parse_graph = tf.autograph.experimental.do_not_convert(_parse)
 
 
 def _options() -> Any:
@@ -73,12 +77,10 @@ def _options() -> Any:
 def train_pipeline(files: Sequence[str], batch_size: int, seed: int) -> Any:
     """Endless full batches of the whole data; a replica of another seed sees it in another order."""
     order = tf.data.Dataset.from_tensor_slices(list(files)).shuffle(len(files), seed=seed)
-    compression = "GZIP" if files[0].endswith(".gz") else ""
-    records = order.flat_map(lambda name: tf.data.TFRecordDataset(name, compression_type=compression))
-    batches = records.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
-    return batches.map(_parse).prefetch(_PREFETCH_BATCHES).with_options(_options())
+    batches = _records(files, order).shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
+    return batches.map(_parse_graph).prefetch(_PREFETCH_BATCHES).with_options(_options())
 
 
 def eval_pipeline(files: Sequence[str]) -> Any:
     """Every record once, the last batch as small as it comes."""
-    return _records(files).batch(_EVAL_BATCH).map(_parse).prefetch(1).with_options(_options())
+    return _records(files).batch(_EVAL_BATCH).map(_parse_graph).prefetch(1).with_options(_options())

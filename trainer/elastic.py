@@ -5,8 +5,8 @@ x, and x towards x~, by the same share of their distance. This is the asynchrono
 2015, "Deep learning with Elastic Averaging SGD" (algorithm 1, with tau = K, eta = the learning rate, alpha = 0.9 / replicas).
 
 It moves what Downpour SGD moves (Dean et al. 2012, n_fetch = n_push = K): the parameters once each way in K steps. But no
-gradient is ever stale: Downpour SGD with 5 replicas and K = 4 needed a tenth of the learning rate not to diverge, and had
-reached an accuracy of 0.88 where this had 0.97 (800 steps). Plain descent keeps no state that would have to move too.
+replica adds up what others did on stale parameters: with 5 replicas and K = 4, Downpour SGD at a learning rate of 0.1 was at
+an accuracy of 0.67 after 400 steps, this one at 0.2 at 0.95. Plain descent keeps no state that would have to move too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Centre:
                 self._shards.append(tf.Variable(piece))
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
-        self._pull = tf.function(lambda: (self.read(), self.step())).get_concrete_function()
+        self._pull = tf.function(lambda: (self.read(), self.step()), autograph=False).get_concrete_function()
 
     def read(self) -> Any:
         """All parameters, float32 [P]."""
@@ -100,13 +100,12 @@ def make_round(model: Model, centre: Centre, descent: Descent, iterator: Any) ->
     names = list(model.shapes)
     centre_share, replica_share = descent.spring
 
-    @tf.function
     def run(iterator: Any, start: Any) -> Any:
         step = centre.step()
         steps = tf.clip_by_value(descent.max_steps - step, 0, descent.sync_period)
 
         def body(taken: Any, loss_sum: Any, correct_sum: Any, *values: Any) -> Any:
-            images, labels = next(iterator)
+            images, labels = iterator.get_next()
             with tf.GradientTape() as tape:
                 tape.watch(values)
                 losses, correct = loss_and_correct(model, dict(zip(names, values, strict=True)), images, labels, True)
@@ -131,7 +130,10 @@ def make_round(model: Model, centre: Centre, descent: Descent, iterator: Any) ->
         figures = (steps, global_step, loss_sum / taken, correct_sum / taken)
         return reached - distance * replica_share, tf.stack([tf.cast(figure, tf.float64) for figure in figures])
 
-    return run.get_concrete_function(iterator, tf.TensorSpec([sum(model.sizes)], tf.float32))
+    # There is no Python control flow for AutoGraph to convert, and converting takes time.
+    values = tf.TensorSpec([sum(model.sizes)], tf.float32)
+    graph: Callable[[Any, Any], Any] = tf.function(run, autograph=False).get_concrete_function(iterator, values)
+    return graph
 
 
 def take_round(run: Callable[[Any, Any], Any], iterator: Any, values: Any) -> tuple[Any, Round]:

@@ -23,16 +23,17 @@ def make_evaluate(model: Model, variables: Mapping[str, Any], files: Sequence[st
     """The evaluation of these variables, as they are at each call, on all records of `files`, in this process."""
     pipeline = eval_pipeline(files)
 
-    @tf.function(reduce_retracing=True)
     def totals(images: Any, labels: Any) -> Any:
         losses, correct = loss_and_correct(model, variables, images, labels, False)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(correct)]), tf.shape(labels)[0]
+
+    totals_graph = tf.function(totals, reduce_retracing=True, autograph=False)
 
     def evaluate() -> Metrics:
         loss = correct = 0.0
         records = 0
         for images, labels in pipeline:
-            sums, count = totals(images, labels)
+            sums, count = totals_graph(images, labels)
             batch_loss, batch_correct = sums.numpy()
             loss, correct, records = loss + float(batch_loss), correct + float(batch_correct), records + int(count)
         return Metrics(loss / records, correct / records)

@@ -21,12 +21,6 @@ def export(model: Model, variables: Mapping[str, Any], path: str) -> None:
     module = tf.Module()
     module.variables_by_name = dict(variables)
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None], tf.int64, "key"),
-            tf.TensorSpec([None, PIXELS], tf.float32, "image"),
-        ]
-    )
     def predict(key: Any, image: Any) -> dict[str, Any]:
         scores = tf.nn.softmax(model.logits(module.variables_by_name, image, False))
         return {
@@ -36,10 +30,12 @@ def export(model: Model, variables: Mapping[str, Any], path: str) -> None:
             "classes": tf.argmax(scores, 1),
         }
 
+    signature = [tf.TensorSpec([None], tf.int64, "key"), tf.TensorSpec([None, PIXELS], tf.float32, "image")]
+    module.predict = tf.function(predict, input_signature=signature, autograph=False)
     scratch = f"{path}.partial"
     if tf.io.gfile.exists(scratch):
         tf.io.gfile.rmtree(scratch)
-    tf.saved_model.save(module, scratch, signatures=predict)
+    tf.saved_model.save(module, scratch, signatures=module.predict)
     if tf.io.gfile.exists(path):
         tf.io.gfile.rmtree(path)
     tf.io.gfile.rename(scratch, path)

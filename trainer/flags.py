@@ -72,24 +72,50 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = flags.add_argument
-    add("--train-data", "--train_data_paths", type=_paths, metavar="PATHS",
+    add(
+        "--train-data",
+        "--train_data_paths",
+        type=_paths,
+        metavar="PATHS",
         default=f"{data}/train*.tfrecord*" if data else None,
-        help="TFRecord files: glob, directory or comma list; by default train*.tfrecord* in $SCALETIER_DATA")
-    add("--eval-data", "--eval_data_paths", type=_paths, metavar="PATHS",
+        help="TFRecord files: glob, directory or comma list; by default train*.tfrecord* in $SCALETIER_DATA",
+    )
+    add(
+        "--eval-data",
+        "--eval_data_paths",
+        type=_paths,
+        metavar="PATHS",
         default=f"{data}/test*.tfrecord*" if data else None,
-        help="TFRecord files to evaluate on; by default test*.tfrecord* in $SCALETIER_DATA")
-    add("--job-dir", "--output_path", "--output-dir", metavar="DIR", default=environ.get("JOB_DIR") or "output",
-        help="where checkpoints, summaries and the exported model go")
+        help="TFRecord files to evaluate on; by default test*.tfrecord* in $SCALETIER_DATA",
+    )
+    add(
+        "--job-dir",
+        "--output_path",
+        "--output-dir",
+        metavar="DIR",
+        default=environ.get("JOB_DIR") or "output",
+        help="where checkpoints, summaries and the exported model go",
+    )
     add("--model", choices=MODELS, default="cnn", help="what to train")
     add("--batch-size", type=_at_least(1), default=100, metavar="N", help="images a step")
     add("--max-steps", type=_at_least(1), default=2000, metavar="N", help="batches to train on, over all replicas")
     add("--learning-rate", type=_positive, default=0.2, metavar="X", help="of stochastic gradient descent")
-    add("--eval-interval", type=_positive, default=1.0, metavar="SECONDS",
-        help="between evaluations; grows by itself so that they stay a small part of the time")
+    add(
+        "--eval-interval",
+        type=_positive,
+        default=1.0,
+        metavar="SECONDS",
+        help="between evaluations; grows by itself so that they stay a small part of the time",
+    )
     add("--checkpoint-steps", type=_at_least(1), default=500, metavar="N", help="steps between checkpoints")
     add("--keep-checkpoints", type=_at_least(1), default=5, metavar="N", help="how many checkpoints stay")
-    add("--sync-period", type=_at_least(1), default=4, metavar="K",
-        help="local steps between two exchanges with the parameter servers")
+    add(
+        "--sync-period",
+        type=_at_least(1),
+        default=4,
+        metavar="K",
+        help="local steps between two exchanges with the parameter servers",
+    )
     add("--seed", type=_at_least(0), default=0, metavar="N", help="of initial values, order of the data and dropout")
     add("--log-interval", type=_positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
     return flags

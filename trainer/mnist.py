@@ -135,13 +135,13 @@ def _member(package: tarfile.TarFile, path: str) -> bytes:
 
 def from_keras() -> dict[str, Split]:
     """Both splits from the download of `tf.keras.datasets.mnist`; SourceError where it fails."""
-    from trainer.runtime import import_tensorflow  # costs seconds, so only where it is needed
+    from trainer.runtime import import_tensorflow, one_line  # costs seconds, so only where it is needed
 
     tf = import_tensorflow()
     try:
         (train_images, train_labels), (test_images, test_labels) = tf.keras.datasets.mnist.load_data()
-    except Exception as error:  # Keras raises bare Exception for a failed download
-        raise SourceError(f"the download of tf.keras.datasets.mnist failed: {' '.join(str(error).split())}") from None
+    except Exception as error:  # noqa: BLE001 - Keras raises no narrower one for a failed download
+        raise SourceError(f"the download of tf.keras.datasets.mnist failed: {one_line(error)}") from None
     return {
         "train": Split(train_images.tobytes(), train_labels.tobytes()),
         "test": Split(test_images.tobytes(), test_labels.tobytes()),

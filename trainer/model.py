@@ -54,7 +54,7 @@ class Model:
         return np.concatenate(pieces)
 
 
-def _mlp(v: Tensors, images: Any, training: bool) -> Any:
+def _mlp(v: Tensors, images: Any, _training: bool) -> Any:
     """TensorFlow's "MNIST for experts" of fully connected layers: 128, 32, 10."""
     hidden = tf.nn.relu(images @ v["hidden1_kernel"] + v["hidden1_bias"])
     hidden = tf.nn.relu(hidden @ v["hidden2_kernel"] + v["hidden2_bias"])
@@ -75,7 +75,7 @@ def _cnn(v: Tensors, images: Any, training: bool) -> Any:
 
 
 def _layers(**kernels: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, kernel in kernels.items():
         shapes |= {f"{name}_kernel": kernel, f"{name}_bias": kernel[-1:]}
     return shapes

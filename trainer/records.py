@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -39,9 +38,7 @@ def complete(dest: Path) -> bool:
     try:
         manifest = json.loads((dest / MANIFEST).read_text())
         sizes = manifest["sizes"]
-        return manifest["sha256"] == _digests() and all(
-            (dest / name).stat().st_size == sizes[name] for name in shard_names()
-        )
+        return manifest["sha256"] == _digests() and all((dest / name).stat().st_size == sizes[name] for name in shard_names())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -86,7 +83,7 @@ def make(source: str, dest: Path) -> None:
         sizes = {name: (scratch / name).stat().st_size for name in shard_names()}
         (scratch / MANIFEST).write_text(json.dumps({"sha256": _digests(), "sizes": sizes}, indent=1) + "\n")
         for name in (*shard_names(), MANIFEST):
-            os.replace(scratch / name, dest / name)
+            (scratch / name).replace(dest / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

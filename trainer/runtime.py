@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_MESSAGE_LENGTH = 300
 
 
 @contextlib.contextmanager
@@ -78,3 +80,9 @@ def set_threads() -> None:
 def say(line: str) -> None:
     """One line to this replica's log, at once."""
     print(line, flush=True)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, on one line, without the names of graph nodes that TensorFlow puts around it."""
+    message = re.sub(r"\{\{[^}]*\}\}|\[Op:[^]]*\].*", " ", str(error), flags=re.DOTALL)
+    return " ".join(message.split())[:_MESSAGE_LENGTH]

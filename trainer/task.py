@@ -39,7 +39,7 @@ def _train(flags: Flags, cluster: Cluster) -> int:
     from trainer.chief import Chief, PreemptedError
     from trainer.data import DataError
     from trainer.replica import DivergedError
-    from trainer.runtime import import_tensorflow
+    from trainer.runtime import import_tensorflow, one_line
 
     errors = import_tensorflow().errors
     try:
@@ -54,7 +54,7 @@ def _train(flags: Flags, cluster: Cluster) -> int:
     except PreemptedError as error:
         return _fail(str(error), RETRY_EXIT_CODE)
     except (errors.UnavailableError, errors.AbortedError) as error:
-        return _fail(f"a host of the cluster is lost: {' '.join(str(error).split())[:300]}", RETRY_EXIT_CODE)
+        return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
     return 0
 
 

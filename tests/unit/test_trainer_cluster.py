@@ -1,0 +1,71 @@
+"""TF_CONFIG as the trainer reads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer.cluster import Cluster, ClusterError, await_peers, parse
+
+JOBS = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
+
+
+def config(task_type: str, index: int = 0, chief: str = "chief") -> str:
+    return json.dumps({"cluster": {**JOBS, chief: ["d:2222"]}, "task": {"type": task_type, "index": index}})
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"cluster": {}}', '{"cluster": null, "task": null}'])
+def test_no_cluster_is_one_process(text: str | None) -> None:
+    assert parse(text) == Cluster("chief", 0)
+    assert not parse(text).distributed
+
+
+@pytest.mark.parametrize("key", ["chief", "master"])
+def test_a_chief_alone_is_one_process(key: str) -> None:
+    assert parse(json.dumps({"cluster": {key: ["d:2222"]}, "task": {"type": key, "index": 0}})) == Cluster("chief", 0)
+
+
+@pytest.mark.parametrize("key", ["chief", "master"])
+def test_the_chief_may_be_called_master(key: str) -> None:
+    cluster = parse(config(key, chief=key))
+    assert (cluster.task_type, cluster.distributed, cluster.address) == ("chief", True, "d:2222")
+    assert cluster.jobs["chief"] == ("d:2222",)
+
+
+def test_a_worker_knows_its_address_and_its_peers() -> None:
+    cluster = parse(config("worker", 1))
+    assert cluster.address == "c:2222"
+    assert cluster.peers() == {"ps/0": "a:2222", "worker/0": "b:2222", "worker/1": "c:2222"}
+
+
+def test_the_evaluator_is_outside_the_cluster() -> None:
+    assert parse(config("evaluator")) == Cluster("evaluator", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "not a JSON object"),
+        ("[]", "not a JSON object"),
+        ('{"task": {"type": "ps", "index": "x"}}', "not a JSON object"),
+        (config("gpu"), "task type 'gpu' is unknown; valid are chief, master, worker, ps, evaluator"),
+        (config("worker", 2), "no worker 2"),
+        ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "no worker"),
+        ('{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "ps", "index": 0}}', "no chief"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_peers_are_awaited_until_they_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"a:2222": iter([False, True]), "b:2222": iter([False, False, True])}
+    monkeypatch.setattr("trainer.cluster._accepts", lambda address: next(answers[address]))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    reports: list[str] = []
+    monkeypatch.setattr("time.monotonic", iter(range(0, 100, 4)).__next__)
+    await_peers({"ps/0": "a:2222", "worker/0": "b:2222"}, reports.append)
+    assert reports == ["Waiting for worker/0"]

