@@ -15,6 +15,7 @@ from fabric.main import program
 from ops.cli import after_dashes, command, refine
 
 refine(program)
+sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
 
 _JOB = "id of the job: a letter, then letters, digits and _; used once"
 _JSON = "print JSON, for programs"

@@ -114,6 +114,8 @@ SCHEDULING_KEYS: Mapping[str, Check] = {
     "maxRetries": count,
     "heartbeatSeconds": seconds,
     "lostAfterSeconds": seconds,
+    "lostForGoodSeconds": seconds,
+    "preparingSeconds": seconds,
     "stopSeconds": seconds,
 }
 TRAINING_KEYS: Mapping[str, Check] = {
