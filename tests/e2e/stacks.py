@@ -1,0 +1,121 @@
+"""A Pulumi stack and the commands that a user types at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from infra.lxd.layout import Names, names
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".venv" / "bin"
+_LIMIT = 600.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended, and all that it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+class Stack:
+    """One stack of this checkout; leaving the context destroys and removes it. The user's selected stack stays selected."""
+
+    def __init__(self, name: str, config: Mapping[str, str]) -> None:
+        self.name = name
+        self.config = dict(config)
+        self.names: Names = names(ROOT, name)
+        self.folder = ROOT / ".scaletier" / name
+        self.env = {**os.environ, "PULUMI_STACK": name, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
+
+    def __enter__(self) -> Self:
+        if (ROOT / f"Pulumi.{self.name}.yaml").exists():
+            self._remove()
+        self.pulumi("stack", "init", self.name, "--no-select")
+        self.configure(**self.config)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        self.run("pulumi", "cancel", "--yes")
+        self.pulumi("destroy", "--yes", "--skip-preview")
+        self.pulumi("stack", "rm", self.name, "--yes")
+
+    def run(self, *command: str, timeout: float = _LIMIT) -> Result:
+        """Runs a command as a user of this stack would, outside a terminal."""
+        done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Starts a command in a process group of its own."""
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def pulumi(self, *arguments: str) -> str:
+        """A Pulumi command that must succeed; its output."""
+        result = self.run("pulumi", *arguments, "--non-interactive")
+        assert result.code == 0, f"pulumi {' '.join(arguments)} ended with {result.code}:\n{result.text}"
+        return result.text
+
+    def configure(self, **values: str) -> None:
+        for key, value in values.items():
+            self.pulumi("config", "set", key, value)
+
+    def up(self) -> str:
+        return self.pulumi("up", "--yes", "--skip-preview")
+
+    def changes(self) -> dict[str, int]:
+        """What `pulumi preview` would do: `{"create": 3, "same": 10}`, without the rows that are no hosts."""
+        steps = json.loads(self.run("pulumi", "preview", "--json", "--non-interactive").out)["steps"]
+        counts: dict[str, int] = {}
+        for step in steps:
+            if "Host::" in step["urn"]:
+                counts[step["op"]] = counts.get(step["op"], 0) + 1
+        return counts
+
+    def fab(self, *arguments: str, timeout: float = _LIMIT) -> Result:
+        return self.run("fab", *arguments, timeout=timeout)
+
+    def ssh(self, host: str, command: str) -> Result:
+        return self.run("ssh", "-F", str(self.folder / "ssh_config"), host, command, timeout=60)
+
+    def describe(self, job: str) -> dict[str, Any]:
+        result = self.fab("describe", job, "--json")
+        assert result.code == 0, result.text
+        record: dict[str, Any] = json.loads(result.out)
+        return record
+
+    def wait(self, job: str, *states: str, timeout: float = 240) -> dict[str, Any]:
+        """The record of a job once it is in one of the states; AssertionError after the timeout."""
+        deadline = time.monotonic() + timeout
+        record = self.describe(job)
+        while record["state"] not in states:
+            assert time.monotonic() < deadline, f"{job} is {record['state']}, not {states}: {record}"
+            time.sleep(1)
+            record = self.describe(job)
+        return record
+
+
+def interrupt(process: subprocess.Popen[str], seconds: float) -> int:
+    """Ctrl-C for a command's whole process group after some seconds; its exit code."""
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    return process.wait(timeout=120)

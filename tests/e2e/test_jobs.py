@@ -1,0 +1,153 @@
+"""Jobs on real hosts: our trainer, somebody else's, and every way in which a job ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from stacks import ROOT, Stack
+
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
+_SHORT = "--model mlp --max-steps 1500"
+
+
+def test_mnist_is_trained_logged_exported_and_fetched(cluster: Stack, tmp_path: Path) -> None:
+    result = cluster.fab("train", "--job", "mnist", "--args", "--model cnn --max-steps 800", "--labels", "owner=e2e")
+    assert result.code == 0, result.text
+    record = cluster.describe("mnist")
+    assert record["state"] == "SUCCEEDED"
+    assert record["labels"] == {"owner": "e2e"}
+    assert record["createTime"] < record["startTime"] < record["endTime"]
+    assert {replica["name"] for replica in record["replicas"]} == {
+        "ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0",
+    }  # fmt: skip
+    for replica in ("master-0", "worker-0", "worker-1"):
+        lines = [json.loads(line) for line in cluster.fab("logs", replica, "--job", "mnist", "--json").out.splitlines()]
+        label = replica.replace("-", "/")
+        assert any(line["message"].startswith(f"Train [{label}], step ") for line in lines), replica
+    final = next(
+        line for line in reversed(cluster.fab("logs", "master-0", "--lines", "all").out.splitlines()) if "Final" in line
+    )
+    assert float(final.rsplit("accuracy: ", 1)[1]) >= 0.95
+    assert cluster.fab("get", "mnist", str(tmp_path / "out")).code == 0
+    assert (tmp_path / "out" / "model" / "saved_model.pb").exists() or list((tmp_path / "out").rglob("saved_model.pb"))
+    for host in ("ps-0", "ps-1", "worker-0"):
+        assert _gone(cluster, host), f"the replica on {host} outlived its job"
+
+
+def _gone(cluster: Stack, host: str) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if cluster.ssh(host, "systemctl is-active scaletier.service").out.strip() == "inactive":
+            return True
+        time.sleep(1)
+    return False
+
+
+def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
+    texts = ["two words", "it's", 'a "b" $HOME `c` \\d', "é ☃ 雪", "line\nbreak", "", "--model=x"]
+    quoted = " ".join(shlex.quote(text) for text in texts)
+    for job, arguments in [
+        ("args_dashes", ("--", "--seconds", "0.2", *texts)),
+        ("args_flag", ("--args", f"--seconds 0.2 {quoted}")),
+    ]:
+        result = cluster.fab("train", "--job", job, *TINY, *arguments)
+        assert result.code == 0, result.text
+        assert cluster.fab("get", job, str(tmp_path / job)).code == 0
+        for replica in ("master-0", "ps-1"):
+            seen = json.loads((tmp_path / job / f"{replica}.json").read_text())
+            assert seen["argv"] == ["--seconds", "0.2", *texts]
+            assert json.loads(seen["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
+
+
+def test_job_goes_on_when_fab_is_killed(cluster: Stack) -> None:
+    process = cluster.start("fab", "train", "--job", "laptop_left", "--args", _SHORT)
+    cluster_running(cluster, "laptop_left")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
+    record = cluster.wait("laptop_left", "SUCCEEDED", "FAILED", "CANCELLED")
+    assert record["state"] == "SUCCEEDED", record
+    assert _gone(cluster, "ps-0")
+
+
+def cluster_running(cluster: Stack, job: str) -> None:
+    """Waits until a job that is being submitted runs."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        result = cluster.fab("describe", job, "--json")
+        if result.code == 0 and json.loads(result.out)["state"] == "RUNNING":
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{job} does not run")
+
+
+def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
+    assert cluster.fab("train", "--job", "to_cancel", *TINY, "--args", "--seconds 600", "--no-follow").code == 0
+    cluster.wait("to_cancel", "RUNNING")
+    busy = cluster.fab("train", "--job", "meanwhile", "--args", _SHORT)
+    assert busy.code == 2
+    assert "to_cancel" in busy.err
+    assert cluster.fab("cancel", "to_cancel").code == 0
+    assert cluster.describe("to_cancel")["state"] == "CANCELLED"
+    assert cluster.fab("cancel", "to_cancel").code == 2
+    assert cluster.fab("logs", "all", "--job", "to_cancel").out
+    assert _gone(cluster, "worker-0")
+
+
+def test_trainer_that_raises_is_failed_with_its_traceback(cluster: Stack) -> None:
+    result = cluster.fab("train", "--job", "raises", *TINY, "--args", "--raise worker-1 --seconds 60")
+    assert result.code == 1, result.text
+    record = cluster.describe("raises")
+    assert record["state"] == "FAILED"
+    assert record["errorMessage"].startswith("The replica worker 1 exited with a non-zero status of 1.")
+    assert "RuntimeError: worker-1 was told to raise" in record["errorMessage"]
+
+
+def test_killed_replica_is_restarted_and_the_job_succeeds(cluster: Stack) -> None:
+    assert cluster.fab("train", "--job", "killed", "--args", "--model mlp --max-steps 4000", "--no-follow").code == 0
+    cluster.wait("killed", "RUNNING")
+    time.sleep(8)
+    assert cluster.ssh("worker-1", "sudo pkill -KILL -f [t]rainer.task").code == 0
+    record = cluster.wait("killed", "SUCCEEDED", "FAILED")
+    assert record["state"] == "SUCCEEDED", record
+    worker = next(replica for replica in record["replicas"] if replica["name"] == "worker-1")
+    assert worker["restarts"] >= 1
+
+
+def test_one_of_two_that_train_at_the_same_time_wins(cluster: Stack) -> None:
+    commands = [["fab", "train", "--job", f"race{n}", *TINY, "--args", "--seconds 8"] for n in range(2)]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    ends = [(process.communicate(timeout=120), process.returncode) for process in processes]
+    codes = sorted(code for _, code in ends)
+    assert codes == [0, 2], ends
+    loser = next(streams for streams, code in ends if code == 2)
+    assert "race" in loser[1]
+
+
+def test_bad_calls_end_with_one_line_and_change_nothing(cluster: Stack) -> None:
+    before = cluster.fab("jobs", "--json").out
+    for arguments, word in [
+        (("train", "--job", "9lives"), "letter"),
+        (("train", "--job", "mnist"), "mnist"),
+        (("train", "--job", "j1", "--package", "no/such"), "no/such"),
+        (("train", "--job", "j1", "--package", "templates"), "__init__"),
+        (("train", "--job", "j1", "--package", "tests/trainers/tiny", "--module", "tiny.none"), "tiny.none"),
+        (("train", "--job", "j1", *TINY, "--config", "no.yaml"), "no.yaml"),
+        (("logs", "worker-9"), "worker-1"),
+        (("describe", "nobody"), "nobody"),
+        (("cancel", "nobody"), "nobody"),
+    ]:
+        result = cluster.fab(*arguments, timeout=60)
+        assert result.code == 2, (arguments, result.text)
+        assert word in result.err, (arguments, result.text)
+        assert "Traceback" not in result.text
+        assert len(result.err.strip().splitlines()) == 1, (arguments, result.err)
+    assert cluster.fab("jobs", "--json").out == before

@@ -1,0 +1,84 @@
+"""The hosts: what comes up, what changes, what a destroy leaves, and what happens when things go wrong on the way."""
+
+from __future__ import annotations
+
+import json
+
+from stacks import Stack, interrupt
+
+from infra.lxd.host import remove
+from infra.lxd.leftovers import leftovers
+
+
+def test_cluster_is_up_and_a_second_up_changes_nothing(cluster: Stack) -> None:
+    hosts = json.loads(cluster.fab("hosts", "--json").out)
+    assert [host["name"] for host in hosts] == ["ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0"]
+    assert cluster.changes() == {"same": 6}
+
+
+def test_plain_ssh_works_and_checks_the_host_key(cluster: Stack) -> None:
+    result = cluster.ssh("worker-1", "hostname; systemctl is-system-running --wait")
+    assert result.out.split() == ["worker-1", "running"], result.text
+    assert cluster.ssh("master-replica-0", "hostname").out.strip() == "master-0"
+    known_hosts = cluster.folder / "known_hosts"
+    kept = known_hosts.read_text()
+    try:
+        known_hosts.write_text(kept.replace("AAAAC3", "AAAAC3NzaC1lZDI1NTE5AAAAI", 1).splitlines()[0] + "\n")
+        assert cluster.ssh("worker-1", "true").code != 0
+        refused = cluster.fab("shell", "worker-1", "--", "true")
+        assert refused.code != 0
+        assert "Traceback" not in refused.text
+    finally:
+        known_hosts.write_text(kept)
+
+
+def test_a_host_deleted_behind_pulumis_back_comes_back(cluster: Stack) -> None:
+    remove(cluster.names.project, "worker-1")
+    refused = cluster.fab("train", "--job", "host_is_gone", timeout=60)
+    assert refused.code == 2
+    assert "worker-1" in refused.err
+    assert "pulumi" in refused.err
+    assert cluster.fab("describe", "host_is_gone").code == 2, "nothing was changed"
+    cluster.pulumi("refresh", "--yes", "--skip-preview")
+    assert cluster.changes() == {"same": 5, "create": 1}
+    cluster.up()
+    assert cluster.ssh("worker-1", "hostname").out.strip() == "worker-1"
+
+
+def test_tiers_change_by_the_difference_beside_another_stack(cluster: Stack, empty_stack: Stack) -> None:
+    stack = empty_stack
+    stack.configure(scaleTier="STANDARD_1")
+    stack.up()
+    assert json.loads((stack.folder / "inventory.json").read_text())["scaleTier"] == "STANDARD_1"
+    stack.configure(scaleTier="PREMIUM_1")
+    assert stack.changes() == {"create": 23, "update": 8}
+    stack.up()
+    answers = json.loads(stack.fab("hosts", "--json").out)
+    assert len(answers) == 31
+    stack.configure(scaleTier="BASIC")
+    assert stack.changes() == {"delete": 30, "update": 1}
+    stack.up()
+    assert stack.changes() == {"same": 1}
+    assert cluster.ssh("master-0", "hostname").out.strip() == "master-0", "the other stack is as it was"
+
+
+def test_interrupted_up_can_go_on_or_be_destroyed(empty_stack: Stack) -> None:
+    stack = empty_stack
+    stack.configure(scaleTier="STANDARD_1")
+    assert interrupt(stack.start("pulumi", "up", "--yes", "--skip-preview"), 5) != 0
+    stack.up()
+    assert stack.changes() == {"same": 8}
+    stack.pulumi("destroy", "--yes", "--skip-preview")
+    assert leftovers(stack.names) == []
+    assert not stack.folder.exists()
+    interrupt(stack.start("pulumi", "up", "--yes", "--skip-preview"), 6)
+    stack.pulumi("destroy", "--yes", "--skip-preview")
+    assert leftovers(stack.names) == []
+
+
+def test_no_command_of_fab_works_without_a_stack(empty_stack: Stack) -> None:
+    for command in (["hosts"], ["train", "--job", "j"], ["logs", "all"], ["jobs"]):
+        result = empty_stack.fab(*command)
+        assert result.code == 2
+        assert "pulumi up" in result.err
+        assert len(result.err.strip().splitlines()) == 1

@@ -1,0 +1,136 @@
+"""The trainer as real processes on loopback: a parameter server, two workers and a chief; then an evaluator beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import records
+from trainer.mnist import Split
+
+ROLES = (("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0))
+SECONDS = 60.0
+
+
+class Job:
+    """One process a replica, each with its own log, all of them ended with the job."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory, self.flags = directory, flags
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        with_ports = [(role, socket.create_server(("127.0.0.1", 0))) for role, _ in ROLES]
+        self.cluster: dict[str, list[str]] = {}
+        for role, server in with_ports:
+            self.cluster.setdefault(role, []).append(f"127.0.0.1:{server.getsockname()[1]}")
+            server.close()
+
+    def start(self, role: str, index: int) -> None:
+        config = {"cluster": self.cluster, "task": {"type": role, "index": index}}
+        environ = {
+            **os.environ,
+            "TF_CONFIG": json.dumps(config),
+            "SCALETIER_DATA": str(self.directory / "data"),
+            "JOB_DIR": str(self.directory / "job"),
+        }
+        with (self.directory / f"{role}-{index}.log").open("ab") as log:
+            self.processes[f"{role}-{index}"] = subprocess.Popen(
+                [sys.executable, "-m", "trainer.task", "--model=mlp", "--batch-size=10", "--log-interval=0.2", *self.flags],
+                env=environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text()
+
+    def await_line(self, name: str, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            found = re.search(pattern, self.log(name), re.MULTILINE)
+            if found:
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"{name} never logged {pattern}:\n{self.log(name)}")
+
+    def end(self, name: str, number: int = signal.SIGTERM) -> int:
+        self.processes[name].send_signal(number)
+        return self.processes[name].wait(10)
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory with made-up digits that a few steps can learn."""
+    (tmp_path / "data").mkdir()
+    labels = bytes(number % 10 for number in range(40))
+    images = b"".join(bytes([255 if pixel // 20 == label else 0 for pixel in range(784)]) for label in labels)
+    for split in ("train", "test"):
+        records.write_shard(tmp_path / "data" / f"{split}-00000-of-00001.tfrecord", Split(images, labels), 0, 1)
+    return tmp_path
+
+
+@pytest.fixture
+def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    running = Job(directory, *request.param)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("job", [["--max-steps=2000"]], indirect=True)
+def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
+    for role, index in reversed(ROLES):  # the chief first: it waits for the others, whatever their order
+        job.start(role, index)
+    assert job.processes["chief-0"].wait(SECONDS) == 0
+    assert re.search(r"^Final metrics after 2000 steps, loss: 0\.\d{3}, accuracy: 1\.000$", job.log("chief-0"), re.MULTILINE)
+    line = r"step \d+: loss: \d+\.\d{3}, accuracy: \d\.\d{3} \(\d+\.\d{3} sec\) \d+\.\d global steps/s, \d+\.\d local steps/s$"
+    for name, replica in (("chief-0", "master/0"), ("worker-0", "worker/0"), ("worker-1", "worker/1")):
+        assert re.search(rf"^Train \[{replica}\], {line}", job.log(name), re.MULTILINE)
+        assert len(set(re.findall(r"\[(\w+/\d)\]", job.log(name)))) == 1
+    assert job.log("ps-0").splitlines() == [f"Started [ps/0] on {job.cluster['ps'][0]}, serves variables"]
+    assert b"/job:" not in (job.directory / "job/model/saved_model.pb").read_bytes()
+    began = time.monotonic()
+    assert {job.end(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("job", [["--max-steps=10000000", "--checkpoint-steps=200"]], indirect=True)
+def test_lost_replicas(job: Job) -> None:
+    for role, index in ROLES:
+        job.start(role, index)
+    job.start("evaluator", 0)
+    job.await_line("worker-1", r"^Train \[worker/1\]")
+
+    job.end("worker-1", signal.SIGKILL)
+    (job.directory / "worker-1.log").unlink()
+    job.start("worker", 1)
+    job.await_line("worker-1", r"^Train \[worker/1\]")
+
+    assert job.end("chief-0") == 143
+    told = job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")
+    job.await_line("evaluator-0", r"^Eval, step \d+: loss: ")
+    assert job.end("evaluator-0") == 0
+    (job.directory / "chief-0.log").unlink()
+    job.start("chief", 0)
+    resumed = job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")
+    assert int(resumed[1]) >= int(told[1])
+    job.await_line("chief-0", r"^Train \[master/0\]")
+
+    job.end("ps-0", signal.SIGKILL)
+    assert job.processes["chief-0"].wait(SECONDS) == 143
+    job.await_line("chief-0", r"^error: a host of the cluster is lost: ")
