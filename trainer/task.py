@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from trainer.cluster import Cluster, ClusterError, parse
 from trainer.flags import Flags
@@ -16,6 +18,7 @@ from trainer.flags import parse as parse_flags
 
 # Codes of 128 and above mean "not the program's fault, run it again" to whoever supervises it. This one is SIGTERM's, 128 + 15.
 RETRY_EXIT_CODE = 143
+_INTERRUPT_EXIT_CODE = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,5 +66,22 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+def _run() -> NoReturn:
+    """Runs the command and ends the process by its exit code, and nothing else.
+
+    The threads of a cluster's coordinator can abort the interpreter while it takes itself down, which would read as a kill.
+    """
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = _INTERRUPT_EXIT_CODE
+    except Exception:  # noqa: BLE001 - shown as Python shows it, and then not lost
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _run()
