@@ -42,14 +42,17 @@ def main() -> None:
     cluster = chosen.build(stack, spec, config, found, key.publicKey)
     outputs = inventory(stack, config.target, spec, config.labels, cluster)
     folder = f"{FOLDER}/{stack}"
-    contents = pulumi.Output.all(outputs, cluster.host_keys, key.privateKey).apply(
-        lambda known: files(folder, known[0], known[1], known[2], cluster.proxy_command)
+    contents = pulumi.Output.all(outputs, cluster.ssh_hosts, cluster.host_keys, key.privateKey).apply(
+        lambda known: files(folder, known[0], known[1], known[2], known[3], cluster.proxy_command)
     )
     OperatorFiles("operator-files", {"folder": folder, "files": contents}, ResourceOptions(depends_on=list(cluster.depends_on)))
     for name in ("target", "scaleTier", "bucket"):
         pulumi.export(name, outputs[name])
     pulumi.export("hosts", outputs["hosts"].apply(lambda hosts: {host["name"]: host["address"] for host in hosts}))
     pulumi.export("sshConfig", f"{folder}/ssh_config")
+    if cluster.hourly_costs is not None:
+        pulumi.export("hourlyCost", round(sum(cluster.hourly_costs.values()), 4))
+        pulumi.export("hourlyCostByRole", dict(cluster.hourly_costs))
 
 
 main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,21 +15,26 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host as a target made it; memory in bytes, hourly_cost in US dollars where the target has a price."""
+    """One host as a target made it; memory in bytes, hourly_cost in US dollars where the target has a price.
+
+    `ssh_host` is what ssh connects to, where that is not the address.
+    """
 
     replica: Replica
     address: Output[str]
     cpus: int
     memory: int
     hourly_cost: float | None = None
+    ssh_host: Output[str] | None = None
 
 
 @dataclass(frozen=True)
 class Cluster:
     """A target's whole answer.
 
-    `bucket` is how the hosts name the bucket, `operator_bucket` how the operator does; `host_keys` maps an address to its public
-    host key; `proxy_command` is ssh's ProxyCommand where hosts have no address that the operator reaches.
+    `bucket` is how the hosts name the bucket, `operator_bucket` how the operator does; `host_keys` maps what ssh connects
+    to to its public host key; `proxy_command` is ssh's ProxyCommand where hosts have no address that the operator reaches.
+    `hourly_costs` are US dollars by role, and what is no role's, where the target has prices.
     """
 
     hosts: Sequence[HostFacts]
@@ -38,7 +43,13 @@ class Cluster:
     host_keys: Output[dict[str, str]]
     poll_seconds: float
     proxy_command: str | None = None
+    hourly_costs: Mapping[str, float] | None = None
     depends_on: Sequence[Resource] = field(default_factory=tuple)
+
+    @property
+    def ssh_hosts(self) -> Output[list[str]]:
+        """What ssh connects to, in the order of the hosts."""
+        return Output.all(*(host.ssh_host or host.address for host in self.hosts))
 
 
 def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str], cluster: Cluster) -> Output[dict[str, Any]]:

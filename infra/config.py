@@ -27,8 +27,8 @@ class ConfigError(ValueError):
 class ClusterConfig(BaseModel):
     """What every target understands. Instances are frozen; keys are spelled in camelCase in `Pulumi.<stack>.yaml`.
 
-    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`. A target
-    that has none of it takes them for what they are, a part of the shape that its hosts stand for.
+    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`.
+    A target that has none of it takes them for what they are, a part of the shape that its hosts stand for.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
@@ -114,7 +114,8 @@ class ClusterConfig(BaseModel):
         kind = self.accelerator_type.get(role) or (found.accelerator.type if found.accelerator else None)
         if role in self.accelerator_count and not kind:
             raise ConfigError(
-                f"scaletier:acceleratorCount.{role} needs the type too: `pulumi config set --path acceleratorType.{role} nvidia-tesla-t4`"
+                f"scaletier:acceleratorCount.{role} needs the type too: "
+                f"`pulumi config set --path acceleratorType.{role} nvidia-tesla-t4`"
             )
         default = found.accelerator.count if found.accelerator else 1
         accelerator = Accelerator(kind, self.accelerator_count.get(role, default)) if kind else None

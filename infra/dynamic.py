@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from pulumi import Input, ResourceOptions
-from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
+from pulumi.dynamic import ConfigureRequest, CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
 
 Props = dict[str, Any]
 
@@ -45,6 +45,12 @@ class ModuleProvider(ResourceProvider):
 
     def _lifecycle(self) -> Lifecycle:
         return cast(Lifecycle, importlib.import_module(self.module))
+
+    def configure(self, req: ConfigureRequest) -> None:
+        """Hands the stack's configuration to a module that wants it: its secrets have no place in a resource's state."""
+        configure = getattr(self._lifecycle(), "configure", None)
+        if configure:
+            configure(req.config.get)
 
     def create(self, props: Props) -> CreateResult:
         return CreateResult(*self._lifecycle().create(_plain(props)))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,21 @@ class OperatorFiles(ModuleResource, module="operator", name="OperatorFiles"):
 
 
 def files(
-    folder: str, inventory: Mapping[str, Any], host_keys: Mapping[str, str], private_key: str, proxy: str | None
+    folder: str,
+    inventory: Mapping[str, Any],
+    ssh_hosts: Sequence[str],
+    host_keys: Mapping[str, str],
+    private_key: str,
+    proxy: str | None,
 ) -> dict[str, str]:
-    """The files of the folder by name; pure."""
+    """The files of the folder by name; pure. `ssh_hosts` is what ssh connects to, in the order of the inventory's hosts."""
     here = ROOT / folder
+    hosts = [{**host, "ssh_host": name} for host, name in zip(inventory["hosts"], ssh_hosts, strict=True)]
     return {
         "inventory.json": json.dumps(inventory, indent=1) + "\n",
         "id_ed25519": private_key,
-        "known_hosts": "".join(f"{address} {key}\n" for address, key in sorted(host_keys.items())),
-        "ssh_config": render("ssh_config.j2", hosts=inventory["hosts"], folder=str(here), proxy_command=proxy),
+        "known_hosts": "".join(f"{name} {key}\n" for name, key in sorted(host_keys.items())),
+        "ssh_config": render("ssh_config.j2", hosts=hosts, folder=str(here), proxy_command=proxy),
     }
 
 

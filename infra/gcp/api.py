@@ -1,0 +1,106 @@
+"""Google's REST APIs, for what the provider does not read: quotas before anything is made, and host keys after.
+
+Credentials and endpoints are found where the provider finds them: `gcp:` configuration, its environment variables, then
+Application Default Credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google.auth
+import google.auth.exceptions
+import google.oauth2.credentials
+import requests
+from google.auth.transport.requests import AuthorizedSession
+
+Get = Callable[[str], str | None]
+COMPUTE = ("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/")
+STORAGE = ("gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
+_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+_TOKEN = ("GOOGLE_OAUTH_ACCESS_TOKEN",)
+_KEY = ("GOOGLE_CREDENTIALS", "GOOGLE_CLOUD_KEYFILE_JSON", "GCLOUD_KEYFILE_JSON")
+_TIMEOUT = 20.0
+_LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+
+
+class GcpError(RuntimeError):
+    """Something that Google refused, or that it cannot be asked; the message is one line that says what to do."""
+
+
+class UnreachableError(GcpError):
+    """No answer at all, which says nothing about what was asked."""
+
+
+class ApiError(GcpError):
+    """An answer that is no success: `status` is HTTP's, `reason` Google's word for it (`accessNotConfigured`)."""
+
+    def __init__(self, message: str, status: int, reason: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+def endpoint(api: tuple[str, str, str], get: Get) -> str:
+    """The base URL of an API, with the slash at its end."""
+    key, variable, default = api
+    return (get(key) or os.environ.get(variable) or default).rstrip("/") + "/"
+
+
+def session(get: Get) -> requests.Session:
+    """A session with the operator's credentials; GcpError where there are none. Threads may share it for reading."""
+    try:
+        client: requests.Session = AuthorizedSession(_credentials(get), max_refresh_attempts=1)
+    except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
+        raise GcpError(f"no Google credentials ({_line(error)}): run {_LOGIN}") from None
+    return client
+
+
+def _credentials(get: Get) -> Any:
+    token = get("gcp:accessToken") or _first(_TOKEN)
+    if token:
+        return google.oauth2.credentials.Credentials(token)
+    key = get("gcp:credentials") or _first(_KEY)
+    if key:
+        info = json.loads(key if key.lstrip().startswith("{") else Path(key).expanduser().read_text())
+        return google.auth.load_credentials_from_dict(info, scopes=_SCOPES)[0]
+    return google.auth.default(scopes=_SCOPES)[0]
+
+
+def _first(names: tuple[str, ...]) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any]:
+    """The answer to a GET; ApiError for a refusal, UnreachableError where there is none, GcpError without valid credentials."""
+    try:
+        answer = client.get(url, params=params, timeout=_TIMEOUT)
+    except google.auth.exceptions.RefreshError as error:
+        raise GcpError(f"Google refused the credentials ({_line(error)}): run {_LOGIN}") from None
+    except (google.auth.exceptions.GoogleAuthError, requests.exceptions.RequestException) as error:
+        raise UnreachableError(f"{url.split('/')[2]} does not answer ({type(error).__name__})") from None
+    if answer.ok:
+        try:
+            found: dict[str, Any] = answer.json()
+        except ValueError:
+            raise UnreachableError(f"{url.split('/')[2]} gave an answer that is no JSON") from None
+        return found
+    raise _refusal(answer)
+
+
+def _refusal(answer: requests.Response) -> ApiError:
+    try:
+        error = answer.json()["error"]
+        message, errors = str(error["message"]), error.get("errors") or [{}]
+        details = [str(item.get("reason", "")) for item in error.get("details", []) if isinstance(item, dict)]
+        reason = next((name for name in details if name), str(errors[0].get("reason", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, reason = answer.reason or "", ""
+    return ApiError(" ".join(message.split()), answer.status_code, reason)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")

@@ -1,0 +1,113 @@
+"""Configuration that only the Google Cloud target has; project, region and zone are the provider's own (`gcp:zone`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from infra.config import ClusterConfig, ConfigError
+from infra.gcp.machines import gpu_name, paired
+from infra.gcp.names import MAX_REPLICAS
+from infra.spec import ClusterSpec, Role, SpecError
+
+_BUCKET = re.compile(r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$")
+_DURATION = re.compile(r"^(\d+)(s|m|h)?$")
+_UNIT = {"s": 1, "m": 60, "h": 3600, None: 1}
+_IMAGE = re.compile(r"^(projects/)?[a-z0-9.:-]+/(global/images/(family/)?)?[a-z][a-z0-9-]{0,62}$")
+_LEAST_IDLE = 300
+_RANGE = 20
+
+
+class GcpConfig(ClusterConfig):
+    """`network` is the subnet's range, `idle_timeout` and `host_key_timeout` are in seconds, `boot_disk_size` in GB (2^30
+    bytes), `max_hourly_cost` in US dollars.
+    """
+
+    image: str | None = None
+    boot_disk_type: Literal["pd-ssd", "pd-balanced", "pd-standard"] = "pd-ssd"
+    boot_disk_size: int = Field(100, ge=20, le=65536)
+    network: ipaddress.IPv4Network = ipaddress.IPv4Network("10.64.0.0/20")
+    flow_logs: bool = False
+    public_address: bool = False
+    operator_cidr: ipaddress.IPv4Network | None = None
+    bucket: str | None = None
+    retain_bucket: bool = False
+    force_destroy: bool = False
+    runtime_version: str = "2.21.0"
+    max_hourly_cost: float | None = Field(None, gt=0)
+    idle_timeout: int = 0
+    host_key_timeout: int = Field(180, ge=0, le=3600)
+
+    @field_validator("network")
+    @classmethod
+    def _network(cls, value: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
+        if value.prefixlen != _RANGE or not value.is_private:
+            raise ValueError("write a private /20 range, such as 10.64.0.0/20")
+        return value
+
+    @field_validator("operator_cidr")
+    @classmethod
+    def _operator(cls, value: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network | None:
+        if value and value.prefixlen < 8:
+            raise ValueError("ssh from the whole internet is refused; write the range you come from, such as 203.0.113.7/32")
+        return value
+
+    @field_validator("bucket")
+    @classmethod
+    def _bucket(cls, value: str | None) -> str | None:
+        if value and (not _BUCKET.match(value) or ".." in value or "google" in value or value.startswith("goog")):
+            raise ValueError(
+                "a bucket's name has 3 to 63 small letters, digits, -, _ and ., does not begin with goog, and has no google in it"
+            )
+        return value
+
+    @field_validator("image")
+    @classmethod
+    def _image(cls, value: str | None) -> str | None:
+        if value and not _IMAGE.match(value):
+            raise ValueError("write PROJECT/FAMILY, or projects/PROJECT/global/images/NAME")
+        return value
+
+    @field_validator("runtime_version")
+    @classmethod
+    def _runtime(cls, value: str) -> str:
+        if not re.fullmatch(r"2\.\d{1,2}\.\d{1,2}", value):
+            raise ValueError("write a whole version of TensorFlow 2, such as 2.21.0")
+        return value
+
+    @field_validator("idle_timeout", mode="before")
+    @classmethod
+    def _idle(cls, value: object) -> int:
+        match = _DURATION.match(str(value))
+        seconds = int(match[1]) * _UNIT[match[2]] if match else -1
+        if seconds and seconds < _LEAST_IDLE:
+            raise ValueError("write a time of 5 minutes or more, such as 30m or 2h, or 0 for never")
+        return seconds
+
+    @field_validator("accelerator_type")
+    @classmethod
+    def _gpus(cls, value: dict[Role, str]) -> dict[Role, str]:
+        try:
+            return {role: gpu_name(text) for role, text in value.items()}
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+    def spec(self) -> ClusterSpec:
+        """As of every target, with the GPUs that machine types have of themselves.
+
+        ConfigError too for more replicas than the network has addresses for, for a machine type or GPUs that Google has not.
+        """
+        spec = super().spec()
+        roles = {}
+        for role, found in spec.roles.items():
+            if found.count > MAX_REPLICAS[role]:
+                raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS[role]}")
+            try:
+                roles[role] = dataclasses.replace(found, accelerator=paired(found.machine_type, found.accelerator))
+            except SpecError as error:
+                raise ConfigError(f"{role}: {error}") from None
+        return dataclasses.replace(spec, roles=roles)

@@ -1,0 +1,111 @@
+"""The hosts' ssh keys, as Google's guest agent publishes them through the Compute API: nothing is accepted blindly.
+
+Source: Compute Engine documentation, "Guest attributes", namespace `hostkeys`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import requests
+from pulumi import Output
+
+from infra.dynamic import ModuleResource, Props
+from infra.gcp.api import ApiError, GcpError, Get, UnreachableError, get_json, session
+
+REPLACE = frozenset({"project", "zone"})
+_KIND = "ssh-ed25519"
+_KEY = re.compile(r"^[A-Za-z0-9+/]+=*$")
+_POLL = 2.0
+_AT_ONCE = 16
+_config: dict[str, Get] = {}
+
+
+class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
+    """Inputs: endpoint (of the Compute API), project, zone, hosts (the name that ssh uses to the instance's), created (the same
+    names to the instances' ids: a host made anew has a new key), timeout (seconds).
+
+    Outputs: hostKeys (the name that ssh uses to the key), late (names without a key; `pulumi refresh` looks again).
+    """
+
+    lifecycle = __name__
+    outputs = ("hostKeys", "late")
+    hostKeys: Output[dict[str, str]]
+    late: Output[list[str]]
+
+
+def configure(get: Get) -> None:
+    """The stack's configuration, for the credentials."""
+    _config["get"] = get
+
+
+def create(props: Props) -> tuple[str, Props]:
+    return f"{props['project']}/{props['zone']}", _outputs(props, read_keys(props, {}, props["timeout"]))
+
+
+def read(name: str, props: Props) -> Props | None:
+    return _outputs(props, read_keys(props, props.get("hostKeys") or {}, 0)) if props.get("late") else props
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    known = old.get("hostKeys") or {}
+    same = {host: known[host] for host in new["hosts"] if host in known and _same(host, old, new)}
+    return _outputs(new, read_keys(new, same, new["timeout"]))
+
+
+def delete(name: str, props: Props) -> None:
+    """The keys are the hosts' own."""
+
+
+def _same(host: str, old: Props, new: Props) -> bool:
+    return all((old.get(key) or {}).get(host) == new[key][host] for key in ("hosts", "created"))
+
+
+def _outputs(props: Props, keys: Mapping[str, str]) -> Props:
+    return {**props, "hostKeys": dict(keys), "late": [host for host in props["hosts"] if host not in keys]}
+
+
+def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[str, str]:
+    """The keys of all hosts, asked for at once until all have one or the time is over; a host without one is left out.
+
+    Raises GcpError where Google refuses to say.
+    """
+    keys, deadline = dict(known), time.monotonic() + seconds
+    wanted = [host for host in props["hosts"] if host not in keys]
+    if not wanted:
+        return keys
+    client = session(_config.get("get", lambda _: None))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        while True:
+            found = pool.map(lambda host: _key(client, props, props["hosts"][host]), wanted)
+            keys |= {host: key for host, key in zip(wanted, found, strict=True) if key}
+            wanted = [host for host in wanted if host not in keys]
+            if not wanted or time.monotonic() + _POLL > deadline:
+                return {host: keys[host] for host in props["hosts"] if host in keys}
+            time.sleep(_POLL)
+
+
+def _key(client: requests.Session, props: Props, instance: str) -> str | None:
+    url = f"{props['endpoint']}projects/{props['project']}/zones/{props['zone']}/instances/{instance}/getGuestAttributes"
+    try:
+        answer = get_json(client, url, queryPath="hostkeys/")
+    except ApiError as error:
+        if error.status in (401, 403):
+            raise GcpError(f"host key of {instance}: {error} (needs compute.instances.getGuestAttributes)") from None
+        return None  # not written yet, or Google is busy: both pass
+    except UnreachableError:
+        return None
+    return parse(answer)
+
+
+def parse(answer: Mapping[str, Any]) -> str | None:
+    """The line for known_hosts in the answer of getGuestAttributes; None without a key of the kind that our sshd has."""
+    for item in (answer.get("queryValue") or {}).get("items") or []:
+        value = str(item.get("value", "")).strip()
+        if item.get("key") == _KIND and _KEY.match(value):
+            return f"{_KIND} {value}"
+    return None

@@ -1,0 +1,131 @@
+"""The hosts: one instance a replica, each on its own, so that a change of one leaves the others alone."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pulumi import ComponentResource, Output, Resource, ResourceOptions
+from pulumi_gcp.compute import (
+    Instance,
+    InstanceBootDiskArgs,
+    InstanceBootDiskInitializeParamsArgs,
+    InstanceGuestAcceleratorArgs,
+    InstanceNetworkInterfaceAccessConfigArgs,
+    InstanceNetworkInterfaceArgs,
+    InstanceSchedulingArgs,
+    InstanceServiceAccountArgs,
+    InstanceShieldedInstanceConfigArgs,
+)
+
+from infra.gcp.names import Names, address
+from infra.gcp.zones import Place
+from infra.spec import Replica, RoleSpec
+
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
+
+@dataclass(frozen=True)
+class HostArgs:
+    """What one host is made of; `disk_size` in GB (2^30 bytes), `startup_script` runs at every boot."""
+
+    place: Place
+    names: Names
+    replica: Replica
+    role: RoleSpec
+    image: str
+    disk_type: str
+    disk_size: int
+    network: ipaddress.IPv4Network
+    subnet: Output[str]
+    account: Output[str]
+    authorized_key: Output[str]
+    startup_script: str
+    labels: Mapping[str, str]
+    public_address: bool = False
+
+
+class Host(ComponentResource):
+    """Outputs: `instance` (its name), `address` (internal), `public_address` (empty without one), `instance_id`."""
+
+    instance: str
+    address: str
+    public_address: Output[str]
+    instance_id: Output[str]
+
+    def __init__(self, name: str, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions | None = None) -> None:
+        super().__init__("scaletier:gcp:Host", name, None, opts)
+        self.args = args
+        self.instance, self.address = args.names.of(args.replica.name), address(args.network, args.replica)
+        role = args.role
+        own = {"scaletier-stack": args.names.stack, "scaletier-role": str(args.replica.role)}
+        instance = Instance(
+            name,
+            name=self.instance,
+            project=args.place.project,
+            zone=args.place.zone,
+            machine_type=role.machine_type,
+            boot_disk=InstanceBootDiskArgs(
+                auto_delete=True,
+                # A disk's labels cannot change without a new disk, so it has those alone that never do.
+                initialize_params=InstanceBootDiskInitializeParamsArgs(
+                    image=args.image, type=args.disk_type, size=args.disk_size, labels=own
+                ),
+            ),
+            network_interfaces=[self._interface()],
+            guest_accelerators=[InstanceGuestAcceleratorArgs(type=role.accelerator.type, count=role.accelerator.count)]
+            if role.accelerator
+            else None,
+            scheduling=_scheduling(role),
+            service_account=InstanceServiceAccountArgs(email=args.account, scopes=list(_SCOPES)),
+            shielded_instance_config=InstanceShieldedInstanceConfigArgs(
+                enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
+            ),
+            metadata={
+                "block-project-ssh-keys": "true",
+                "enable-oslogin": "FALSE",
+                "enable-guest-attributes": "TRUE",
+                "serial-port-enable": "FALSE",
+                "ssh-keys": args.authorized_key.apply(lambda key: f"scaletier:{key}"),
+                "startup-script": args.startup_script,
+            },
+            labels={**args.labels, **own, "scaletier-replica": args.replica.name},
+            can_ip_forward=False,
+            deletion_protection=False,
+            allow_stopping_for_update=True,
+            # A host that was preempted, or stopped itself when idle, is started again by `pulumi up --refresh`.
+            desired_status="RUNNING",
+            # A name and an address belong to one instance at a time.
+            opts=ResourceOptions(parent=self, depends_on=list(after), delete_before_replace=True),
+        )
+        self.instance_id = instance.instance_id
+        self.public_address = instance.network_interfaces.apply(
+            lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
+        )
+        self.register_outputs({"instance": self.instance, "address": self.address})
+
+    def _interface(self) -> InstanceNetworkInterfaceArgs:
+        public = [InstanceNetworkInterfaceAccessConfigArgs(network_tier="PREMIUM")] if self.args.public_address else None
+        return InstanceNetworkInterfaceArgs(subnetwork=self.args.subnet, network_ip=self.address, access_configs=public)
+
+
+def _scheduling(role: RoleSpec) -> InstanceSchedulingArgs:
+    """Spot hosts and hosts with GPUs cannot move while they run.
+
+    Source: Compute Engine documentation, "Spot VMs" and "GPU VMs and host maintenance events".
+    """
+    if role.spot:
+        return InstanceSchedulingArgs(
+            provisioning_model="SPOT",
+            preemptible=True,
+            automatic_restart=False,
+            on_host_maintenance="TERMINATE",
+            instance_termination_action="STOP",
+        )
+    return InstanceSchedulingArgs(
+        provisioning_model="STANDARD",
+        preemptible=False,
+        automatic_restart=True,
+        on_host_maintenance="TERMINATE" if role.accelerator else "MIGRATE",
+    )

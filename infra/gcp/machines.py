@@ -1,0 +1,121 @@
+"""Machine types, and the GPUs that go with them: pure tables and look-ups.
+
+Source: Compute Engine documentation, "General-purpose machine family", "Accelerator-optimized machine family" and
+"GPU machine types" (which counts go with how many vCPUs of N1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.spec import Accelerator, SpecError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine type: processors, memory in GiB, and the GPUs that are part of it."""
+
+    name: str
+    cpus: int
+    memory: float
+    accelerator: Accelerator | None = None
+
+    @property
+    def series(self) -> str:
+        return self.name.partition("-")[0]
+
+
+_GENERAL: Mapping[str, tuple[Mapping[str, float], tuple[int, ...]]] = {
+    "n1": ({"standard": 3.75, "highmem": 6.5, "highcpu": 0.9}, (1, 2, 4, 8, 16, 32, 64, 96)),
+    "n2": ({"standard": 4, "highmem": 8, "highcpu": 1}, (2, 4, 8, 16, 32, 48, 64, 80)),
+    "e2": ({"standard": 4, "highmem": 8, "highcpu": 1}, (2, 4, 8, 16, 32)),
+}
+_ONLY_STANDARD = {"n1": {1}}
+_WITH_GPUS = (
+    *(
+        Machine(f"g2-standard-{cpus}", cpus, cpus * 4, Accelerator("nvidia-l4", gpus))
+        for cpus, gpus in ((4, 1), (8, 1), (12, 1), (16, 1), (24, 2), (32, 1), (48, 4), (96, 8))
+    ),
+    *(Machine(f"a2-highgpu-{gpus}g", gpus * 12, gpus * 85, Accelerator("nvidia-tesla-a100", gpus)) for gpus in (1, 2, 4, 8)),
+    Machine("a2-megagpu-16g", 96, 1360, Accelerator("nvidia-tesla-a100", 16)),
+    *(Machine(f"a2-ultragpu-{gpus}g", gpus * 12, gpus * 170, Accelerator("nvidia-a100-80gb", gpus)) for gpus in (1, 2, 4, 8)),
+)
+
+
+def _general() -> dict[str, Machine]:
+    machines = {}
+    for series, (kinds, sizes) in _GENERAL.items():
+        for kind, memory in kinds.items():
+            for cpus in sizes:
+                if kind == "standard" or cpus not in _ONLY_STANDARD.get(series, ()):
+                    machines[f"{series}-{kind}-{cpus}"] = Machine(f"{series}-{kind}-{cpus}", cpus, cpus * memory)
+    return machines
+
+
+MACHINES: Mapping[str, Machine] = {**_general(), **{machine.name: machine for machine in _WITH_GPUS}}
+
+# For N1: how many GPUs of a type a host may have, and how many vCPUs at most with so many.
+_N1_GPUS: Mapping[str, Mapping[int, int]] = {
+    "nvidia-tesla-t4": {1: 48, 2: 48, 4: 96},
+    "nvidia-tesla-v100": {1: 12, 2: 24, 4: 48, 8: 96},
+    "nvidia-tesla-p100": {1: 16, 2: 32, 4: 96},
+    "nvidia-tesla-p4": {1: 24, 2: 48, 4: 96},
+}
+GPUS = (*_N1_GPUS, "nvidia-l4", "nvidia-tesla-a100", "nvidia-a100-80gb")
+
+
+def gpu_name(text: str) -> str:
+    """Compute Engine's name of a GPU, from it or from Cloud ML's (`NVIDIA_TESLA_T4`); SpecError for another."""
+    name = text.strip().lower().replace("_", "-")
+    if name not in GPUS:
+        raise SpecError(f"acceleratorType {text!r} is unknown; valid are {', '.join(GPUS)}")
+    return name
+
+
+def machine(name: str) -> Machine:
+    """The machine type of that name; SpecError that lists those of the same series, or the series."""
+    if name in MACHINES:
+        return MACHINES[name]
+    series = re.split(r"[-_]", name, maxsplit=1)[0].lower()
+    alike = [known for known in MACHINES if known.startswith(f"{series}-")]
+    valid = ", ".join(alike or dict.fromkeys(f"{known.partition('-')[0]}-…" for known in MACHINES))
+    raise SpecError(f"machine type {name!r} is unknown; valid are {valid}")
+
+
+def paired(name: str, accelerator: Accelerator | None) -> Accelerator | None:
+    """The GPUs of a host of that machine type: those asked for, checked, or those that are part of the type.
+
+    Raises SpecError for a pair that Compute Engine refuses, with the valid ones.
+    """
+    found = machine(name)
+    if accelerator is None:
+        return found.accelerator
+    if found.accelerator:
+        if accelerator != found.accelerator:
+            own = found.accelerator
+            raise SpecError(f"{name} comes with {own.count} x {own.type}, not {accelerator.count} x {accelerator.type}")
+        return accelerator
+    if accelerator.type not in _N1_GPUS:
+        valid = [
+            f"{item.name} ({item.accelerator.count})"
+            for item in _WITH_GPUS
+            if item.accelerator and item.accelerator.type == accelerator.type
+        ]
+        raise SpecError(f"{accelerator.type} does not go with {name}; machine types with it (and how many): {', '.join(valid)}")
+    limits = _N1_GPUS[accelerator.type]
+    if found.series != "n1":
+        raise SpecError(f"{accelerator.type} does not go with {name}; valid are machine types of the series n1")
+    if accelerator.count not in limits:
+        raise SpecError(
+            f"{accelerator.count} x {accelerator.type} is not offered; valid counts are {', '.join(map(str, limits))}"
+        )
+    if found.cpus > limits[accelerator.count]:
+        enough = [count for count, cpus in limits.items() if cpus >= found.cpus]
+        fits = f"; {name} takes {', '.join(map(str, enough))} of them" if enough else ""
+        most = limits[accelerator.count]
+        raise SpecError(
+            f"{accelerator.count} x {accelerator.type} goes with {most} vCPUs at most, {name} has {found.cpus}{fits}"
+        )
+    return accelerator

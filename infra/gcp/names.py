@@ -1,0 +1,42 @@
+"""Names and addresses of a stack on Google Cloud: pure, so that the same stack has the same ones on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.spec import Replica, Role
+
+# Where each role's block begins in the stack's /20 (4,096 addresses); Google keeps the first two and the last two of a subnet.
+_BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 16, Role.PS: 1024, Role.WORKER: 2048}
+MAX_REPLICAS: Mapping[Role, int] = {Role.MASTER: 1, Role.EVALUATOR: 1000, Role.PS: 1000, Role.WORKER: 2000}
+
+
+@dataclass(frozen=True)
+class Names:
+    """`prefix` is 20 characters at most: a service account's id has 30, and `-evaluator` is the longest ending."""
+
+    prefix: str
+    bucket: str
+    stack: str
+
+    def of(self, *parts: str) -> str:
+        """A name of RFC 1035, 63 characters at most."""
+        return "-".join((self.prefix, *parts))
+
+
+def names(project: str, stack: str) -> Names:
+    """The names of one stack in one project: 6 hexadecimal digits of a hash keep stacks with similar names apart."""
+    key = hashlib.sha256(f"{project}\0{stack}".encode()).hexdigest()[:6]
+    plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-") or "stack"
+    prefix = f"st-{plain[:10].strip('-')}-{key}"
+    owner = re.sub(r"[^a-z0-9]+", "-", project.lower()).strip("-")[:30]
+    return Names(prefix, f"{owner}-{prefix}", plain[:63].strip("-"))
+
+
+def address(network: ipaddress.IPv4Network, replica: Replica) -> str:
+    """The internal address of a replica: the same after its host was made anew, so that its peers find it again."""
+    return str(network[_BLOCK[replica.role] + replica.index])

@@ -1,0 +1,82 @@
+"""The stack's network: a custom-mode VPC, one subnet with private Google access, and Cloud NAT for hosts without addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from pulumi import ComponentResource, Output, ResourceOptions
+from pulumi_gcp.compute import (
+    Network,
+    Router,
+    RouterNat,
+    RouterNatLogConfigArgs,
+    RouterNatSubnetworkArgs,
+    Subnetwork,
+    SubnetworkLogConfigArgs,
+)
+
+from infra.gcp.names import Names
+from infra.gcp.zones import Place
+
+
+@dataclass(frozen=True)
+class NetworkArgs:
+    """`range` is the subnet's; `flow_logs` samples its traffic into Cloud Logging."""
+
+    place: Place
+    names: Names
+    range: ipaddress.IPv4Network
+    flow_logs: bool = False
+
+
+class ClusterNetwork(ComponentResource):
+    """Outputs: the links of the network and of its subnet."""
+
+    network: Output[str]
+    subnet: Output[str]
+
+    def __init__(self, name: str, args: NetworkArgs, opts: ResourceOptions | None = None) -> None:
+        super().__init__("scaletier:gcp:Network", name, None, opts)
+        place, names, inside = args.place, args.names, ResourceOptions(parent=self)
+        network = Network(
+            "network",
+            name=names.prefix,
+            project=place.project,
+            description=f"scaletier, stack {names.stack}",
+            auto_create_subnetworks=False,
+            routing_mode="REGIONAL",
+            opts=inside,
+        )
+        subnet = Subnetwork(
+            "subnet",
+            name=names.prefix,
+            project=place.project,
+            region=place.region,
+            network=network.self_link,
+            ip_cidr_range=str(args.range),
+            private_ip_google_access=True,
+            log_config=SubnetworkLogConfigArgs(
+                aggregation_interval="INTERVAL_5_SEC", flow_sampling=0.5, metadata="INCLUDE_ALL_METADATA"
+            )
+            if args.flow_logs
+            else None,
+            opts=inside,
+        )
+        router = Router(
+            "router", name=names.prefix, project=place.project, region=place.region, network=network.self_link, opts=inside
+        )
+        RouterNat(
+            "nat",
+            name=names.prefix,
+            project=place.project,
+            region=place.region,
+            router=router.name,
+            nat_ip_allocate_option="AUTO_ONLY",
+            source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
+            subnetworks=[RouterNatSubnetworkArgs(name=subnet.self_link, source_ip_ranges_to_nats=["ALL_IP_RANGES"])],
+            log_config=RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
+            opts=inside,
+        )
+        self.network, self.subnet = network.self_link, subnet.self_link
+        self.register_outputs({"network": self.network, "subnet": self.subnet})

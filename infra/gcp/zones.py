@@ -1,0 +1,97 @@
+"""Where a cluster may be: project, region and zone as the provider has them, and the zones that have a GPU.
+
+Source of the table: Compute Engine documentation, "GPU regions and zones" (it changes: a zone that has gained a GPU since is
+added here by hand).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from infra.spec import SpecError
+
+_ZONE = re.compile(r"^([a-z]+-[a-z]+\d+)-[a-z]$")
+_REGION = re.compile(r"^[a-z]+-[a-z]+\d+$")
+_PROJECT = re.compile(r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$")
+# The variables that the provider itself reads, in its order.
+_ENVIRONMENT = {
+    "project": ("GOOGLE_PROJECT", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"),
+    "region": ("GOOGLE_REGION", "GCLOUD_REGION", "CLOUDSDK_COMPUTE_REGION"),
+    "zone": ("GOOGLE_ZONE", "GCLOUD_ZONE", "CLOUDSDK_COMPUTE_ZONE"),
+}
+
+_GPU_ZONES: Mapping[str, str] = {
+    "nvidia-tesla-t4": """
+        asia-east1-ac asia-east2-ac asia-northeast1-ac asia-northeast3-bc asia-south1-ab asia-southeast1-abc asia-southeast2-ab
+        australia-southeast1-ac europe-central2-bc europe-west1-bcd europe-west2-ab europe-west3-b europe-west4-abc me-west1-bc
+        northamerica-northeast1-c southamerica-east1-ac us-central1-abcf us-east1-cd us-east4-abc us-west1-ab us-west2-bc
+        us-west3-b us-west4-ab""",
+    "nvidia-tesla-v100": "asia-east1-c europe-west4-abc us-central1-abcf us-east1-c us-west1-ab",
+    "nvidia-tesla-p100": """
+        asia-east1-ac australia-southeast1-c europe-west1-bd europe-west4-a us-central1-cf us-east1-bc us-west1-ab""",
+    "nvidia-tesla-p4": """
+        asia-southeast1-bc australia-southeast1-ab europe-west4-bc northamerica-northeast1-abc us-central1-ac us-east4-abc
+        us-west2-bc""",
+    "nvidia-l4": """
+        asia-east1-abc asia-northeast1-abc asia-northeast3-ab asia-south1-abc asia-southeast1-abc europe-west1-bc
+        europe-west2-ab europe-west3-ab europe-west4-abc europe-west6-bc me-central2-ac northamerica-northeast2-ab
+        us-central1-abc us-east1-bcd us-east4-ac us-west1-abc us-west4-ac""",
+    "nvidia-tesla-a100": """
+        asia-northeast1-ac asia-northeast3-ab asia-southeast1-bc europe-west4-ab me-west1-bc us-central1-abcf us-east1-b
+        us-west1-b us-west3-b us-west4-b""",
+    "nvidia-a100-80gb": "asia-southeast1-c europe-west4-a us-central1-ac us-east4-c us-east5-b",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A project, a region, and a zone of it."""
+
+    project: str
+    region: str
+    zone: str
+
+
+def zones_with(gpu: str) -> tuple[str, ...]:
+    """The zones that have a GPU, sorted."""
+    found = []
+    for entry in _GPU_ZONES[gpu].split():
+        region, _, letters = entry.rpartition("-")
+        found += [f"{region}-{letter}" for letter in letters]
+    return tuple(sorted(found))
+
+
+def check_gpu(gpu: str, zone: str) -> None:
+    """Raises SpecError, with the zones that have the GPU, where this one does not; those of its own region first."""
+    zones = zones_with(gpu)
+    if zone not in zones:
+        near = [name for name in zones if name.rpartition("-")[0] == zone.rpartition("-")[0]]
+        raise SpecError(
+            f"zone {zone} has no {gpu}; {'in its region it is in' if near else 'it is in'} {', '.join(near or zones)}"
+        )
+
+
+def place(get: Callable[[str], str | None], environment: Mapping[str, str]) -> Place:
+    """Project, region and zone from `gcp:` configuration, else from the environment; SpecError for one that cannot be."""
+    found = {}
+    for key, names in _ENVIRONMENT.items():
+        found[key] = get(key) or next((environment[name] for name in names if environment.get(name)), None)
+    project, region, zone = found["project"], found["region"], found["zone"]
+    if not project:
+        raise SpecError("no Google Cloud project: `pulumi config set gcp:project PROJECT_ID`")
+    if not _PROJECT.match(project):
+        raise SpecError(f"gcp:project {project!r} is not a project's id (such as my-project-123, not its name or number)")
+    if not zone:
+        raise SpecError("no zone: `pulumi config set gcp:zone us-central1-a`")
+    match = _ZONE.match(zone)
+    if not match:
+        raise SpecError(f"gcp:zone {zone!r} is not a zone; a zone is a region and a letter, such as us-central1-a")
+    if region and not _REGION.match(region):
+        raise SpecError(f"gcp:region {region!r} is not a region, such as us-central1")
+    if region and region != match[1]:
+        raise SpecError(
+            f"gcp:zone {zone} is not in gcp:region {region}: `pulumi config set gcp:region {match[1]}`, or another zone"
+        )
+    return Place(project, match[1], zone)
