@@ -44,7 +44,7 @@ class Chief:
         set_threads()
         tf.random.set_seed(flags.seed)
         self._flags, self._cluster, self._model = flags, cluster, MODELS[flags.model]
-        self._train_files, eval_files = find_files(flags.train_data), find_files(flags.eval_data)
+        self._train_files, eval_files = find_files(flags.train_data, "train"), find_files(flags.eval_data, "test")
         check(self._train_files, flags.batch_size)
         check(eval_files, 1)
         found = checkpoint.latest(flags.job_dir)
@@ -65,10 +65,10 @@ class Chief:
         replicas = 1 + len(cluster.jobs.get("worker", ()))
         descent = Descent(flags.learning_rate, flags.sync_period, flags.max_steps, replicas)
         self._round = make_round(self._model, self._centre, descent, self._iterator)
-        self._progress = Progress(step)
+        self._progress = Progress(step, replicas)
         self._copy = checkpoint.LocalCopy(self._model, flags.job_dir, flags.keep_checkpoints)
         self._evaluate = make_evaluate(self._model, self._copy.variables, eval_files)
-        self._eval_interval = EvalInterval(flags.eval_interval, time.monotonic())
+        self._eval_interval = EvalInterval(flags.eval_interval)
         self._summaries = Summaries(flags.job_dir)
         self._summarized = (time.monotonic(), step)
 
@@ -104,6 +104,7 @@ class Chief:
         self, name: str, iterator: Any, emit: Callable[[str], None], after_round: Callable[[Round], None] | None = None
     ) -> None:
         values, _ = self._centre.pull()
+        self._progress.start()
         train(name, self._round, iterator, values, self._progress, self._flags.log_interval, emit, after_round)
 
     def _train_worker(self) -> None:

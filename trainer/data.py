@@ -19,17 +19,20 @@ class DataError(RuntimeError):
     """There is no such data, or not enough: the message is one line."""
 
 
-def find_files(paths: Sequence[str]) -> list[str]:
-    """Files of globs, directories (their `*.tfrecord*`) and plain paths, sorted; DataError where one matches none."""
+def find_files(paths: Sequence[str], split: str) -> list[str]:
+    """Files of globs, plain paths, and directories (their `<split>*.tfrecord*`), sorted.
+
+    Raises DataError where a path matches none.
+    """
     found: set[str] = set()
     for path in paths:
-        pattern = f"{path.rstrip('/')}/*.tfrecord*" if tf.io.gfile.isdir(path) else path
         try:
+            pattern = f"{path.rstrip('/')}/{split}*.tfrecord*" if tf.io.gfile.isdir(path) else path
             matches = tf.io.gfile.glob(pattern)
         except tf.errors.OpError as error:
             raise DataError(f"data {path} cannot be listed: {one_line(error)}") from None
         if not matches:
-            raise DataError(f"data {path} matches no file")
+            raise DataError(f"data {pattern} matches no file")
         found.update(matches)
     return sorted(found)
 

@@ -23,12 +23,12 @@ def run(flags: Flags) -> None:
         signal.signal(number, lambda *_: stopped.set())
     set_threads()
     model = MODELS[flags.model]
-    files = find_files(flags.eval_data)
+    files = find_files(flags.eval_data, "test")
     check(files, 1)
     copy = checkpoint.LocalCopy(model, flags.job_dir, flags.keep_checkpoints)
     evaluate = make_evaluate(model, copy.variables, files)
     summaries = Summaries(f"{flags.job_dir}/evaluator")
-    interval = EvalInterval(flags.eval_interval, time.monotonic())
+    interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/0], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
     seen = None
     while not stopped.wait(min(interval.seconds, 1.0)):

@@ -78,7 +78,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_paths,
         metavar="PATHS",
         default=f"{data}/train*.tfrecord*" if data else None,
-        help="TFRecord files: glob, directory or comma list; by default train*.tfrecord* in $SCALETIER_DATA",
+        help="TFRecord files: glob, directory (its train*.tfrecord*) or comma list; by default $SCALETIER_DATA",
     )
     add(
         "--eval-data",

@@ -42,10 +42,12 @@ class EvalInterval:
     """Seconds between evaluations, growing so that they take no more than a twentieth of the time."""
 
     seconds: float
-    last: float
+    last: float | None = None
 
     def due(self, now: float) -> bool:
-        """True once `seconds` have passed since the last evaluation ended; `now` on the clock of `last`."""
+        """True once `seconds` have passed since the last evaluation ended, or since this was first asked; `now` in seconds."""
+        if self.last is None:
+            self.last = now
         return now - self.last >= self.seconds
 
     def record(self, start: float, end: float) -> str | None:

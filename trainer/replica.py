@@ -11,6 +11,8 @@ from typing import Any
 from trainer.elastic import Round, take_round
 from trainer.lines import train_line
 
+_START_SECONDS = 5.0
+
 
 class DivergedError(RuntimeError):
     """The loss is no longer a number: the message is one line."""
@@ -19,10 +21,25 @@ class DivergedError(RuntimeError):
 class Progress:
     """What the replicas, each a thread of the chief's process, tell one another."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, replicas: int) -> None:
         self.global_step = step
+        self._missing = replicas
+        self._lock = threading.Lock()
+        self._started = threading.Event()
         self.stopped = threading.Event()
         self.failure: Exception | None = None
+
+    def start(self) -> None:
+        """Returns once every replica has come here, or after some seconds, and at once for a replica that comes back.
+
+        A replica that trains slows down those that still prepare to, where they share cpus.
+        """
+        with self._lock:
+            self._missing -= 1
+            if self._missing <= 0:
+                self._started.set()
+        self._started.wait(_START_SECONDS)
+        self._started.set()
 
     def fail(self, error: Exception) -> None:
         """Stops every replica for this error; the first one counts."""

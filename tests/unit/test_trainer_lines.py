@@ -14,7 +14,8 @@ def test_lines() -> None:
 
 
 def test_the_interval_grows_to_twenty_evaluations() -> None:
-    interval = EvalInterval(1.0, last=10.0)
+    interval = EvalInterval(1.0)
+    assert not interval.due(10.0)
     assert not interval.due(10.9)
     assert interval.due(11.0)
     assert interval.record(11.0, 11.263) == "Adjusting eval interval from 1.00s to 5.26s"
@@ -23,6 +24,6 @@ def test_the_interval_grows_to_twenty_evaluations() -> None:
 
 
 def test_the_interval_stays_for_a_quick_evaluation() -> None:
-    interval = EvalInterval(1.0, last=0.0)
+    interval = EvalInterval(1.0)
     assert interval.record(1.0, 1.04) is None
     assert interval.seconds == 1.0

@@ -130,3 +130,25 @@ def test_the_parameters_are_cut_and_put_together_again() -> None:
     assert np.allclose(centre.pull()[0].numpy(), 2 * values)
     assert Descent(0.1, 4, 10, 1).spring == (1.0, 0.0)
     assert Descent(0.1, 4, 10, 5).spring == (0.18, 0.18)
+
+
+def test_data_is_found_by_directory_glob_and_path(data: Path) -> None:
+    from trainer.data import DataError, find_files
+
+    train = f"{data}/train-00000-of-00001.tfrecord"
+    assert find_files([str(data)], "train") == find_files([f"{data}/train*"], "train") == find_files([train], "x") == [train]
+    with pytest.raises(DataError, match=r"data .*/eval\*\.tfrecord\* matches no file"):
+        find_files([f"{data}/"], "eval")
+
+
+def test_packed_records_are_read(data: Path, tmp_path: Path) -> None:
+    import gzip
+
+    from trainer.data import eval_pipeline
+
+    packed = tmp_path / "eval.tfr.gz"
+    packed.write_bytes(gzip.compress((data / "test-00000-of-00001.tfrecord").read_bytes()))
+    ((images, labels),) = list(eval_pipeline([str(packed)]))
+    assert images.shape == (COUNT, 784)
+    assert float(images.numpy().max()) == 1.0
+    assert labels.numpy().tolist() == [number % 10 for number in range(COUNT)]
