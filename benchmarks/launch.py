@@ -1,0 +1,114 @@
+"""The peer of `pulumi up`: the same hosts by `lxc launch`, all at once, on a bridge that is there already."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import MeasureError, must, run
+from benchmarks.stack import NAME, ROOT, login, say
+from infra.dynamic import Props
+from infra.lxd import bucket, image, network, project
+from infra.lxd.api import LxdError, socket_path
+from infra.lxd.config import LxdConfig
+from infra.lxd.host import definition
+from infra.lxd.image import RUNTIME
+from infra.lxd.layout import address, names, sizes
+from infra.lxd.network import choose_range
+from infra.spec import ScaleTier
+
+NAMES = names(ROOT, f"{NAME}-peer")
+
+
+def launched(tier: ScaleTier) -> float:
+    """Seconds from the first `lxc launch` to a login by ssh on every host of a tier; nothing of them is left."""
+    base = {"project": NAMES.project, "pool": LxdConfig().storage_pool, "name": NAMES.bucket}
+    _remove(base)
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder) / "key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        try:
+            found = choose_range(NAMES.project, NAMES.bridge, None)
+            project.create({"name": NAMES.project})
+            network.create({"name": NAMES.bridge, "range": str(found), "dhcp": False})
+            bucket.create(base)
+            public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
+            hosts = hosts_of(tier, str(found), public)
+            began = time.monotonic()
+            with ThreadPoolExecutor(len(hosts)) as pool:
+                list(pool.map(lambda host: _launch(host, key), hosts))
+            return time.monotonic() - began
+        except LxdError as error:
+            raise MeasureError(str(error)) from None
+        finally:
+            say("deleting the hosts of lxc launch")
+            _remove(base)
+
+
+def _remove(base: Props) -> None:
+    """Deletes in the order in which each sets the next one free, whatever is there."""
+    with suppress(LxdError):  # without the project there is no bucket
+        bucket.delete(NAMES.bucket, base)
+    project.delete(NAMES.project, {"name": NAMES.project})
+    network.delete(NAMES.bridge, {"name": NAMES.bridge})
+
+
+def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
+    """What `pulumi up` would declare for the hosts of a tier, in the peer's own project and on its own bridge."""
+    config = LxdConfig(scaleTier=tier)
+    spec, found = config.spec(), ipaddress.IPv4Network(addresses)
+    limits = sizes(spec, os.cpu_count() or 1, {}, {})
+    return [
+        {
+            "project": NAMES.project,
+            "name": replica.name,
+            "image": image.require(),
+            "instanceType": config.instance_type,
+            "pool": config.storage_pool,
+            "bridge": NAMES.bridge,
+            "address": str(address(found, replica)),
+            "gateway": str(found[1]),
+            "bucket": NAMES.bucket,
+            "runtime": str(RUNTIME),
+            "authorizedKey": public_key,
+            "machineType": spec.roles[replica.role].machine_type,
+            "cpus": limits[replica.role].cpus,
+            "memory": limits[replica.role].memory,
+            "labels": {},
+        }
+        for replica in spec.replicas
+    ]
+
+
+def launch_command(host: Props, client: str) -> tuple[list[str], bytes]:
+    """`lxc launch` of a host and what it reads from stdin, which as JSON is YAML too; pure."""
+    whole: dict[str, Any] = definition(host)
+    stdin = json.dumps({"config": whole["config"], "devices": whole["devices"]}).encode()
+    return [client, "launch", host["image"], host["name"], "--project", host["project"], "--no-profiles", "--quiet"], stdin
+
+
+def login_command(host: Props, key: Path) -> Sequence[str]:
+    """An ssh login that takes any host key, which `lxc launch` does not tell."""
+    options = ("IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectTimeout=1")
+    return ["ssh", "-F", "none", "-i", str(key), *(f"-o{option}" for option in options), f"scaletier@{host['address']}", "true"]
+
+
+def _launch(host: Props, key: Path) -> None:
+    path = socket_path()
+    client = shutil.which("incus" if "incus" in path else "lxc")
+    if client is None:
+        raise MeasureError("neither lxc nor incus is there to launch the peer's hosts")
+    env = {**os.environ, "LXD_SOCKET": path, "INCUS_SOCKET": path}
+    command, stdin = launch_command(host, client)
+    must(run(command, env, ROOT, stdin), " ".join(command))
+    login([login_command(host, key)], env)

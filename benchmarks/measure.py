@@ -1,0 +1,164 @@
+"""Commands and their times. Every command has a process group of its own and never outlives the measurement."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import re
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LIMIT_SECONDS = 600.0
+_END_SECONDS = 30.0
+
+
+class MeasureError(RuntimeError):
+    """Something could not be measured; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended: exit code, both outputs, and seconds from its start to its end."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+@contextmanager
+def running(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path, stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command as it runs, its stdout a pipe; leaving the context ends its whole process group."""
+    process = subprocess.Popen(
+        command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        end(process)
+        if process.stdout:
+            process.stdout.close()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C for the process group, then SIGKILL for what is left of it."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_END_SECONDS)
+
+
+def run(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    stdin: bytes | None = None,
+    limit: float = LIMIT_SECONDS,
+) -> Ran:
+    """Runs a command to its end; MeasureError where it takes longer than the limit."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(stdin, timeout=limit)
+        seconds = time.monotonic() - began
+    except subprocess.TimeoutExpired:
+        raise MeasureError(f"{' '.join(command)} did not end within {limit:.0f} s") from None
+    finally:
+        end(process)
+    return Ran(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), seconds)
+
+
+def must(ran: Ran, what: str) -> Ran:
+    """The same, of a command that succeeded; MeasureError with the end of its output otherwise."""
+    if ran.code:
+        tail = " ".join((ran.err.strip() or ran.out.strip()).split())[-600:]
+        raise MeasureError(f"{what} ended with {ran.code}: {tail}")
+    return ran
+
+
+def first_byte(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> float:
+    """Seconds from a command's start to its first byte on stdout; MeasureError where it prints none."""
+    began = time.monotonic()
+    with running(command, env, cwd, subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        found = os.read(process.stdout.fileno(), 1)
+        seconds = time.monotonic() - began
+        if not found:
+            raise MeasureError(f"{' '.join(command)} printed nothing")
+        return seconds
+
+
+class Lines:
+    """Lines of a running command's stdout, each with the clock's time at which it came."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._queue: queue.SimpleQueue[tuple[float, str] | None] = queue.SimpleQueue()
+        self._process = process
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with suppress(ValueError, OSError):  # the pipe is closed when nobody wants more
+            for line in self._process.stdout:
+                self._queue.put((time.time(), line.decode("utf-8", "replace").rstrip("\n")))
+        self._queue.put(None)
+
+    def until(self, deadline: float) -> Iterator[tuple[float, str]]:
+        """Lines until they end, or until this time of the monotonic clock."""
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                item = self._queue.get(timeout=left)
+            except queue.Empty:
+                return
+            if item is None:
+                return
+            yield item
+
+
+def peak_memory(command: Sequence[str], env: Mapping[str, str], cwd: Path, limit: float = LIMIT_SECONDS) -> float:
+    """MB of resident memory of a command's process at its peak (VmHWM), as long as it runs; it must succeed."""
+    peak, deadline = 0, time.monotonic() + limit
+    # The rusage of a child begins with the memory of its parent, so it is not asked.
+    with running(command, env, cwd, subprocess.DEVNULL) as process:
+        Lines(process)
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError):
+                found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+                peak = max(peak, int(found[1]) if found else 0)
+            time.sleep(0.02)
+        if process.poll() != 0:
+            raise MeasureError(f"{' '.join(command)} ended with {process.poll()}")
+    return peak * 1024 / 1e6
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of the values do not exceed (nearest rank); ValueError without one."""
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
+
+
+def medians(repetitions: int, ours: Callable[[], float], peer: Callable[[], float]) -> tuple[float, float]:
+    """Ours and the peer's in turn, A B A B: the median of each."""
+    pairs = [(ours(), peer()) for _ in range(repetitions)]
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)

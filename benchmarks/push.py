@@ -1,0 +1,119 @@
+"""Our push of package, files and unit to all hosts, against OpenSSH, pyinfra and Ansible that bring the same bytes.
+
+Each side is a whole command, from its start to its end, over connections that it opens itself. The peers find their archives
+ready; ours packs them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from benchmarks.measure import medians, must, run
+from benchmarks.push_once import JOB
+from benchmarks.registry import Benchmark, Figure, add
+from benchmarks.stack import BIN, ROOT, BenchStack, say
+from infra.spec import ScaleTier
+from ops.inventory import Inventory
+from ops.push import take_in_command
+
+PEERS = Path(__file__).with_name("peers")
+_FORKS = 64
+Command = tuple[list[str], dict[str, str]]
+
+
+def by_ssh(inventory: Inventory, folder: Path) -> Command:
+    """OpenSSH, one process a host, all at once, the archive on stdin."""
+    ssh = f"ssh -F {shlex.quote(str(inventory.folder / 'ssh_config'))}"
+    command = shlex.quote(take_in_command(JOB))
+    starts = "\n".join(
+        f"{ssh} {name} {command} <{shlex.quote(str(folder))}/{name}.tar.gz & all+=($!)" for name in inventory.names
+    )
+    return ["bash", "-c", f'all=()\n{starts}\nfor one in "${{all[@]}}"; do wait "$one" || exit; done'], {}
+
+
+def by_pyinfra(inventory: Inventory, folder: Path) -> Command:
+    """pyinfra: put the archive, unpack it, reload and restart."""
+    data = {
+        "ssh_config_file": str(inventory.folder / "ssh_config"),
+        "ssh_known_hosts_file": str(inventory.folder / "known_hosts"),
+        "ssh_strict_host_key_checking": "yes",
+        "ssh_user": "scaletier",
+        "ssh_key": str(inventory.folder / "id_ed25519"),
+        "archives": str(folder),
+    }
+    hosts = [(host.name, {**data, "ssh_hostname": host.address}) for host in inventory.hosts]
+    (folder / "inventory.py").write_text(f"hosts = {hosts!r}\n")
+    command = ["pyinfra", "--yes", "--parallel", str(_FORKS), str(folder / "inventory.py"), str(PEERS / "pyinfra_push.py")]
+    return [str(BIN / command[0]), *command[1:]], {}
+
+
+def by_ansible(inventory: Inventory, folder: Path) -> Command:
+    """ansible-core with pipelining, a fork a host, and its own shared connections, none of which is there at its start."""
+    hosts = {name: {"archive": str(folder / f"{name}.tar.gz")} for name in inventory.names}
+    (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    (folder / "ansible.cfg").write_text("")
+    config = shlex.quote(str(inventory.folder / "ssh_config"))
+    env = {
+        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+        "ANSIBLE_INVENTORY": str(folder / "inventory.json"),
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_FORKS": str(_FORKS),
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cm"),
+        "ANSIBLE_SSH_ARGS": f"-F {config} -o ControlMaster=auto -o ControlPersist=60s",
+        "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
+    }
+    return [str(BIN / "ansible-playbook"), str(PEERS / "ansible_push.yml")], env
+
+
+def forget(folder: Path) -> None:
+    """Ends the connections that Ansible keeps open."""
+    for socket in (folder / "cm").glob("*"):
+        run(["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "host"], {}, ROOT)
+
+
+def measure(stack: BenchStack, tier: ScaleTier, peer: Callable[[Inventory, Path], Command], repetitions: int) -> Figure:
+    """Ours and a peer's in turn; MeasureError where one of them fails on a host."""
+    inventory = stack.require(tier)
+    ours = [sys.executable, "-m", "benchmarks.push_once"]
+
+    def timed(command: list[str], env: Mapping[str, str]) -> float:
+        say(f"push by {Path(command[0]).name if command != ours else 'scaletier'}")
+        return must(run(command, {**stack.env, **env}, ROOT), command[0]).seconds
+
+    with tempfile.TemporaryDirectory(prefix="st") as name:
+        folder = Path(name)
+        must(stack.run(*ours, name), "packing")
+        command, env = peer(inventory, folder)
+
+        def theirs() -> float:
+            try:
+                return timed(command, env)
+            finally:
+                forget(folder)
+
+        timed(ours, {})  # the hosts' first push, and the first use of every file here
+        return Figure(*medians(repetitions, lambda: timed(ours, {}), theirs))
+
+
+def _rows() -> Iterable[Benchmark]:
+    peers = (
+        ("ssh", by_ssh, "ssh in parallel, an OpenSSH process a host, the archive on stdin", 1.1, 0.9, {8: 5, 31: 3}),
+        ("pyinfra", by_pyinfra, "pyinfra: files.put, server.shell, systemd.service", 0.7, 0.5, {8: 5, 31: 3}),
+        ("ansible", by_ansible, "ansible-core, pipelining, 64 forks: unarchive, systemd_service", 0.15, 0.1, {8: 2, 31: 1}),
+    )
+    for count, tier in ((8, ScaleTier.STANDARD_1), (31, ScaleTier.PREMIUM_1)):
+        for name, peer, against, bar, aim, repetitions in peers:
+            often = "once" if repetitions[count] == 1 else f"median of {repetitions[count]}"
+            what = f"seconds to push package, files and unit to {count} hosts, and restart it: whole command, cold, {often}"
+            work = partial(measure, tier=tier, peer=peer, repetitions=repetitions[count])
+            yield Benchmark(f"push-{count}-{name}", what, against, bar, aim, work, tier)
+
+
+for _row in _rows():
+    add(_row)

@@ -1,0 +1,61 @@
+"""One push to all hosts of the stack in PULUMI_STACK, as `fab train` does it: `python -m benchmarks.push_once [DIR]`.
+
+With DIR it pushes nothing, and writes what each host would receive to DIR/HOST.tar.gz, for others to push.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from ops import push
+from ops.config import Flags
+from ops.inventory import ROOT, load
+from ops.job import prepare
+from ops.remote import Fleet
+from ops.render import UNIT, File, render
+
+JOB = "bench_push"
+_SECONDS = 300.0
+# Starts, does nothing and counts as running, so that each push restarts it.
+_UNIT = """[Unit]
+Description=What a push restarts
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/true
+"""
+
+
+def harmless(file: File) -> File:
+    """The same file, the unit replaced by one that trains nothing."""
+    return dataclasses.replace(file, content=_UNIT) if file.path == f"/etc/systemd/system/{UNIT}" else file
+
+
+def main(arguments: list[str]) -> int:
+    """The command; an error is raised as it is."""
+    inventory = load()
+    submission = prepare(inventory, Flags(JOB), None)
+    shared = push.shared_stream(JOB, submission.package.files, push.replica_package(ROOT / "replica"))
+    files = render(inventory, submission.job)
+
+    def stream(name: str) -> bytes:
+        return shared + push.host_stream(harmless(file) for file in files[name])
+
+    if arguments:
+        for name in inventory.names:
+            (Path(arguments[0]) / f"{name}.tar.gz").write_bytes(stream(name))
+        return 0
+    fleet = Fleet(inventory)
+    fleet.connect_all(inventory.names)
+    command = push.take_in_command(JOB)
+    outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
+    for name, error in outcome.failures.items():
+        print(f"{name}: {error}", file=sys.stderr)
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""What is measured: one row a figure, added by a decorator.
+
+    @benchmark("fab-list", what="seconds of `fab --list`, median of 9", against="python -c 'import fabric'", bar=1.5, aim=1.2)
+    def fab_list(stack: BenchStack) -> Figure:
+        return interleaved(9, lambda: ..., lambda: ...)
+
+Add the module to SUITE in benchmarks/__main__.py, and the row is run, shown and written with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.stack import BenchStack
+from infra.spec import ScaleTier
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What came out, in the unit of its row: ours, and the peer's as measured in the same run; None without a peer."""
+
+    value: float
+    peer: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.peer is None else self.value / self.peer
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One row. Bar and aim are of the ratio, of the value where there is no peer; `at_least`: more is better.
+
+    `tier` is the cluster that it runs on, None for none: rows of one tier run after each other, so that it comes up once.
+    """
+
+    name: str
+    what: str
+    against: str | None
+    bar: float
+    aim: float | None
+    measure: Callable[[BenchStack], Figure]
+    tier: ScaleTier | None = ScaleTier.STANDARD_1
+    unit: str = "s"
+    at_least: bool = False
+
+    @property
+    def command(self) -> str:
+        return f"make bench ONLY={self.name}"
+
+
+REGISTRY: dict[str, Benchmark] = {}
+_TIERS = (None, *ScaleTier)
+
+
+class UnknownError(ValueError):
+    """A name that no row has; the message lists those that there are."""
+
+
+def add(row: Benchmark) -> None:
+    """Puts a row into the registry; ValueError where its name is taken."""
+    if row.name in REGISTRY:
+        raise ValueError(f"there are two benchmarks {row.name}")
+    REGISTRY[row.name] = row
+
+
+def benchmark(
+    name: str,
+    *,
+    what: str,
+    against: str | None,
+    bar: float,
+    aim: float | None = None,
+    tier: ScaleTier | None = ScaleTier.STANDARD_1,
+    unit: str = "s",
+    at_least: bool = False,
+) -> Callable[[Callable[[BenchStack], Figure]], Callable[[BenchStack], Figure]]:
+    """Registers the decorated function under a name; the other arguments are Benchmark's."""
+
+    def register(measure: Callable[[BenchStack], Figure]) -> Callable[[BenchStack], Figure]:
+        add(Benchmark(name, what, against, bar, aim, measure, tier, unit, at_least))
+        return measure
+
+    return register
+
+
+def chosen(names: Iterable[str], rows: Mapping[str, Benchmark] = REGISTRY) -> list[Benchmark]:
+    """The rows of these names, of all without one, in the order in which they run; UnknownError for a name that is none."""
+    wanted = set(names)
+    if unknown := sorted(wanted - rows.keys()):
+        raise UnknownError(f"there is no benchmark {', '.join(map(repr, unknown))}; valid are {', '.join(rows)}")
+    picked = [row for name, row in rows.items() if not wanted or name in wanted]
+    return sorted(picked, key=lambda row: _TIERS.index(row.tier))

@@ -1,0 +1,148 @@
+"""The stack `bench`: brought up when a figure needs it, with the commands that a user types, and always destroyed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.measure import MeasureError, Ran, must, run
+from infra.spec import ScaleTier
+from ops.inventory import Inventory, parse
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = ROOT / ".venv" / "bin"
+NAME = "bench"
+TINY = "tests/trainers/tiny"
+_LOGIN_SECONDS = 60.0
+_PAUSE = 0.05
+CONFIG: Mapping[ScaleTier, Mapping[str, str]] = {
+    tier: {"scaleTier": str(tier)} for tier in (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
+}
+
+
+class BenchStack:
+    """One stack of this checkout; leaving the context destroys and removes it, where it came to be at all."""
+
+    def __init__(self) -> None:
+        self.env = {**os.environ, "PULUMI_STACK": NAME, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
+        self.folder = ROOT / ".scaletier" / NAME
+        self.tier: ScaleTier | None = None
+        self.seconds: dict[ScaleTier, list[float]] = {}
+        self._made = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._made:
+            say("destroying what is left")
+            self._remove()
+            self._made = False
+
+    def run(self, *command: str, stdin: bytes | None = None) -> Ran:
+        """Runs a command as a user of this stack does, outside a terminal."""
+        return run(command, self.env, ROOT, stdin)
+
+    def fab(self, *arguments: str) -> Ran:
+        """A `fab` command that must succeed."""
+        return must(self.run("fab", *arguments), f"fab {' '.join(arguments)}")
+
+    def pulumi(self, *arguments: str) -> Ran:
+        """A Pulumi command that must succeed."""
+        return must(self.run("pulumi", *arguments, "--non-interactive"), f"pulumi {' '.join(arguments)}")
+
+    def ssh(self, host: str, command: str) -> list[str]:
+        """A command line on a host, as a list for run and Popen."""
+        return ["ssh", "-F", str(self.folder / "ssh_config"), host, command]
+
+    @property
+    def inventory(self) -> Inventory:
+        return parse((self.folder / "inventory.json").read_bytes(), self.folder)
+
+    def require(self, tier: ScaleTier) -> Inventory:
+        """The cluster of this tier, brought up from nothing unless it is there."""
+        if self.tier is not tier:
+            self.up(tier)
+        return self.inventory
+
+    def up(self, tier: ScaleTier) -> float:
+        """Seconds of `pulumi up` from nothing to a login by ssh on every host; what was up before is destroyed first."""
+        self.down()
+        if not self._made:
+            self._make()
+        for key, value in CONFIG[tier].items():
+            self.pulumi("config", "set", key, value)
+        say(f"pulumi up, {tier}")
+        self.tier = tier
+        began = time.monotonic()
+        self.pulumi("up", "--yes", "--skip-preview")
+        login([self.ssh(name, "true") for name in self.inventory.names], self.env)
+        seconds = time.monotonic() - began
+        self.seconds.setdefault(tier, []).append(seconds)
+        return seconds
+
+    def down(self) -> None:
+        """Destroys what is up; the stack stays."""
+        if self.tier is not None:
+            say("pulumi destroy")
+            self.pulumi("destroy", "--yes", "--skip-preview")
+            self.tier = None
+
+    def _make(self) -> None:
+        self._made = True
+        init = self.run("pulumi", "stack", "init", NAME, "--no-select", "--non-interactive")
+        if init.code and "already exists" in init.err + init.out:
+            say(f"destroying the stack {NAME} that an earlier run left")
+            self._remove()
+            init = self.run("pulumi", "stack", "init", NAME, "--no-select", "--non-interactive")
+        must(init, "pulumi stack init")
+
+    def _remove(self) -> None:
+        self.run("pulumi", "cancel", "--yes", "--non-interactive")
+        self.pulumi("destroy", "--yes", "--skip-preview")
+        self.pulumi("stack", "rm", NAME, "--yes")
+
+    @contextmanager
+    def tiny_job(self, label: str, arguments: str) -> Iterator[str]:
+        """A job of the tests' tiny trainer, which prints without TensorFlow, until the context is left."""
+        job = job_id(label)
+        self.fab("train", "--job", job, "--package", TINY, "--args", arguments, "--no-follow")
+        try:
+            yield job
+        finally:
+            self.run("fab", "cancel", job)
+
+
+def job_id(label: str) -> str:
+    """An id that was not used before."""
+    return f"bench_{re.sub(r'[^a-z0-9]', '_', label)}_{time.time_ns() // 1_000_000}"
+
+
+def login(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
+    """Runs these ssh commands, one a host, all at once, each again until it succeeds; MeasureError after a minute."""
+    deadline = time.monotonic() + _LOGIN_SECONDS
+
+    def until_it_works(command: Sequence[str]) -> None:
+        while (ran := run(command, env, ROOT)).code:
+            if time.monotonic() > deadline:
+                must(ran, " ".join(command))
+            time.sleep(_PAUSE)
+
+    with ThreadPoolExecutor(max(1, len(commands))) as pool:
+        list(pool.map(until_it_works, commands))
+
+
+def say(text: str) -> None:
+    """A word of progress on stderr."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+__all__ = ["BIN", "ROOT", "BenchStack", "MeasureError", "job_id", "login", "say"]

@@ -1,0 +1,118 @@
+"""Rows, figures and where they go; nothing is timed here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import results
+from benchmarks.registry import REGISTRY, Benchmark, Figure, UnknownError, add, chosen
+from infra.spec import ScaleTier
+
+WANTED = {
+    "fab-list", "up", "up-premium",
+    "first-step", "logs-first-line", "follow-latency", "memory-host", "memory-replica", "memory-fab",
+    "push-8-ssh", "push-8-pyinfra", "push-8-ansible", "push-31-ssh", "push-31-pyinfra", "push-31-ansible",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def suite() -> None:
+    for module in command.SUITE:
+        importlib.import_module(f"benchmarks.{module}")
+
+
+def row(name: str = "a", bar: float = 1.5, aim: float | None = 1.2, **more: object) -> Benchmark:
+    return Benchmark(name, "seconds of it", "its peer", bar, aim, lambda _: Figure(1.0), **more)  # type: ignore[arg-type]
+
+
+def test_every_figure_has_a_row() -> None:
+    assert REGISTRY.keys() >= WANTED
+
+
+@pytest.mark.parametrize("name", sorted(WANTED))
+def test_a_row_says_its_unit_and_an_aim_beyond_its_bar(name: str) -> None:
+    found = REGISTRY[name]
+    assert {"s": "seconds", "MB": "MB"}[found.unit] in found.what
+    assert found.aim is None or found.aim < found.bar
+    assert found.command == f"make bench ONLY={name}"
+
+
+def test_rows_of_one_tier_run_after_each_other() -> None:
+    tiers = [found.tier for found in chosen([])]
+    assert tiers == sorted(tiers, key=[None, *ScaleTier].index)
+
+
+def test_a_name_is_used_once() -> None:
+    with pytest.raises(ValueError, match="two benchmarks up"):
+        add(row("up"))
+
+
+def test_an_unknown_name_lists_the_valid_ones_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnknownError):
+        chosen(["down"])
+    assert command.main(["down"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: there is no benchmark 'down'; valid are ")
+    assert all(name in err for name in REGISTRY)
+
+
+def test_a_figure_without_a_peer_has_no_ratio() -> None:
+    assert Figure(3.0, 2.0).ratio == 1.5
+    assert Figure(3.0).ratio is None
+
+
+def test_an_entry_has_what_the_file_promises() -> None:
+    when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert results.entry(row(), Figure(1.23456, 1.0), when) == {
+        "name": "a", "what": "seconds of it", "against": "its peer", "value": 1.235, "peer": 1.0, "ratio": 1.235, "bar": 1.5,
+        "aim": 1.2, "command": "make bench ONLY=a", "when": "2026-01-02T03:04:05+00:00",
+    }  # fmt: skip
+
+
+def test_a_new_entry_replaces_only_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    for name, value in (("b", 1.0), ("other", 2.0), ("a", 3.0), ("b", 4.0)):
+        results.write(results.entry(row(name), Figure(value)), ["a", "b"], path)
+    assert [(item["name"], item["value"]) for item in json.loads(path.read_text())] == [("a", 3.0), ("b", 4.0), ("other", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("figure", "at_least", "expected"),
+    [
+        (Figure(1.2, 1.0), False, "aim met"),
+        (Figure(1.5, 1.0), False, "bar met"),
+        (Figure(1.51, 1.0), False, "bar missed"),
+        (Figure(1.3), False, "bar met"),
+        (Figure(1.6), True, "aim met"),
+        (Figure(1.4), True, "bar missed"),
+    ],
+)
+def test_the_verdict_goes_by_the_ratio_or_else_the_value(figure: Figure, at_least: bool, expected: str) -> None:
+    assert results.verdict(results.entry(row(aim=1.55 if at_least else 1.2), figure), at_least) == expected
+
+
+def test_the_verdict_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    results.show([(row(), results.entry(row(), Figure(2.0, 1.0)))])
+    assert "bar missed" in capsys.readouterr().out
+
+
+def test_what_fails_is_said_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> Figure:
+        raise RuntimeError("no such\nthing")
+
+    broken = Benchmark("broken", "seconds of it", None, 1.0, None, fails)
+    monkeypatch.setattr(command, "chosen", lambda _: [broken, row()])
+    monkeypatch.setattr(results, "write", lambda *_: None)
+    assert command.main([]) == 1
+    out, err = capsys.readouterr()
+    assert "aim met" in out
+    assert err.endswith("error: broken was not measured: no such thing\n")
