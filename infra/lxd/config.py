@@ -19,7 +19,7 @@ MAX_REPLICAS_PER_ROLE = 60
 
 
 class LxdConfig(ClusterConfig):
-    """`cpus` and `memory` override, for a role, the tier's shape scaled to this machine: `cpus.worker: 2`, `memory.ps: 1GiB`."""
+    """`cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`."""
 
     instance_type: Literal["container", "virtual-machine"] = "container"
     cpus: dict[Role, int] = Field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The image of a local host, named by its recipe: a checkout with another recipe has another image.
 
-`python -m infra.lxd.image` prints the name and whether it is there; `import DIR` imports DIR/image.squashfs, `remove` removes it.
+`python -m infra.lxd.image` says whether it is there; `import DIR` imports DIR/image.squashfs, `remove` removes it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-
-import pylxd.exceptions
 
 from infra.lxd.api import LxdError, client, errors
 from infra.templates import ROOT
@@ -60,16 +58,12 @@ def _metadata() -> bytes:
 
 
 def import_image(folder: Path) -> None:
-    """Imports folder/image.squashfs under the recipe's name; raises LxdError where LXD refuses it."""
+    """Imports folder/image.squashfs under the recipe's name, unless LXD has it; raises LxdError where LXD refuses it."""
     alias = name()
     with errors(f"image {alias}"):
-        rootfs = (folder / "image.squashfs").read_bytes()
-        image = client().images.create(rootfs, metadata=_metadata(), wait=True)
-        try:
-            image.add_alias(alias, "scaletier host")
-        except pylxd.exceptions.LXDAPIException as error:
-            if "exist" not in str(error).lower():
-                raise
+        if not client().images.exists(alias, alias=True):
+            rootfs = (folder / "image.squashfs").read_bytes()
+            client().images.create(rootfs, metadata=_metadata(), wait=True).add_alias(alias, "scaletier host")
 
 
 def remove_image() -> None:

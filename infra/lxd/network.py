@@ -35,7 +35,7 @@ def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None
             if network.overlaps(wanted):
                 raise LxdError(
                     f"address range {wanted} is taken: {interface} of this machine has {network}; "
-                    "set another with `pulumi config set network 10.77.0.0/24`, or `pulumi config rm network` to have one chosen"
+                    "`pulumi config set network 10.77.0.0/24` sets another, `pulumi config rm network` has one chosen"
                 )
         return wanted
     own = _ranges_in_use(only=bridge)

@@ -83,16 +83,22 @@ class Stack:
         return self.pulumi("up", "--yes", "--skip-preview")
 
     def changes(self) -> dict[str, int]:
-        """What `pulumi preview` would do: `{"create": 3, "same": 10}`, without the rows that are no hosts."""
+        """What `pulumi preview` would do to hosts, such as `{"create": 3, "update": 8}`; empty where all stays the same."""
         steps = json.loads(self.run("pulumi", "preview", "--json", "--non-interactive").out)["steps"]
         counts: dict[str, int] = {}
         for step in steps:
-            if "Host::" in step["urn"]:
+            if "Host::" in step["urn"] and step["op"] != "same":
                 counts[step["op"]] = counts.get(step["op"], 0) + 1
         return counts
 
     def fab(self, *arguments: str, timeout: float = _LIMIT) -> Result:
         return self.run("fab", *arguments, timeout=timeout)
+
+    def hosts(self) -> list[str]:
+        """Names of the hosts that answer ssh, as `fab hosts` sees them."""
+        result = self.fab("hosts", "--json")
+        assert result.code == 0, result.text
+        return [host["name"] for host in json.loads(result.out)["hosts"]]
 
     def ssh(self, host: str, command: str) -> Result:
         return self.run("ssh", "-F", str(self.folder / "ssh_config"), host, command, timeout=60)

@@ -53,15 +53,15 @@ def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
     texts = ["two words", "it's", 'a "b" $HOME `c` \\d', "é ☃ 雪", "line\nbreak", "", "--model=x"]
     quoted = " ".join(shlex.quote(text) for text in texts)
     for job, arguments in [
-        ("args_dashes", ("--", "--seconds", "0.2", *texts)),
-        ("args_flag", ("--args", f"--seconds 0.2 {quoted}")),
+        ("args_dashes", ("--", "--seconds", "3", *texts)),
+        ("args_flag", ("--args", f"--seconds 3 {quoted}")),
     ]:
         result = cluster.fab("train", "--job", job, *TINY, *arguments)
         assert result.code == 0, result.text
         assert cluster.fab("get", job, str(tmp_path / job)).code == 0
         for replica in ("master-0", "ps-1"):
             seen = json.loads((tmp_path / job / f"{replica}.json").read_text())
-            assert seen["argv"] == ["--seconds", "0.2", *texts]
+            assert seen["argv"] == ["--seconds", "3", *texts]
             assert json.loads(seen["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
 
 
@@ -133,10 +133,11 @@ def test_one_of_two_that_train_at_the_same_time_wins(cluster: Stack) -> None:
 
 
 def test_bad_calls_end_with_one_line_and_change_nothing(cluster: Stack) -> None:
+    assert cluster.fab("train", "--job", "used_before", *TINY).code == 0
     before = cluster.fab("jobs", "--json").out
     for arguments, word in [
         (("train", "--job", "9lives"), "letter"),
-        (("train", "--job", "mnist"), "mnist"),
+        (("train", "--job", "used_before"), "used_before"),
         (("train", "--job", "j1", "--package", "no/such"), "no/such"),
         (("train", "--job", "j1", "--package", "templates"), "__init__"),
         (("train", "--job", "j1", "--package", "tests/trainers/tiny", "--module", "tiny.none"), "tiny.none"),
