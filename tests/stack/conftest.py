@@ -107,7 +107,7 @@ class Recorder(Mocks):
         if kind == "OperatorKey":
             outputs |= {"publicKey": KEY, "privateKey": "PRIVATE"}
         if kind == "Ready":
-            outputs["hostKeys"] = {address: "ssh-ed25519 AAAA" for address in args.inputs["hosts"].values()}
+            outputs["hostKeys"] = dict.fromkeys(args.inputs["hosts"].values(), "ssh-ed25519 AAAA")
         if kind == "Host" and args.typ.startswith("pulumi-python:"):
             outputs["created"] = f"created-{args.name}"
         return f"{args.name}-id", outputs
@@ -123,7 +123,7 @@ class Monitor(MockMonitor):
         super().__init__(mocks)
         self.requests: list[tuple[str, Any]] = []
 
-    def RegisterResource(self, request: Any) -> Any:
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802  MockMonitor has this name
         answer = super().RegisterResource(request)
         self.requests.append((answer.urn, request))
         return answer

@@ -1,0 +1,9 @@
+"""`pulumi preview --policy-pack infra/policy`."""
+
+from __future__ import annotations
+
+from pulumi_policy import PolicyPack
+
+from infra.policy.pack import policies
+
+PolicyPack("scaletier", policies())

@@ -1,0 +1,197 @@
+"""The rules, as pure functions of a resource's type and inputs (in Pulumi's spelling): each yields what is wrong."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.cost import HostShape, hourly, price_list
+from infra.gcp.machines import MACHINES
+from infra.spec import Accelerator, Role
+
+Props = Mapping[str, Any]
+Check = Callable[[str, Props, Props], Iterator[str]]
+
+INSTANCE = "gcp:compute/instance:Instance"
+_WIDEST = 8
+_PRIMITIVE = ("roles/owner", "roles/editor", "roles/viewer", "roles/storage.admin", "roles/storage.legacyBucketOwner")
+_EVERYBODY = ("allUsers", "allAuthenticatedUsers")
+_DEFAULT_ACCOUNTS = (
+    "-compute@developer.gserviceaccount.com",
+    "@appspot.gserviceaccount.com",
+    "@cloudservices.gserviceaccount.com",
+)
+_ACLS = (
+    "BucketAccessControl",
+    "BucketACL",
+    "DefaultObjectAccessControl",
+    "DefaultObjectACL",
+    "ObjectAccessControl",
+    "ObjectACL",
+)
+_SHIELDED = ("enableSecureBoot", "enableVtpm", "enableIntegrityMonitoring")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of the pack; `schema` is that of its configuration, with defaults."""
+
+    name: str
+    description: str
+    check: Check
+    schema: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _every(props: Props, key: str) -> Sequence[Any]:
+    return props.get(key) or ()
+
+
+def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """An allowing rule for what comes in names a source, and none that is a large part of the internet."""
+    if kind != "gcp:compute/firewall:Firewall" or props.get("direction", "INGRESS") != "INGRESS" or not _every(props, "allows"):
+        return
+    if not any(_every(props, key) for key in ("sourceRanges", "sourceServiceAccounts", "sourceTags")):
+        yield "it names no source, which means everybody"
+    for text in _every(props, "sourceRanges"):
+        if ipaddress.ip_network(text, strict=False).prefixlen < _WIDEST:
+            yield f"it lets {text} in"
+
+
+def no_public_address(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """A host has no address of the internet, unless the pack's configuration says `allowed`."""
+    if config.get("allowed"):
+        return
+    if kind == INSTANCE:
+        for interface in _every(props, "networkInterfaces"):
+            if _every(interface, "accessConfigs") or _every(interface, "ipv6AccessConfigs"):
+                yield "it has a public address"
+    if kind.startswith(("gcp:compute/address:", "gcp:compute/globalAddress:")) and props.get("addressType") != "INTERNAL":
+        yield "it is a public address"
+
+
+def no_default_account(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """A host runs as a service account of its own."""
+    if kind != INSTANCE:
+        return
+    email = (props.get("serviceAccount") or {}).get("email")
+    if not email or email == "default":
+        yield "it runs as the project's default service account, or as none"
+    elif email.endswith(_DEFAULT_ACCOUNTS):
+        yield f"it runs as {email}, which is Google's default"
+
+
+def no_primitive_role(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """Nobody is given a role that means nearly everything."""
+    if kind.startswith("gcp:") and "IAM" in kind and props.get("role") in _PRIMITIVE:
+        yield f"it grants {props['role']}"
+
+
+def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """A bucket goes by IAM alone, can never be public, and is granted to nobody in general."""
+    if kind == "gcp:storage/bucket:Bucket":
+        if props.get("uniformBucketLevelAccess") is not True:
+            yield "it has no uniform access"
+        if props.get("publicAccessPrevention") != "enforced":
+            yield "its public access prevention is not enforced"
+    if kind.startswith("gcp:storage/") and kind.rpartition(":")[2] in _ACLS:
+        yield "it is an access control list: use IAM"
+    if kind.startswith("gcp:") and "IAM" in kind:
+        members = (*_every(props, "members"), props.get("member"))
+        yield from (f"it grants {props.get('role')} to {member}" for member in members if member in _EVERYBODY)
+
+
+def labelled(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """What costs money says whose it is."""
+    wanted = {INSTANCE: ("scaletier-stack", "scaletier-role"), "gcp:storage/bucket:Bucket": ("scaletier-stack",)}
+    labels = props.get("labels") or {}
+    yield from (f"it has no label {label}" for label in wanted.get(kind, ()) if not labels.get(label))
+
+
+def shielded(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """A host is a shielded VM, with all three of its parts."""
+    if kind == INSTANCE:
+        found = props.get("shieldedInstanceConfig") or {}
+        yield from (f"{part} is not on" for part in _SHIELDED if found.get(part) is not True)
+
+
+def terminates(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """A host with GPUs, and a spot host, cannot move while it runs: maintenance ends it."""
+    if kind != INSTANCE:
+        return
+    machine = MACHINES.get(str(props.get("machineType")))
+    scheduling = props.get("scheduling") or {}
+    gpus = _every(props, "guestAccelerators") or (machine and machine.accelerator)
+    spot = scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible")
+    if (gpus or spot) and scheduling.get("onHostMaintenance") != "TERMINATE":
+        yield f"onHostMaintenance is {scheduling.get('onHostMaintenance', 'MIGRATE')}, and it must be TERMINATE"
+
+
+def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
+    """A host's machine type is on the list: the pack's `allowed`, else every type that the prices cover."""
+    if kind == INSTANCE:
+        allowed = config.get("allowed") or MACHINES
+        name = str(props.get("machineType")).rpartition("/")[2]
+        if name not in allowed:
+            yield f"machine type {name} is not on the list of {len(allowed)}"
+
+
+def hourly_cost(resources: Iterable[tuple[str, Props]], config: Props) -> Iterator[str]:
+    """All hosts together cost no more than `maxHourlyCost` US dollars an hour, by the list of prices."""
+    total, most = 0.0, float(config.get("maxHourlyCost") or 0)
+    for kind, props in resources:
+        if kind != INSTANCE:
+            continue
+        dollars = _cost(props)
+        if dollars is None:
+            yield f"there is no price for a {props.get('machineType')} in {props.get('zone')}: add it to infra/prices.yaml"
+        else:
+            total += dollars
+    if most and total > most:
+        yield f"the hosts cost {total:.2f} USD an hour, more than {most:g}"
+
+
+def _cost(props: Props) -> float | None:
+    machine = MACHINES.get(str(props.get("machineType")))
+    if machine is None:
+        return None
+    disk = (props.get("bootDisk") or {}).get("initializeParams") or {}
+    gpus = [Accelerator(str(item["type"]), int(item["count"])) for item in _every(props, "guestAccelerators")]
+    shape = HostShape(
+        series=machine.series,
+        cpus=machine.cpus,
+        memory=machine.memory,
+        accelerator=gpus[0] if gpus else machine.accelerator,
+        spot=(props.get("scheduling") or {}).get("provisioningModel") == "SPOT",
+        disk_type=disk.get("type", "pd-standard"),
+        disk_size=int(disk.get("size", 10)),
+        public_address=any(_every(item, "accessConfigs") for item in _every(props, "networkInterfaces")),
+    )
+    found = hourly(price_list(), str(props.get("zone")).rpartition("-")[0], {Role.MASTER: (1, shape)})
+    return found.host[Role.MASTER] if found else None
+
+
+RULES = (
+    Rule("no-open-ingress", "Nothing is open to the internet", no_open_ingress),
+    Rule(
+        "no-public-address",
+        "Hosts have no public address unless asked for",
+        no_public_address,
+        {"allowed": {"type": "boolean", "default": False}},
+    ),
+    Rule("no-default-account", "Hosts run as service accounts of their own", no_default_account),
+    Rule("no-primitive-role", "No role that means nearly everything", no_primitive_role),
+    Rule("bucket-is-private", "The bucket is never public", bucket_is_private),
+    Rule("labelled", "What costs money says whose it is", labelled),
+    Rule("shielded", "Hosts are shielded VMs", shielded),
+    Rule("terminates", "Hosts with GPUs and spot hosts terminate on maintenance", terminates),
+    Rule(
+        "known-machine-type",
+        "Machine types are on the list",
+        known_machine_type,
+        {"allowed": {"type": "array", "items": {"type": "string"}, "default": []}},
+    ),
+)
+# The most that a stack of the tiers costs without GPUs is about 17 US dollars (PREMIUM_1).
+DEFAULT_MAX_HOURLY_COST = 50

@@ -1,0 +1,149 @@
+"""Who can open a TCP connection to whom: one answer from each of the places that say so.
+
+An answer is the set of (source, destination, port) that get through; source None is the operator. What asks real hosts
+(tests/e2e) can compare with the same sets.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from infra.spec import SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role
+
+PORTS = (SSH_PORT, TENSORFLOW_PORT, 1, 8080, 65535)
+Reach = frozenset[tuple[Role | None, Role, int]]
+
+
+def by_table(spec: ClusterSpec) -> Reach:
+    """What the table in infra/spec.py says."""
+    return frozenset((row.source, row.destination, row.port) for row in spec.allows())
+
+
+def by_gcp(rules: Iterable[Mapping[str, Any]], accounts: Mapping[Role, str], operator: str) -> Reach:
+    """What VPC firewall rules say, for hosts by service account and an operator by address.
+
+    Source: VPC documentation, "VPC firewall rules": the rule of the lowest number decides; of two with the same number one
+    that denies does; without any, what comes in is refused. A rule with service accounts matches hosts of the network by
+    theirs; hosts have private addresses, which ranges match too.
+    """
+    rules = list(rules)
+    return frozenset(
+        (source, destination, port)
+        for source in (None, *accounts)
+        for destination in accounts
+        for port in PORTS
+        if _gcp_verdict(
+            rules,
+            accounts.get(source) if source else None,
+            operator if source is None else "10.64.9.9",
+            accounts[destination],
+            port,
+        )
+    )
+
+
+def _gcp_verdict(rules: Sequence[Mapping[str, Any]], account: str | None, address: str, target: str, port: int) -> bool:
+    matching = [
+        (rule.get("priority", 1000), 0 if rule.get("denies") else 1, rule)
+        for rule in rules
+        if rule.get("direction", "INGRESS") == "INGRESS"
+        and not rule.get("disabled")
+        and _is_target(rule, target)
+        and _is_source(rule, account, address)
+        and _has_port(rule, port)
+    ]
+    if not matching:
+        return False
+    return bool(min(matching, key=lambda found: found[:2])[2].get("allows"))
+
+
+def _is_target(rule: Mapping[str, Any], account: str) -> bool:
+    wanted = rule.get("targetServiceAccounts")
+    return not rule.get("targetTags") and (not wanted or account in wanted)
+
+
+def _is_source(rule: Mapping[str, Any], account: str | None, address: str) -> bool:
+    accounts, ranges = rule.get("sourceServiceAccounts") or (), rule.get("sourceRanges") or ()
+    if not accounts and not ranges and not rule.get("sourceTags"):
+        return True
+    inside = any(ipaddress.ip_address(address) in ipaddress.ip_network(item) for item in ranges)
+    return inside or (account is not None and account in accounts)
+
+
+def _has_port(rule: Mapping[str, Any], port: int) -> bool:
+    for entry in rule.get("allows") or rule.get("denies") or ():
+        if entry["protocol"] in ("tcp", "all", "6"):
+            ports = entry.get("ports")
+            if not ports or any(_within(text, port) for text in ports):
+                return True
+    return False
+
+
+def _within(text: str, port: int) -> bool:
+    low, _, high = text.partition("-")
+    return int(low) <= port <= int(high or low)
+
+
+def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], bridge: str) -> Reach:
+    """What an nftables script of the bridge family says of the first packet of a connection, for hosts on that bridge.
+
+    `addresses` are the hosts' by role. The operator's packets leave through the chain of the hook `output`, those between
+    hosts pass that of `forward`. A port of the bridge is named after it. Raises ValueError for a rule that it cannot read.
+    """
+    sets = {
+        name: {item.strip() for item in elements.split(",")}
+        for name, elements in re.findall(r"set (\w+) \{[^}]*elements = \{([^}]*)\}", script)
+    }
+    chains = dict(re.findall(r"chain \w+ \{\s*type filter hook (\w+) [^\n]*\n(.*?)\n\t\}", script, re.DOTALL))
+    reached = set()
+    for source in (None, *addresses):
+        for destination in addresses:
+            for port in PORTS:
+                hook = "forward" if source else "output"
+                starts = addresses[source] if source else ("192.0.2.1",)
+                ends = [(a, b) for a in starts for b in addresses[destination] if a != b]
+                verdicts = {_nft_verdict(chains[hook], sets, a, b, port, f"{bridge}x0") for a, b in ends}
+                if len(verdicts) > 1:
+                    raise ValueError(f"hosts of {source} and {destination} are not treated alike on port {port}")
+                if True in verdicts:
+                    reached.add((source, destination, port))
+    return frozenset(reached)
+
+
+def _nft_verdict(body: str, sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str) -> bool:
+    for line in body.splitlines():
+        rule = re.sub(r' comment "[^"]*"', "", line).strip()
+        words, verdict = rule.rpartition(" ")[0].removesuffix("counter").strip(), rule.rpartition(" ")[2]
+        if rule and _nft_matches(words, sets, source, destination, port, interface):
+            if verdict not in ("accept", "drop"):
+                raise ValueError(f"rule {rule!r} has no verdict that is known")
+            return verdict == "accept"
+    return True  # the policy of our chains is accept
+
+
+def _nft_matches(words: str, sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str) -> bool:
+    """True where a first packet (IPv4, TCP, SYN without ACK) matches all conditions of a rule."""
+    patterns = (
+        (r"[io]ifname (!=|==)? ?\"([^\"]+)\"", lambda m: fnmatch.fnmatch(interface, m[2]) is (m[1] != "!=")),
+        (r"ether type (!=|==)? ?(\w+)", lambda m: (m[2] == "ip") is (m[1] != "!=")),
+        (r"ip protocol tcp tcp flags & \(syn \| ack\) (!=|==) syn", lambda m: m[1] == "=="),
+        (r"ip protocol (\w+)", lambda m: m[1] == "tcp"),
+        (r"ip saddr @(\w+)", lambda m: source in sets[m[1]]),
+        (r"ip daddr @(\w+)", lambda m: destination in sets[m[1]]),
+        (r"tcp dport (\d+)", lambda m: port == int(m[1])),
+        (r"udp [sd]port (\d+)", lambda _: False),
+    )
+    rest, matches = words, True
+    while rest:
+        for pattern, test in patterns:
+            found = re.match(pattern, rest)
+            if found:
+                matches, rest = matches and test(found), rest[found.end() :].strip()
+                break
+        else:
+            raise ValueError(f"the conditions {rest!r} are not known")
+    return matches
