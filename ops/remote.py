@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _SSHD_SECONDS = 20
 # A gateway may take this long to set up what the connect timeout cannot see.
 _OPEN_SECONDS = 30.0
 _STAGGER_SECONDS = 0.7
+# A host that lost its power says nothing: after so long without an answer to our own packets it is gone.
+_SILENT_SECONDS = 30
 _CHUNK = 1 << 15
 ADVICE = "run pulumi refresh, then pulumi up"
 
@@ -35,6 +38,24 @@ class Ran:
     host: str
     exited: int
     output: str
+
+
+class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types
+    """Fabric's connection, except that a ProxyCommand talks through a socket, as OpenSSH's does.
+
+    paramiko's own ProxyCommand spins for ever once the command has ended.
+    """
+
+    def open_gateway(self) -> Any:
+        if not isinstance(self.gateway, str):
+            return super().open_gateway()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # In a session of its own, so that Ctrl-C leaves us the connection to undo things by. ssh_config is our own.
+            argv = ["/bin/sh", "-c", f"exec {self.gateway}"]
+            end = theirs.fileno()
+            self._set(_proxy=subprocess.Popen(argv, stdin=end, stdout=end, start_new_session=True))
+        return ours
 
 
 class Fleet:
@@ -121,7 +142,7 @@ class Fleet:
     def _new(self, name: str) -> Any:
         own = {"look_for_keys": False, "allow_agent": False}
         limits = {"auth_timeout": _SSHD_SECONDS, "banner_timeout": _SSHD_SECONDS}
-        connection = Connection(name, config=self._config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
+        connection = _Connection(name, config=self._config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
         for path in connection.connect_kwargs.pop("key_filename", []):
             connection.connect_kwargs["pkey"] = self._load_key(Path(path).expanduser())
         connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())  # Fabric's own would accept any
@@ -140,6 +161,7 @@ class Fleet:
         where = f"({self._addresses.get(name, name)})"
         try:
             connection.open()
+            _notice_silence(connection.transport)
         except paramiko.BadHostKeyException:
             raise HostError(name, f"{where} has another host key than pulumi recorded") from None
         except paramiko.AuthenticationException:
@@ -150,3 +172,10 @@ class Fleet:
             raise HostError(name, f"{where} does not answer as a host does: {error}") from error
         except (OSError, EOFError, socket.gaierror) as error:
             raise HostError(name, f"{where} does not answer") from error
+
+
+def _notice_silence(transport: paramiko.Transport) -> None:
+    transport.set_keepalive(_SILENT_SECONDS // 3)
+    sock: Any = transport.sock
+    if sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_SECONDS * 1000)

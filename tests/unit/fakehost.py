@@ -1,0 +1,83 @@
+"""An SSH server on stdin and stdout, to be an ssh_config's ProxyCommand: `python fakehost.py HOSTKEY USERKEY`.
+
+It runs what it is told through sh, as the user of the test, and speaks SFTP.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+
+import paramiko
+
+
+class Stdio:
+    """What paramiko wants of a socket."""
+
+    _timeout: float | None = None
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def send(self, data: bytes) -> int:
+        return os.write(1, data)
+
+    def recv(self, size: int) -> bytes:
+        if not select.select([0], [], [], self._timeout)[0]:
+            raise TimeoutError
+        return os.read(0, size)
+
+    def close(self) -> None:
+        os._exit(0)
+
+
+class Host(paramiko.ServerInterface):
+    def __init__(self, user_key: paramiko.PKey) -> None:
+        self._user_key = user_key
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL if username == "scaletier" and key == self._user_key else paramiko.AUTH_FAILED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        threading.Thread(target=self._run, args=(channel, command.decode()), daemon=True).start()
+        return True
+
+    def _run(self, channel: paramiko.Channel, command: str) -> None:
+        if command == "vanish":
+            os._exit(1)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(["sh", "-c", command], **pipes) as process:
+            threading.Thread(target=self._feed, args=(channel, process), daemon=True).start()
+            while data := process.stdout.read1(65536):
+                channel.sendall(data)
+        channel.send_exit_status(process.returncode)
+        channel.close()
+
+    @staticmethod
+    def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
+        try:
+            while data := channel.recv(65536):
+                process.stdin.write(data)
+            process.stdin.close()
+        except OSError:
+            pass
+
+
+def main() -> None:
+    transport = paramiko.Transport(Stdio())
+    transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(sys.argv[1]))
+    transport.start_server(server=Host(paramiko.Ed25519Key.from_private_key_file(sys.argv[2])))
+    transport.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Hosts by SSH, against a server that is a ProxyCommand: with the stack's key and known hosts, and no others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from opsdata import inventory_json
+
+from ops import logs, shell
+from ops.bucket import Reopening, open_bucket
+from ops.errors import HostError, HostsError, UsageError
+from ops.follow import Follower, Note
+from ops.inventory import Inventory, parse
+from ops.ledger import Ledger
+from ops.remote import Fleet
+from replica.record import JobRecord, JobState, ReplicaRecord, ReplicaState
+
+SERVER = Path(__file__).with_name("fakehost.py")
+
+
+def new_key(path: Path) -> str:
+    """A key pair: the private half to the file, the public half returned."""
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.chmod(0o600)
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Inventory:
+    """A stack of which every host answers through a ProxyCommand, evaluator-0 excepted."""
+    new_key(tmp_path / "id_ed25519")
+    host_key = new_key(tmp_path / "host_key")
+    inventory = parse(inventory_json(operatorBucket=f"file://{tmp_path}/bucket"), tmp_path)
+    (tmp_path / "bucket").mkdir()
+    serve = f"ProxyCommand {sys.executable} {SERVER} {tmp_path}/host_key {tmp_path}/id_ed25519"
+    lines = [f"Host {h.name}\n  HostName {h.address}\n  {serve}\n" for h in inventory.hosts[:-1]]
+    lines.append("Host evaluator-0\n  HostName 10.0.0.96\n  ProxyCommand false\n")
+    common = f"Host *\n  User scaletier\n  IdentityFile {tmp_path}/id_ed25519\n"
+    (tmp_path / "ssh_config").write_text("".join(lines) + common)
+    (tmp_path / "known_hosts").write_text("".join(f"{host.address} {host_key}\n" for host in inventory.hosts))
+    return inventory
+
+
+@pytest.fixture
+def fleet(cluster: Inventory) -> Iterator[Fleet]:
+    fleet = Fleet(cluster)
+    yield fleet
+    fleet.close()
+
+
+def test_a_command_and_its_exit_code(fleet: Fleet) -> None:
+    ran = fleet.run("master-0", "cat; echo out; echo err >&2; exit 3", b"in\n" * 100_000)
+    assert (ran.exited, ran.output) == (3, "in\n" * 100_000 + "out\nerr\n")
+    assert fleet.must("master-0", "echo 'a  b'", "failed") == "a  b\n"
+    with pytest.raises(HostError, match=r"^master-0 could not stop, it ended with exit code 1: no such unit$"):
+        fleet.must("master-0", "echo no such unit; exit 1", "could not stop, it ended")
+
+
+def test_a_command_that_reads_nothing_of_much(fleet: Fleet) -> None:
+    assert fleet.run("master-0", "exit 5", b"x" * 5_000_000).exited == 5
+
+
+def test_several_at_once_and_each_failure_named(fleet: Fleet) -> None:
+    outcome = fleet.each(fleet.inventory.names, lambda name: fleet.run(name, f"echo {name}").output, 30)
+    assert outcome.results == {name: f"{name}\n" for name in ("ps-0", "master-0", "worker-0", "worker-1")}
+    assert str(outcome.failures["evaluator-0"]).startswith("evaluator-0 (10.0.0.96) does not answer")
+    with pytest.raises(HostsError, match=r"evaluator-0 .*: run pulumi refresh, then pulumi up") as error:
+        fleet.connect_all(fleet.inventory.names)
+    assert error.value.code == UsageError.code
+
+
+def test_a_host_that_vanishes_and_comes_back(fleet: Fleet) -> None:
+    fleet.run("ps-0", "true")
+    with pytest.raises(HostError, match=r"ps-0 \(10.0.0.32\) broke off"):
+        fleet.must("ps-0", "vanish", "x")
+    assert fleet.run("ps-0", "echo back").output == "back\n"
+
+
+def changed(folder: Path, change: Callable[[str], str]) -> None:
+    known = folder / "known_hosts"
+    known.write_text(change(known.read_text()))
+
+
+def test_a_host_key_is_never_accepted_blindly(cluster: Inventory) -> None:
+    changed(cluster.folder, lambda _: "")
+    with pytest.raises(HostError, match=r"ps-0 \(10.0.0.32\) has a host key that pulumi never recorded"):
+        Fleet(cluster).run("ps-0", "true")
+
+
+def test_another_host_key_is_refused(cluster: Inventory) -> None:
+    other = new_key(cluster.folder / "other")
+    changed(cluster.folder, lambda _: f"10.0.0.32 {other}\n")
+    with pytest.raises(HostError, match="has another host key than pulumi recorded"):
+        Fleet(cluster).run("ps-0", "true")
+
+
+def test_a_key_that_the_host_does_not_know(cluster: Inventory) -> None:
+    folder = cluster.folder
+    (folder / "ssh_config").write_text(
+        (folder / "ssh_config").read_text().replace(f"IdentityFile {folder}/id_ed25519", f"IdentityFile {folder}/host_key")
+    )
+    with pytest.raises(HostError, match="refuses the stack's key"):
+        Fleet(cluster).run("ps-0", "true")
+
+
+@pytest.mark.parametrize("name", ["ssh_config", "known_hosts", "id_ed25519"])
+def test_a_file_of_the_stack_that_is_gone(cluster: Inventory, name: str) -> None:
+    (cluster.folder / name).unlink()
+    with pytest.raises(UsageError, match="run pulumi up"):
+        Fleet(cluster).run("ps-0", "true")
+
+
+def test_any_host_will_do_for_the_bucket(cluster: Inventory) -> None:
+    config = cluster.folder / "ssh_config"
+    config.write_text("Host master-0\n  HostName 10.0.0.2\n  ProxyCommand false\n" + config.read_text())
+    assert Fleet(cluster).any_connection().original_host == "ps-0"
+
+
+def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fleet.inventory.folder
+    monkeypatch.setattr(logs, "LOG_DIR", str(folder))
+    bucket = Reopening(lambda: open_bucket(fleet.inventory.operator_bucket, lambda: None))
+    ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, lambda: None))
+    record = JobRecord("job01").to(JobState.PREPARING)
+    ledger.create(record)
+    there = [logs.Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
+    (folder / "job01.jsonl").write_text("".join(line.to_json() + "\n" for line in there[:3]))
+    seen: list[object] = []
+    for event in Follower(fleet, bucket, "job01", ["ps-0", "evaluator-0"], 2).events():
+        seen.append(event.state if isinstance(event, JobRecord) else event)
+        if event == there[2]:
+            with (folder / "job01.jsonl").open("a") as log:
+                log.write(there[3].to_json() + "\n")
+            ended = ReplicaRecord("ps-0", state=str(ReplicaState.EXITED), exitCode=0)
+            ledger.bucket.write("jobs/job01/replicas/ps-0.json", ended.to_json().encode())
+            ledger.write(record.to(JobState.SUCCEEDED))
+    notes = [event for event in seen if isinstance(event, Note)]
+    assert [event for event in seen if isinstance(event, logs.Line)] == there[1:]
+    assert [note.text for note in notes] == ["evaluator-0 (10.0.0.96) does not answer; trying again"]
+    assert [event for event in seen if isinstance(event, str)] == ["PREPARING", "SUCCEEDED", "SUCCEEDED"]
+
+
+def test_shell(inventory: Inventory) -> None:
+    ssh = ["ssh", "-F", f"{inventory.folder}/ssh_config", "worker-1"]
+    assert shell.argv(inventory, "worker-replica-1") == ssh
+    assert shell.argv(inventory, "worker-1", ["echo", "a  b", "$HOME"]) == [*ssh, "--", "echo 'a  b' '$HOME'"]
+
+
+def test_the_inventory_is_of_another_place(cluster: Inventory, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="ssh_config is missing: run pulumi up"):
+        Fleet(replace(cluster, folder=tmp_path / "elsewhere"))
