@@ -25,7 +25,7 @@ _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TOKEN = ("GOOGLE_OAUTH_ACCESS_TOKEN",)
 _KEY = ("GOOGLE_CREDENTIALS", "GOOGLE_CLOUD_KEYFILE_JSON", "GCLOUD_KEYFILE_JSON")
 _TIMEOUT = 20.0
-_LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 
 
 class GcpError(RuntimeError):
@@ -53,9 +53,9 @@ def endpoint(api: tuple[str, str, str], get: Get) -> str:
 def session(get: Get) -> requests.Session:
     """A session with the operator's credentials; GcpError where there are none. Threads may share it for reading."""
     try:
-        client: requests.Session = AuthorizedSession(_credentials(get), max_refresh_attempts=1)
+        client: requests.Session = AuthorizedSession(_credentials(get), refresh_status_codes=())
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
-        raise GcpError(f"no Google credentials ({_line(error)}): run {_LOGIN}") from None
+        raise GcpError(f"no Google credentials ({_line(error)}): run {LOGIN}") from None
     return client
 
 
@@ -79,7 +79,7 @@ def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any
     try:
         answer = client.get(url, params=params, timeout=_TIMEOUT)
     except google.auth.exceptions.RefreshError as error:
-        raise GcpError(f"Google refused the credentials ({_line(error)}): run {_LOGIN}") from None
+        raise GcpError(f"Google refused the credentials ({_line(error)}): run {LOGIN}") from None
     except (google.auth.exceptions.GoogleAuthError, requests.exceptions.RequestException) as error:
         raise UnreachableError(f"{url.split('/')[2]} does not answer ({type(error).__name__})") from None
     if answer.ok:

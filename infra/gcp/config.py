@@ -20,6 +20,7 @@ _UNIT = {"s": 1, "m": 60, "h": 3600, None: 1}
 _IMAGE = re.compile(r"^(projects/)?[a-z0-9.:-]+/(global/images/(family/)?)?[a-z][a-z0-9-]{0,62}$")
 _LEAST_IDLE = 300
 _RANGE = 20
+_MAX_LABELS = 56
 
 
 class GcpConfig(ClusterConfig):
@@ -61,7 +62,7 @@ class GcpConfig(ClusterConfig):
     def _bucket(cls, value: str | None) -> str | None:
         if value and (not _BUCKET.match(value) or ".." in value or "google" in value or value.startswith("goog")):
             raise ValueError(
-                "a bucket's name has 3 to 63 small letters, digits, -, _ and ., does not begin with goog, and has no google in it"
+                "a bucket's name has 3 to 63 small letters, digits, -, _ and ., does not begin with goog and has no google in it"
             )
         return value
 
@@ -87,6 +88,18 @@ class GcpConfig(ClusterConfig):
         if seconds and seconds < _LEAST_IDLE:
             raise ValueError("write a time of 5 minutes or more, such as 30m or 2h, or 0 for never")
         return seconds
+
+    @field_validator("labels")
+    @classmethod
+    def _own_labels(cls, value: dict[str, str]) -> dict[str, str]:
+        for key in value:
+            if key.startswith("goog"):
+                raise ValueError(f"label {key} is Google's own: begin it otherwise")
+            if key.startswith("scaletier-"):
+                raise ValueError(f"label {key} is set by the stack itself: begin it otherwise")
+        if len(value) > _MAX_LABELS:
+            raise ValueError(f"there are {len(value)} labels; Google takes 64, of which {64 - _MAX_LABELS} are the stack's own")
+        return value
 
     @field_validator("accelerator_type")
     @classmethod

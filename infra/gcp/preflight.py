@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import requests
 
-from infra.gcp.api import COMPUTE, STORAGE, ApiError, GcpError, Get, UnreachableError, endpoint, get_json, session
+from infra.gcp.api import COMPUTE, LOGIN, STORAGE, ApiError, GcpError, Get, UnreachableError, endpoint, get_json, session
 from infra.gcp.machines import machine
 from infra.gcp.zones import Place
 from infra.spec import ClusterSpec
@@ -67,7 +67,7 @@ def _limits(client: requests.Session, url: str, place: Place) -> Mapping[str, fl
         answer = get_json(client, url)
     except ApiError as error:
         if error.status == 401:
-            raise GcpError(f"Google refused the credentials ({error}): `gcloud auth application-default login`") from None
+            raise GcpError(f"Google refused the credentials ({error}): {LOGIN}") from None
         if error.reason in _DISABLED:
             raise GcpError(
                 f"the Compute Engine API is not enabled: `gcloud services enable compute.googleapis.com --project {place.project}`"

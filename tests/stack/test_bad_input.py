@@ -1,0 +1,101 @@
+"""What cannot be is refused before anything is declared, in one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Mapping
+from typing import Any
+
+import pulumi
+import pytest
+from conftest import PROJECT, ZONE, declared
+from test_firewall import CUSTOM
+
+from infra.templates import ROOT
+
+GOOD = {"project": PROJECT, "zone": ZONE}
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, provider: Mapping[str, str], target: str = "gcp", **raw: str) -> str:
+    """What the program says; nothing may have been declared by then."""
+    said: list[str] = []
+    config = {f"scaletier:{key}": value for key, value in {"target": target, **raw}.items()}
+    monkeypatch.setenv("PULUMI_CONFIG", json.dumps(config | {f"gcp:{key}": value for key, value in provider.items()}))
+    monkeypatch.setattr(pulumi.log, "error", lambda message, *_: said.append(message))
+
+    def program() -> None:
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__")
+
+    stack = declared(program)
+    assert [item.type for item in stack.resources if not item.type.startswith("pulumi:")] == []
+    (message,) = said
+    assert "\n" not in message
+    return message
+
+
+PLACES = {
+    "no Google Cloud project": {"zone": ZONE},
+    "not its name or number": {"project": "My Project", "zone": ZONE},
+    "no zone: `pulumi config set gcp:zone us-central1-a`": {"project": PROJECT},
+    "a zone is a region and a letter": {"project": PROJECT, "zone": "us-central1"},
+    "is not in gcp:region europe-west1": {**GOOD, "region": "europe-west1"},
+    "is not a region, such as us-central1": {**GOOD, "region": "Iowa"},
+}
+
+
+@pytest.mark.parametrize("words", PLACES)
+def test_a_place_that_cannot_be(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    assert words in refusal(monkeypatch, PLACES[words])
+
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("machine type 'n1-standard-3' is unknown; valid are n1-standard-1, ", {**CUSTOM, "workerType": "n1-standard-3"}),
+    ("valid are n1-…, n2-…, e2-…, g2-…, a2-…", {**CUSTOM, "workerType": "large_model"}),
+    ("acceleratorType 'k80' is unknown; valid are nvidia-tesla-t4", {"acceleratorType": '{"worker": "k80"}'}),
+    ("nvidia-tesla-t4 does not go with n2-standard-4; valid are machine types of the series n1",
+     {**CUSTOM, "workerType": "n2-standard-4", "acceleratorType": '{"worker": "nvidia-tesla-t4"}'}),
+    ("nvidia-l4 does not go with n1-standard-4; machine types with it (and how many): g2-standard-4 (1)",
+     {**CUSTOM, "acceleratorType": '{"worker": "nvidia-l4"}'}),
+    ("a2-highgpu-1g comes with 1 x nvidia-tesla-a100",
+     {**CUSTOM, "masterType": "a2-highgpu-1g", "acceleratorType": '{"master": "nvidia-tesla-t4"}'}),
+    ("3 x nvidia-tesla-t4 is not offered; valid counts are 1, 2, 4",
+     {"scaleTier": "BASIC_GPU", "acceleratorCount": '{"master": 3}'}),
+    ("goes with 12 vCPUs at most, n1-highcpu-16 has 16; n1-highcpu-16 takes 2, 4, 8 of them",
+     {"scaleTier": "PREMIUM_1", "acceleratorType": '{"worker": "nvidia-tesla-v100"}'}),
+    ("this cluster has no worker; it has master", {"scaleTier": "BASIC", "provisioningModel": '{"worker": "SPOT"}'}),
+    ("acceleratorCount.worker needs the type too", {"acceleratorCount": '{"worker": 1}'}),
+    ("label Team=x is not valid", {"labels": '{"Team": "x"}'}),
+    ("label goog-x is Google's own", {"labels": '{"goog-x": "y"}'}),
+    ("label scaletier-role is set by the stack itself", {"labels": '{"scaletier-role": "y"}'}),
+    ("a bucket's name has 3 to 63 small letters", {"bucket": "My Bucket"}),
+    ("ssh from the whole internet is refused", {"operatorCidr": "0.0.0.0/0"}),
+    ("write a private /20 range", {"network": "10.0.0.0/24"}),
+    ("write a whole version of TensorFlow 2", {"runtimeVersion": "1.15"}),
+    ("write a time of 5 minutes or more", {"idleTimeout": "10s"}),
+    ("scaletier:machineType is not a key of the configuration", {"machineType": "n1-standard-1"}),
+    ("more than maxHourlyCost 1:", {"maxHourlyCost": "1"}),
+    ("worker count 2001 is too high; valid are 0 to 2000", {**CUSTOM, "workerCount": "2001"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "config"), CONFIGS, ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_a_configuration_that_cannot_be(monkeypatch: pytest.MonkeyPatch, words: str, config: dict[str, str]) -> None:
+    assert words in refusal(monkeypatch, GOOD, **config)
+
+
+def test_a_zone_without_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal(monkeypatch, {**GOOD, "zone": "us-east1-b"}, scaleTier="BASIC_GPU")
+    assert message == "zone us-east1-b has no nvidia-tesla-t4; in its region it is in us-east1-c, us-east1-d"
+    assert "europe-west4-a" in refusal(monkeypatch, {**GOOD, "zone": "africa-south1-a"}, scaleTier="BASIC_GPU")
+
+
+def test_a_ceiling_where_there_is_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal(monkeypatch, {**GOOD, "zone": "africa-south1-a"}, maxHourlyCost="100")
+    assert "no price for this cluster in africa-south1" in message
+
+
+def test_the_local_target_takes_as_many_as_it_has_addresses_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**CUSTOM, "workerCount": "61"}
+    assert "worker count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", **config)

@@ -1,0 +1,188 @@
+"""What is asked of Google's APIs: quotas and names before anything is made, host keys after. Answers come from loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import google.auth.exceptions
+import pytest
+from fakegoogle import FakeGoogle
+
+from infra.gcp import hostkeys
+from infra.gcp.api import GcpError, session
+from infra.gcp.preflight import needs, preflight
+from infra.gcp.zones import Place
+from infra.spec import Accelerator, ClusterSpec, Role, ScaleTier, preset
+
+PLACE = Place("my-project-1", "us-central1", "us-central1-a")
+REGION = "/compute/v1/projects/my-project-1/regions/us-central1"
+BUCKET = "/storage/v1/b/a-bucket"
+STANDARD = preset(ScaleTier.STANDARD_1)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeGoogle]:
+    fake = FakeGoogle()
+    server = fake.start()
+    yield fake
+    server.shutdown()
+
+
+def quotas(**limits: float) -> tuple[int, dict[str, Any]]:
+    return 200, {"quotas": [{"metric": name, "limit": limit, "usage": 0} for name, limit in limits.items()]}
+
+
+def refused(status: int, message: str, reason: str = "") -> tuple[int, dict[str, Any]]:
+    details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else []
+    return status, {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}], "details": details}}
+
+
+def check(fake: FakeGoogle, spec: ClusterSpec = STANDARD) -> None:
+    preflight(spec, PLACE, "pd-ssd", 100, "a-bucket", "dev", fake.config)
+
+
+def test_what_each_tier_takes_of_the_quotas() -> None:
+    assert needs(preset(ScaleTier.BASIC), "pd-ssd", 100) == {"CPUS": 4, "SSD_TOTAL_GB": 100, "INSTANCES": 1}
+    assert needs(STANDARD, "pd-balanced", 100) == {"CPUS": 52, "SSD_TOTAL_GB": 800, "INSTANCES": 8}
+    assert needs(preset(ScaleTier.PREMIUM_1), "pd-standard", 100) == {"CPUS": 408, "DISKS_TOTAL_GB": 3100, "INSTANCES": 31}
+    gpu = preset(ScaleTier.BASIC_GPU)
+    assert needs(gpu, "pd-ssd", 100)["NVIDIA_T4_GPUS"] == 1
+    master = dataclasses.replace(gpu.roles[Role.MASTER], machine_type="a2-highgpu-2g", spot=True)
+    master = dataclasses.replace(master, accelerator=Accelerator("nvidia-tesla-a100", 2))
+    found = needs(dataclasses.replace(gpu, roles={Role.MASTER: master}), "pd-ssd", 100)
+    assert found == {"A2_CPUS": 24, "SSD_TOTAL_GB": 100, "INSTANCES": 1, "PREEMPTIBLE_NVIDIA_A100_GPUS": 2}
+
+
+def test_a_project_that_has_all(fake: FakeGoogle) -> None:
+    fake.answers[REGION] = quotas(CPUS=72, SSD_TOTAL_GB=1000)
+    check(fake)
+    assert fake.asked == [REGION, BUCKET]
+    assert fake.tokens == {"Bearer token-of-a-test"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (quotas(CPUS=24), "quota CPUS in us-central1 is 24 and this cluster needs 52: ask for more at https://console"),
+        (quotas(CPUS=72, SSD_TOTAL_GB=500), "quota SSD_TOTAL_GB in us-central1 is 500"),
+        (
+            refused(403, "has not been used", "SERVICE_DISABLED"),
+            "`gcloud services enable compute.googleapis.com --project my-project-1`",
+        ),
+        (refused(403, "Required permission"), "no right to use project my-project-1 (Required permission)"),
+        (refused(401, "Invalid Credentials"), "Google refused the credentials (Invalid Credentials)"),
+    ],
+)
+def test_what_google_says_for_certain_stops_the_stack(fake: FakeGoogle, answer: Any, words: str) -> None:
+    fake.answers[REGION] = answer
+    with pytest.raises(GcpError) as caught:
+        check(fake)
+    assert words in str(caught.value)
+
+
+def test_what_cannot_be_seen_stops_nothing(fake: FakeGoogle) -> None:
+    check(fake)
+    fake.answers[REGION] = (500, {})
+    check(fake)
+    preflight(STANDARD, PLACE, "pd-ssd", 100, "a-bucket", "dev", lambda key: "http://127.0.0.1:9/" if "End" in key else "x")
+
+
+def test_a_bucket_of_somebody_else(fake: FakeGoogle) -> None:
+    fake.answers[BUCKET] = refused(403, "no access")
+    with pytest.raises(GcpError, match="belongs to somebody else"):
+        check(fake)
+    fake.answers[BUCKET] = (200, {"labels": {"scaletier-stack": "other"}})
+    with pytest.raises(GcpError, match="exists, and not of this stack"):
+        check(fake)
+    fake.answers[BUCKET] = (200, {"labels": {"scaletier-stack": "dev"}})
+    check(fake)
+
+
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(**_: Any) -> Any:
+        raise google.auth.exceptions.DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.setattr("google.auth.default", none)
+    with pytest.raises(
+        GcpError, match=r"no Google credentials \(Your .* not found\): run `gcloud auth application-default login`"
+    ):
+        session(lambda _: None)
+    with pytest.raises(GcpError, match="no Google credentials"):
+        session(lambda key: "/nowhere/key.json" if key == "gcp:credentials" else None)
+
+
+KEYS = "/compute/v1/projects/my-project-1/zones/us-central1-a/instances/{}/getGuestAttributes?queryPath=hostkeys%2F"
+
+
+def attributes(key: str) -> tuple[int, dict[str, Any]]:
+    items = [
+        {"namespace": "hostkeys", "key": "ssh-rsa", "value": "AAAAB3"},
+        {"namespace": "hostkeys", "key": "ssh-ed25519", "value": key},
+    ]
+    return 200, {"queryPath": "hostkeys/", "queryValue": {"items": items}}
+
+
+@pytest.fixture
+def props(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(hostkeys, "_POLL", 0.01)
+    monkeypatch.setitem(hostkeys._config, "get", fake.config)
+    return {
+        "endpoint": fake.config("gcp:computeCustomEndpoint"),
+        "project": "my-project-1",
+        "zone": "us-central1-a",
+        "hosts": {"ps-0": "st-ps-0", "master-0": "st-master-0"},
+        "created": {"ps-0": "1", "master-0": "2"},
+        "timeout": 5,
+    }
+
+
+def test_keys_are_waited_for(fake: FakeGoogle, props: dict[str, Any]) -> None:
+    fake.answers[KEYS.format("st-ps-0")] = [(404, {}), (404, {}), attributes("AAAAps")]
+    fake.answers[KEYS.format("st-master-0")] = attributes("AAAAmaster")
+    _, outputs = hostkeys.create(props)
+    assert outputs["hostKeys"] == {"ps-0": "ssh-ed25519 AAAAps", "master-0": "ssh-ed25519 AAAAmaster"}
+    assert outputs["late"] == []
+    assert fake.asked.count(KEYS.format("st-master-0")) == 1
+    fake.asked.clear()
+    assert hostkeys.read("id", outputs) == outputs
+    assert fake.asked == []
+
+
+def test_a_host_without_a_key_is_never_taken_on_trust_and_is_asked_again(fake: FakeGoogle, props: dict[str, Any]) -> None:
+    fake.answers[KEYS.format("st-ps-0")] = attributes("AAAAps")
+    fake.answers[KEYS.format("st-master-0")] = attributes("no key; rm -rf /\nps-0")
+    _, outputs = hostkeys.create(props | {"timeout": 0})
+    assert outputs["hostKeys"] == {"ps-0": "ssh-ed25519 AAAAps"}
+    assert outputs["late"] == ["master-0"]
+    assert hostkeys.read("id", outputs) == outputs
+    fake.answers[KEYS.format("st-master-0")] = attributes("AAAAmaster")
+    found = hostkeys.read("id", outputs)
+    assert found
+    assert found["late"] == []
+
+
+def test_an_update_asks_for_new_hosts_alone(fake: FakeGoogle, props: dict[str, Any]) -> None:
+    fake.answers |= {
+        KEYS.format(f"st-{name}"): attributes(f"AAAA{at}") for at, name in enumerate(("ps-0", "master-0", "worker-0"))
+    }
+    _, old = hostkeys.create(props)
+    fake.asked.clear()
+    new = props | {
+        "hosts": {"master-0": "st-master-0", "worker-0": "st-worker-0"},
+        "created": {"master-0": "3", "worker-0": "4"},
+    }
+    assert set(hostkeys.update("id", old, new | {"created": {"master-0": "2", "worker-0": "4"}})["hostKeys"]) == set(
+        new["hosts"]
+    )
+    assert fake.asked == [KEYS.format("st-worker-0")]
+    fake.asked.clear()
+    hostkeys.update("id", old, new)
+    assert sorted(fake.asked) == [KEYS.format("st-master-0"), KEYS.format("st-worker-0")]
+
+
+def test_a_refusal_to_say_is_an_error(fake: FakeGoogle, props: dict[str, Any]) -> None:
+    fake.answers[KEYS.format("st-ps-0")] = refused(403, "Required 'compute.instances.getGuestAttributes' permission")
+    with pytest.raises(GcpError, match=r"host key of st-ps-0: .* \(needs compute.instances.getGuestAttributes\)"):
+        hostkeys.create(props)

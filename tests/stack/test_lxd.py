@@ -1,0 +1,51 @@
+"""The local stack under mocks: what is declared, in which order, and that nothing moves by itself."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import KEY, Program
+from test_firewall import TIERS
+
+
+@pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])
+def test_a_host_a_replica_behind_the_firewall(program: Program, config: dict[str, str]) -> None:
+    stack = program("lxd", **config)
+    hosts = stack.of("Host")
+    assert {item.name for item in hosts} == {host["name"] for host in stack.inventory["hosts"]}
+    before = {stack.one("Firewall").urn, stack.one("Bucket").urn}
+    for item in hosts:
+        assert before <= item.depends
+        assert not {other.urn for other in hosts} & item.depends
+        assert item.inputs["authorizedKey"] == KEY
+        assert item.inputs["bucket"] == stack.one("Bucket").inputs["name"]
+    assert len({item.inputs["address"] for item in hosts}) == len(hosts)
+    assert stack.chain <= 6
+
+
+def test_every_host_is_ready_before_the_operators_files(program: Program) -> None:
+    stack = program("lxd", scaleTier="STANDARD_1")
+    ready = stack.one("Ready")
+    assert {item.urn for item in stack.of("Host")} <= ready.depends
+    assert ready.urn in stack.one("OperatorFiles").depends
+    assert len(stack.files["known_hosts"].splitlines()) == 8
+    assert "ProxyCommand" not in stack.files["ssh_config"]
+
+
+def test_another_tier_touches_the_difference_alone(program: Program) -> None:
+    small = {item.urn: item.inputs for item in program("lxd", scaleTier="STANDARD_1").resources}
+    large = {item.urn: item.inputs for item in program("lxd", scaleTier="PREMIUM_1").resources}
+    kept = {urn.rpartition("::")[2] for urn in small if urn in large and small[urn] == large[urn]}
+    assert {"project", "network", "bucket", "operator-key"} <= kept
+    addresses = {urn: inputs.get("address") for urn, inputs in small.items()}
+    assert addresses == {urn: large[urn].get("address") for urn in small}
+
+
+def test_nothing_changes_by_itself(program: Program) -> None:
+    first, second = program("lxd", scaleTier="PREMIUM_1"), program("lxd", scaleTier="PREMIUM_1")
+    assert {item.urn: item.inputs for item in first.resources} == {item.urn: item.inputs for item in second.resources}
+
+
+def test_a_local_stack_has_no_price_and_nothing_of_google(program: Program) -> None:
+    stack = program("lxd", scaleTier="BASIC")
+    assert "hourlyCost" not in stack.exports
+    assert not [item for item in stack.resources if item.type.startswith("gcp:")]

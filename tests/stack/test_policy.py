@@ -1,0 +1,162 @@
+"""Each policy finds its fault in a program that has it, and none in ours, on both targets."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from typing import Any
+
+import pulumi_policy
+import pytest
+from conftest import Program, Stack, declared
+from pulumi_gcp.compute import (
+    Address,
+    Firewall,
+    FirewallAllowArgs,
+    Instance,
+    InstanceBootDiskArgs,
+    InstanceBootDiskInitializeParamsArgs,
+    InstanceGuestAcceleratorArgs,
+    InstanceNetworkInterfaceAccessConfigArgs,
+    InstanceNetworkInterfaceArgs,
+    InstanceSchedulingArgs,
+    InstanceServiceAccountArgs,
+    InstanceShieldedInstanceConfigArgs,
+)
+from pulumi_gcp.projects import IAMMember
+from pulumi_gcp.storage import Bucket, BucketAccessControl, BucketIAMMember
+from test_firewall import TIERS
+from test_gcp import A100, GPUS, L4
+
+from infra.policy.pack import policies
+from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, RULES, hourly_cost
+from infra.templates import ROOT
+
+
+def violations(stack: Stack, **config: Any) -> set[str]:
+    """The names of the rules that find something."""
+    found = {
+        rule.name
+        for rule in RULES
+        for item in stack.resources
+        if list(rule.check(item.type, item.inputs, config.get(rule.name.replace("-", "_"), {})))
+    }
+    ceiling = config.get("hourly_cost", {"maxHourlyCost": DEFAULT_MAX_HOURLY_COST})
+    over = list(hourly_cost([(item.type, item.inputs) for item in stack.resources], ceiling))
+    return found | ({"hourly-cost"} if over else set())
+
+
+@pytest.mark.parametrize(
+    "config", [*TIERS, GPUS, L4, A100], ids=lambda config: str(config.get("masterType", config["scaleTier"]))
+)
+def test_ours_has_no_fault(program: Program, config: dict[str, str]) -> None:
+    assert violations(program("gcp", **config)) == set()
+    if config in TIERS:
+        assert violations(program("lxd", **config)) == set()
+
+
+def test_a_public_address_that_was_asked_for(program: Program) -> None:
+    stack = program("gcp", scaleTier="BASIC", publicAddress="true")
+    assert violations(stack) == {"no-public-address"}
+    assert violations(stack, no_public_address={"allowed": True}) == set()
+
+
+def instance(**changes: Any) -> Callable[[], object]:
+    """A host that has no fault but the changes."""
+    good: dict[str, Any] = {
+        "machine_type": "n1-standard-4",
+        "zone": "us-central1-a",
+        "boot_disk": InstanceBootDiskArgs(initialize_params=InstanceBootDiskInitializeParamsArgs(size=100, type="pd-ssd")),
+        "network_interfaces": [InstanceNetworkInterfaceArgs(subnetwork="subnet")],
+        "service_account": InstanceServiceAccountArgs(email="a@p.iam.gserviceaccount.com", scopes=["cloud-platform"]),
+        "shielded_instance_config": InstanceShieldedInstanceConfigArgs(
+            enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
+        ),
+        "labels": {"scaletier-stack": "dev", "scaletier-role": "ps"},
+    }
+    return lambda: Instance("bad", **good | changes)
+
+
+def firewall(**changes: Any) -> Callable[[], object]:
+    return lambda: Firewall("bad", network="n", allows=[FirewallAllowArgs(protocol="tcp", ports=["22"])], **changes)
+
+
+def bucket(**changes: Any) -> Callable[[], object]:
+    good: dict[str, Any] = {
+        "uniform_bucket_level_access": True,
+        "public_access_prevention": "enforced",
+        "labels": {"scaletier-stack": "d"},
+    }
+    return lambda: Bucket("bad", location="US", **good | changes)
+
+
+T4 = [InstanceGuestAcceleratorArgs(type="nvidia-tesla-t4", count=1)]
+PUBLIC = [InstanceNetworkInterfaceArgs(subnetwork="s", access_configs=[InstanceNetworkInterfaceAccessConfigArgs()])]
+BAD: list[tuple[str, Callable[[], object]]] = [
+    ("no-open-ingress", firewall(source_ranges=["0.0.0.0/0"])),
+    ("no-open-ingress", firewall(source_ranges=["10.0.0.0/8", "128.0.0.0/1"])),
+    ("no-open-ingress", firewall(source_ranges=["::/0"])),
+    ("no-open-ingress", firewall()),
+    ("no-public-address", instance(network_interfaces=PUBLIC)),
+    ("no-public-address", lambda: Address("bad", region="us-central1")),
+    ("no-default-account", instance(service_account=None)),
+    ("no-default-account", instance(service_account=InstanceServiceAccountArgs(scopes=["cloud-platform"]))),
+    ("no-default-account",
+     instance(service_account=InstanceServiceAccountArgs(email="1-compute@developer.gserviceaccount.com", scopes=[]))),
+    ("no-primitive-role", lambda: IAMMember("bad", project="p", role="roles/editor", member="serviceAccount:a@b")),
+    ("no-primitive-role", lambda: BucketIAMMember("bad", bucket="b", role="roles/storage.admin", member="user:a@b.c")),
+    ("bucket-is-private", bucket(uniform_bucket_level_access=None)),
+    ("bucket-is-private", bucket(public_access_prevention="inherited")),
+    ("bucket-is-private", lambda: BucketIAMMember("bad", bucket="b", role="roles/storage.objectViewer", member="allUsers")),
+    ("bucket-is-private", lambda: BucketAccessControl("bad", bucket="b", entity="allUsers", role="READER")),
+    ("labelled", instance(labels={"scaletier-stack": "dev"})),
+    ("labelled", bucket(labels=None)),
+    ("shielded", instance(shielded_instance_config=None)),
+    ("shielded", instance(shielded_instance_config=InstanceShieldedInstanceConfigArgs(enable_vtpm=True))),
+    ("terminates", instance(guest_accelerators=T4)),
+    ("terminates", instance(machine_type="g2-standard-4")),
+    ("terminates", instance(scheduling=InstanceSchedulingArgs(preemptible=True, on_host_maintenance="MIGRATE"))),
+    ("known-machine-type", instance(machine_type="m3-ultramem-128", zone="us-central1-a")),
+    ("hourly-cost", instance(machine_type="a2-megagpu-16g", scheduling=InstanceSchedulingArgs(on_host_maintenance="TERMINATE"))),
+    ("hourly-cost", instance(zone="africa-south1-a")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "declare"), BAD, ids=[f"{at}-{name}" for at, (name, _) in enumerate(BAD)])
+def test_a_fault_is_found(name: str, declare: Callable[[], object]) -> None:
+    found = violations(declared(declare), hourly_cost={"maxHourlyCost": 20})
+    # A machine type that nobody knows has no price either.
+    assert found - ({"hourly-cost"} if name == "known-machine-type" else set()) == {name}
+
+
+def test_the_good_host_of_these_tests_has_no_fault() -> None:
+    assert violations(declared(instance())) == set()
+    assert violations(declared(bucket())) == set()
+    assert violations(declared(firewall(source_ranges=["10.0.0.0/8"]))) == set()
+
+
+def test_a_list_of_machine_types_of_ones_own(program: Program) -> None:
+    stack = program("gcp", scaleTier="BASIC")
+    assert violations(stack, known_machine_type={"allowed": ["e2-standard-4"]}) == {"known-machine-type"}
+    assert violations(stack, hourly_cost={"maxHourlyCost": 0.01}) == {"hourly-cost"}
+
+
+def test_the_pack_has_every_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, list[pulumi_policy.Policy]]] = []
+    monkeypatch.setattr(pulumi_policy, "PolicyPack", lambda name, found: made.append((name, found)))
+    runpy.run_path(str(ROOT / "infra" / "policy" / "__main__.py"), run_name="__main__")
+    ((name, found),) = made
+    assert name == "scaletier"
+    assert {policy.name for policy in found} == {rule.name for rule in RULES} | {"hourly-cost"}
+
+
+def test_a_policy_of_the_sdk_reports_what_its_rule_finds(program: Program) -> None:
+    reported: list[str] = []
+    by_name = {policy.name: policy for policy in policies()}
+    bad = declared(firewall(source_ranges=["0.0.0.0/0"])).one("Firewall")
+    options = pulumi_policy.PolicyResourceOptions(False, [], [], None, pulumi_policy.PolicyCustomTimeouts(0, 0, 0), [])
+    one = by_name["no-open-ingress"]
+    assert isinstance(one, pulumi_policy.ResourceValidationPolicy)
+    args = pulumi_policy.ResourceValidationArgs(bad.type, bad.inputs, bad.urn, bad.name, options, None)
+    one.validate(args, lambda message, _=None: reported.append(message))
+    assert reported == ["bad: it lets 0.0.0.0/0 in"]
