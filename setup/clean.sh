@@ -1,19 +1,23 @@
 #!/bin/sh
-# Undoes what set-up made in this checkout and on this machine. Stacks that still have resources stay, and stop it.
+# Undoes what set-up made in this checkout and on this machine, and only that. A stack that is up stops it.
 set -eu
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
 cd "$root"
-if ls .scaletier/*/inventory.json >/dev/null 2>&1; then
-  for file in .scaletier/*/inventory.json; do
-    stack=$(basename "$(dirname "$file")")
-    echo "clean: stack $stack is up: \`pulumi destroy --stack $stack\` first" >&2
-  done
+for file in .scaletier/*/inventory.json; do
+  [ -e "$file" ] || continue
+  stack=$(basename "$(dirname "$file")")
+  echo "clean: stack $stack is up: \`pulumi destroy --stack $stack\` first" >&2
   exit 2
+done
+if [ -x .venv/bin/pulumi ] && [ -f Pulumi.local.yaml ]; then
+  # Refuses by itself where resources are left.
+  .venv/bin/pulumi stack rm local --yes --non-interactive >/dev/null
+  echo "clean: removed stack local"
 fi
+if ! ls .pulumi-state/.pulumi/stacks/scaletier/*.json >/dev/null 2>&1; then rm -rf .pulumi-state; else echo "clean: .pulumi-state stays, other stacks are in it"; fi
 if [ -x .venv/bin/python ]; then
   .venv/bin/python -m infra.lxd.image remove || true
   setup/lxd.sh down
 fi
-# Only what set-up itself writes; a user's own stacks and configuration stay.
 rm -rf .venv .cache scaletier.egg-info
-echo "clean: done. Pulumi's state stays in .pulumi-state; packages of the system stay too"
+echo "clean: done; packages of the system stay"
