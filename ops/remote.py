@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import subprocess
 import threading
@@ -19,6 +20,8 @@ from ops.fanout import Done, Outcome, fan_out, first_of
 from ops.inventory import Inventory
 
 T = TypeVar("T")
+# What goes wrong is raised; paramiko's threads would print it with a traceback as well.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 # For the address to answer, and then for its sshd, which may be busy.
 CONNECT_SECONDS = 5
 _SSHD_SECONDS = 20
@@ -169,7 +172,9 @@ class Fleet:
         except paramiko.SSHException as error:
             if "not found in known_hosts" in str(error):
                 raise HostError(name, f"{where} has a host key that pulumi never recorded") from None
-            raise HostError(name, f"{where} does not answer as a host does: {error}") from error
+            # A proxy that ends, or an sshd that has not started yet, is no banner.
+            why = "" if "protocol banner" in str(error) else f" as a host does: {error}"
+            raise HostError(name, f"{where} does not answer{why}") from error
         except (OSError, EOFError, socket.gaierror) as error:
             raise HostError(name, f"{where} does not answer") from error
 

@@ -22,7 +22,19 @@ WITHIN = {
 }
 # Of other people's; the standard library may be imported everywhere.
 OUTSIDE = {
-    "infra": {"pulumi", "pulumi_gcp", "pylxd", "google", "requests", "jinja2", "pydantic", "cryptography", "psutil", "yaml"},
+    "infra": {
+        "pulumi",
+        "pulumi_gcp",
+        "pulumi_policy",
+        "pylxd",
+        "google",
+        "requests",
+        "jinja2",
+        "pydantic",
+        "cryptography",
+        "psutil",
+        "yaml",
+    },
     "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "yaml"},
     "fabfile.py": {"fabric"},
     "replica": {"fsspec"},
