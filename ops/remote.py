@@ -135,7 +135,7 @@ class Fleet:
         try:
             return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, _OPEN_SECONDS)
         except HostError as error:
-            raise HostsError({error.host: error}, f"and no other host does; {ADVICE}") from error
+            raise HostsError({error.host: error}, f"no other host can be reached either; {ADVICE}") from error
 
     def close(self) -> None:
         """Close what is open, without waiting."""
