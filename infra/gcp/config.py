@@ -41,7 +41,7 @@ class GcpConfig(ClusterConfig):
     runtime_version: str = "2.21.0"
     max_hourly_cost: float | None = Field(None, gt=0)
     idle_timeout: int = 0
-    host_key_timeout: int = Field(180, ge=0, le=3600)
+    host_key_timeout: int = Field(120, ge=0, le=3600)
 
     @field_validator("network")
     @classmethod
@@ -62,7 +62,7 @@ class GcpConfig(ClusterConfig):
     def _bucket(cls, value: str | None) -> str | None:
         if value and (not _BUCKET.match(value) or ".." in value or "google" in value or value.startswith("goog")):
             raise ValueError(
-                "a bucket's name has 3 to 63 small letters, digits, -, _ and ., does not begin with goog and has no google in it"
+                "a bucket's name has 3 to 63 small letters, digits, -, _ and ., no goog at its start and no google in it"
             )
         return value
 

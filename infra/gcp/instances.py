@@ -59,7 +59,11 @@ class Host(ComponentResource):
         self.args = args
         self.instance, self.address = args.names.of(args.replica.name), address(args.network, args.replica)
         role = args.role
-        own = {"scaletier-stack": args.names.stack, "scaletier-role": str(args.replica.role)}
+        own = {
+            "scaletier-stack": args.names.stack,
+            "scaletier-role": str(args.replica.role),
+            "scaletier-replica": args.replica.name,
+        }
         instance = Instance(
             name,
             name=self.instance,
@@ -68,9 +72,8 @@ class Host(ComponentResource):
             machine_type=role.machine_type,
             boot_disk=InstanceBootDiskArgs(
                 auto_delete=True,
-                # A disk's labels cannot change without a new disk, so it has those alone that never do.
                 initialize_params=InstanceBootDiskInitializeParamsArgs(
-                    image=args.image, type=args.disk_type, size=args.disk_size, labels=own
+                    image=args.image, type=args.disk_type, size=args.disk_size
                 ),
             ),
             network_interfaces=[self._interface()],
@@ -90,7 +93,7 @@ class Host(ComponentResource):
                 "ssh-keys": args.authorized_key.apply(lambda key: f"scaletier:{key}"),
                 "startup-script": args.startup_script,
             },
-            labels={**args.labels, **own, "scaletier-replica": args.replica.name},
+            labels={**args.labels, **own},
             can_ip_forward=False,
             deletion_protection=False,
             allow_stopping_for_update=True,

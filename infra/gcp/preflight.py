@@ -70,7 +70,8 @@ def _limits(client: requests.Session, url: str, place: Place) -> Mapping[str, fl
             raise GcpError(f"Google refused the credentials ({error}): {LOGIN}") from None
         if error.reason in _DISABLED:
             raise GcpError(
-                f"the Compute Engine API is not enabled: `gcloud services enable compute.googleapis.com --project {place.project}`"
+                "the Compute Engine API is not enabled: "
+                f"`gcloud services enable compute.googleapis.com --project {place.project}`"
             ) from None
         if error.status == 403:
             raise GcpError(

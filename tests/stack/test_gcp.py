@@ -193,7 +193,7 @@ def test_machine_types_and_disks_are_the_tiers(program: Program, config: dict[st
         assert disk["autoDelete"] is True
         assert disk["initializeParams"]["type"] == "pd-ssd"
         assert disk["initializeParams"]["size"] == 100
-        assert "labels" not in disk or disk["labels"]
+        assert item.inputs["bootDisk"]["initializeParams"]["image"].startswith("projects/")
 
 
 def test_a_disk_can_be_of_another_kind(program: Program) -> None:

@@ -90,6 +90,7 @@ def bucket(**changes: Any) -> Callable[[], object]:
     return lambda: Bucket("bad", location="US", **good | changes)
 
 
+TERMINATE = InstanceSchedulingArgs(on_host_maintenance="TERMINATE")
 T4 = [InstanceGuestAcceleratorArgs(type="nvidia-tesla-t4", count=1)]
 PUBLIC = [InstanceNetworkInterfaceArgs(subnetwork="s", access_configs=[InstanceNetworkInterfaceAccessConfigArgs()])]
 BAD: list[tuple[str, Callable[[], object]]] = [
@@ -117,7 +118,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     ("terminates", instance(machine_type="g2-standard-4")),
     ("terminates", instance(scheduling=InstanceSchedulingArgs(preemptible=True, on_host_maintenance="MIGRATE"))),
     ("known-machine-type", instance(machine_type="m3-ultramem-128", zone="us-central1-a")),
-    ("hourly-cost", instance(machine_type="a2-megagpu-16g", scheduling=InstanceSchedulingArgs(on_host_maintenance="TERMINATE"))),
+    ("hourly-cost", instance(machine_type="a2-megagpu-16g", scheduling=TERMINATE)),
     ("hourly-cost", instance(zone="africa-south1-a")),
 ]  # fmt: skip
 

@@ -1,0 +1,61 @@
+"""One spec, two targets: every file of every host is the same but for addresses and the bucket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Program, Stack
+from test_firewall import CUSTOM
+
+from ops.config import Flags, build_job
+from ops.inventory import Inventory, parse
+from ops.render import render
+
+# A local host has its share of the machine; here both have what the machine type has, 15 GiB.
+MEMORY = '{"ps": "15GiB", "master": "15GiB", "worker": "15GiB", "evaluator": "15GiB"}'
+GPUS = {**CUSTOM, "acceleratorType": '{"worker": "nvidia-tesla-t4"}', "provisioningModel": '{"worker": "SPOT"}'}
+
+
+def files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[str, tuple[object, ...]]]]:
+    inventory = parse(json.dumps(stack.inventory), folder)
+    job = build_job(Flags("job01", args="--batch-size 100"), inventory)
+    return inventory, {
+        host: {file.path: (file.content, file.mode, file.group, file.link) for file in found}
+        for host, found in render(inventory, job).items()
+    }
+
+
+def neutral(inventory: Inventory, text: object) -> object:
+    """A text without the stack's addresses and bucket."""
+    if not isinstance(text, str):
+        return text
+    for host in inventory.hosts:
+        text = text.replace(f'"{host.address}:', f'"ADDRESS-OF-{host.name}:')
+    return text.replace(f'ReadWritePaths=/var/lib/scaletier "{inventory.bucket}"', "ReadWritePaths=/var/lib/scaletier").replace(
+        inventory.bucket, "BUCKET"
+    )
+
+
+@pytest.mark.parametrize("config", [CUSTOM, GPUS], ids=["plain", "gpus"])
+def test_only_addresses_and_the_bucket_differ(program: Program, tmp_path: Path, config: dict[str, str]) -> None:
+    lxd, local = files(program("lxd", **config, memory=MEMORY), tmp_path)
+    gcp, cloud = files(program("gcp", **config), tmp_path)
+    assert local.keys() == cloud.keys() == {host.name for host in gcp.hosts}
+    assert local != cloud
+    for host in local:
+        assert local[host].keys() == cloud[host].keys()
+        for path, found in local[host].items():
+            assert [neutral(lxd, part) for part in found] == [neutral(gcp, part) for part in cloud[host][path]], (
+                f"{host} {path}"
+            )
+
+
+def test_the_accelerator_is_all_that_a_gpu_changes(program: Program, tmp_path: Path) -> None:
+    _, without = files(program("gcp", **CUSTOM), tmp_path)
+    _, with_gpus = files(program("gcp", **GPUS), tmp_path)
+    changed = {(host, path) for host in without for path in without[host] if without[host][path] != with_gpus[host][path]}
+    assert changed == {(f"worker-{index}", "/etc/systemd/system/scaletier.service") for index in range(3)}
+    unit = str(with_gpus["worker-0"]["/etc/systemd/system/scaletier.service"][0])
+    assert "PrivateDevices=no" in unit
