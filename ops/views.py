@@ -11,7 +11,7 @@ from ops import show
 from ops.bucket import Bucket, open_bucket
 from ops.config import Flags, Job, build_job
 from ops.errors import DONE, OpsError, UsageError
-from ops.inventory import Inventory
+from ops.inventory import Host, Inventory
 from ops.ledger import Ledger
 from ops.remote import Fleet
 from ops.render import render
@@ -98,6 +98,12 @@ def _shown(value: Any) -> str:
     return shlex.join(value) if isinstance(value, list) else str(value)
 
 
+def _as_in_inventory(host: Host) -> dict[str, Any]:
+    """A host with the keys of inventory.json: `machineType`, not `machine_type`."""
+    words = {key: key.split("_") for key in asdict(host)}
+    return {head + "".join(word.title() for word in tail): getattr(host, key) for key, (head, *tail) in words.items()}
+
+
 def hosts(inventory: Inventory, as_json: bool) -> int:
     """The hosts of the cluster, and whether each answers."""
     fleet = Fleet(inventory)
@@ -107,7 +113,10 @@ def hosts(inventory: Inventory, as_json: bool) -> int:
         )
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
     if as_json:
-        listed = [{**asdict(host), "answers": host.name in status, "unit": status.get(host.name)} for host in inventory.hosts]
+        listed = [
+            {**_as_in_inventory(host), "answers": host.name in status, "unit": status.get(host.name)}
+            for host in inventory.hosts
+        ]
         show.as_json({"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket, "hosts": listed})
         return DONE
     show.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")

@@ -98,7 +98,7 @@ class Stack:
         """Names of the hosts that answer ssh, as `fab hosts` sees them."""
         result = self.fab("hosts", "--json")
         assert result.code == 0, result.text
-        return [host["name"] for host in json.loads(result.out)["hosts"]]
+        return [host["name"] for host in json.loads(result.out)["hosts"] if host["answers"]]
 
     def ssh(self, host: str, command: str) -> Result:
         return self.run("ssh", "-F", str(self.folder / "ssh_config"), host, command, timeout=60)
