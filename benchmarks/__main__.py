@@ -18,6 +18,7 @@ from benchmarks.stack import BenchStack, say
 
 # Modules that register benchmarks; within a tier the rows run in this order.
 SUITE = ("provision", "push", "commands", "jobs")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnknownError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
+        # Ctrl-C too: a shell lets what it starts in the background ignore it, and the commands that we start would as well.
         signal.signal(number, _interrupt)
     measured: list[tuple[Benchmark, results.Entry]] = []
     failed: list[str] = []
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _measure(rows, stack, measured, failed)
             finally:
                 # What is up must come down, however often Ctrl-C is pressed.
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                for number in _SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
         code = 130
