@@ -103,4 +103,5 @@ def _refusal(answer: requests.Response) -> ApiError:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error.args[0] if error.args else error).split()).rstrip(".")
+    """The first sentence of an error."""
+    return " ".join(str(error.args[0] if error.args else error).split()).partition(". ")[0].rstrip(".")

@@ -17,8 +17,8 @@ from infra.spec import ClusterSpec
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
-# Source: Compute Engine documentation, "Allocation quotas". Series that are not named share the quota CPUS.
-_CPUS = {"n2": "N2_CPUS", "a2": "A2_CPUS"}
+# Source: Compute Engine documentation, "Allocation quotas". A series that is not named is left to the API.
+_CPUS = {"n1": "CPUS", "e2": "CPUS", "n2": "N2_CPUS", "a2": "A2_CPUS"}
 _GPUS = {
     "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
     "nvidia-tesla-v100": "NVIDIA_V100_GPUS",
@@ -36,7 +36,7 @@ def preflight(spec: ClusterSpec, place: Place, disk_type: str, disk_size: int, b
     client = session(get)
     url = f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}"
     limits = _limits(client, url, place)
-    for name, needed in needs(spec, disk_type, disk_size).items():
+    for name, needed in needs(spec, disk_type, disk_size, limits).items():
         if name in limits and needed > limits[name]:
             raise GcpError(
                 f"quota {name} in {place.region} is {limits[name]:g} and this cluster needs {needed}: ask for more at "
@@ -45,20 +45,23 @@ def preflight(spec: ClusterSpec, place: Place, disk_type: str, disk_size: int, b
     _bucket(client, f"{endpoint(STORAGE, get)}b/{bucket}", bucket, stack)
 
 
-def needs(spec: ClusterSpec, disk_type: str, disk_size: int) -> dict[str, int]:
+def needs(spec: ClusterSpec, disk_type: str, disk_size: int, limits: Mapping[str, float] | None = None) -> dict[str, int]:
     """What a cluster takes of the region's quotas, by the quota's name; pure.
 
-    Spot hosts take the same quotas where a project has not been given preemptible ones of its own.
+    Spot hosts take the preemptible quotas of a project that has been given some, else the same as others.
     """
     needed: Counter[str] = Counter()
     for role in spec.roles.values():
         found = machine(role.machine_type)
-        needed[_CPUS.get(found.series, "CPUS")] += role.count * found.cpus
+        cpus, preemptible = _CPUS.get(found.series), role.spot and (limits or {}).get("PREEMPTIBLE_CPUS")
+        if cpus:
+            needed["PREEMPTIBLE_CPUS" if preemptible else cpus] += role.count * found.cpus
         needed[_DISKS[disk_type]] += role.count * disk_size
         needed["INSTANCES"] += role.count
         if role.accelerator:
-            prefix = "PREEMPTIBLE_" if role.spot else ""
-            needed[prefix + _GPUS[role.accelerator.type]] += role.count * role.accelerator.count
+            name = _GPUS[role.accelerator.type]
+            preemptible = role.spot and (limits or {}).get(f"PREEMPTIBLE_{name}")
+            needed[f"PREEMPTIBLE_{name}" if preemptible else name] += role.count * role.accelerator.count
     return dict(needed)
 
 

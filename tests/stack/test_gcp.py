@@ -9,10 +9,13 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+import pulumi
 import pytest
 from conftest import KEY, PROJECT, STACK, ZONE, Program, Recorded, Stack
 from test_firewall import CUSTOM, TIERS
 
+from infra.cost import price_list
+from infra.gcp.cluster import _warn
 from infra.gcp.firewall import DENY_PRIORITY, IAP_RANGE
 from infra.spec import ScaleTier
 
@@ -347,3 +350,22 @@ def test_no_secret_and_no_token_is_in_a_resource(program: Program) -> None:
 def test_host_keys_are_asked_for_where_the_provider_is_pointed(program: Program) -> None:
     place = {"project": PROJECT, "zone": ZONE, "computeCustomEndpoint": "http://127.0.0.1:1/compute/v1"}
     assert program("gcp", provider=place).one("HostKeys").inputs["endpoint"] == "http://127.0.0.1:1/compute/v1/"
+
+
+def test_a_host_whose_key_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: said.append(message))
+    program("gcp", scaleTier="BASIC")
+    assert said == []
+    _warn(["worker-1"])
+    assert said[0].startswith("no host key yet of worker-1, so ssh refuses them: `pulumi up --refresh` looks again")
+
+
+def test_the_price_is_said_at_every_preview(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lambda message, *_: said.append(message))
+    program("gcp", scaleTier="STANDARD_1")
+    assert said == [
+        "about 2.18 USD an hour in us-central1: ps 0.64, master 0.31, worker 1.23, network 0.01 "
+        f"(list prices of {price_list()['date']}, without traffic and the bucket)"
+    ]

@@ -50,9 +50,13 @@ def test_what_each_tier_takes_of_the_quotas() -> None:
     gpu = preset(ScaleTier.BASIC_GPU)
     assert needs(gpu, "pd-ssd", 100)["NVIDIA_T4_GPUS"] == 1
     master = dataclasses.replace(gpu.roles[Role.MASTER], machine_type="a2-highgpu-2g", spot=True)
-    master = dataclasses.replace(master, accelerator=Accelerator("nvidia-tesla-a100", 2))
-    found = needs(dataclasses.replace(gpu, roles={Role.MASTER: master}), "pd-ssd", 100)
-    assert found == {"A2_CPUS": 24, "SSD_TOTAL_GB": 100, "INSTANCES": 1, "PREEMPTIBLE_NVIDIA_A100_GPUS": 2}
+    spot = ClusterSpec(
+        ScaleTier.CUSTOM, {Role.MASTER: dataclasses.replace(master, accelerator=Accelerator("nvidia-tesla-a100", 2))}
+    )
+    common = {"SSD_TOTAL_GB": 100, "INSTANCES": 1}
+    assert needs(spot, "pd-ssd", 100) == {"A2_CPUS": 24, "NVIDIA_A100_GPUS": 2, **common}
+    given = {"PREEMPTIBLE_CPUS": 100.0, "PREEMPTIBLE_NVIDIA_A100_GPUS": 4.0}
+    assert needs(spot, "pd-ssd", 100, given) == {"PREEMPTIBLE_CPUS": 24, "PREEMPTIBLE_NVIDIA_A100_GPUS": 2, **common}
 
 
 def test_a_project_that_has_all(fake: FakeGoogle) -> None:
