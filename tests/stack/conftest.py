@@ -1,4 +1,4 @@
-"""The Pulumi program under mocks: every resource that a stack declares, recorded, for both targets."""
+"""The Pulumi program under mocks, for both targets, with nothing asked of LXD or of Google."""
 
 from __future__ import annotations
 
@@ -6,130 +6,15 @@ import ipaddress
 import json
 import os
 import runpy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
-import pulumi
 import pytest
-from pulumi import Output
-from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks, set_mocks
-from pulumi.runtime.rpc import deserialize_properties
-from pulumi.runtime.settings import get_root_resource, set_root_resource
+from stackmocks import PROJECT, ZONE, Program, Stack, declared
 
 from infra.gcp import target as gcp_target
 from infra.lxd import target as lxd_target
 from infra.lxd.preflight import Found
 from infra.templates import ROOT
-
-PROJECT, ZONE, STACK = "my-project-1", "us-central1-a", "dev"
-KEY = "ssh-ed25519 AAAAC3Nza scaletier-dev"
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One resource as the program declared it: inputs in the provider's spelling, the URNs that it depends on."""
-
-    type: str
-    name: str
-    inputs: Mapping[str, Any]
-    urn: str
-    parent: str
-    depends: frozenset[str]
-    options: Any
-
-
-@dataclass
-class Stack:
-    """All that a program declared."""
-
-    resources: list[Recorded]
-    exports: Mapping[str, Any]
-    files: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def inventory(self) -> dict[str, Any]:
-        """inventory.json, as `fab` reads it."""
-        found: dict[str, Any] = json.loads(self.files["inventory.json"])
-        return found
-
-    def of(self, kind: str) -> list[Recorded]:
-        """The resources whose type ends so, such as `Instance`."""
-        return [item for item in self.resources if item.type.rpartition(":")[2] == kind]
-
-    def one(self, kind: str, name: str | None = None) -> Recorded:
-        (found,) = [item for item in self.of(kind) if name in (None, item.name)]
-        return found
-
-    @property
-    def chain(self) -> int:
-        """The length of the longest chain of dependencies, components not counted."""
-        by_urn = {item.urn: item for item in self.resources}
-        children: dict[str, list[Recorded]] = {}
-        for item in self.resources:
-            children.setdefault(item.parent, []).append(item)
-        lengths: dict[str, int] = {}
-
-        def real(urn: str) -> list[str]:
-            item = by_urn.get(urn)
-            if item is None:
-                return []
-            if not item.type.startswith("scaletier:"):
-                return [urn]
-            return [found for child in children.get(urn, []) for found in real(child.urn)]
-
-        def length(urn: str) -> int:
-            if urn not in lengths:
-                before = {found for other in by_urn[urn].depends for found in real(other)}
-                lengths[urn] = 1 + max((length(other) for other in before), default=0)
-            return lengths[urn]
-
-        return max(length(item.urn) for item in self.resources if not item.type.startswith("scaletier:"))
-
-
-class Recorder(Mocks):
-    """Answers as the providers would: what the API adds to an input is made up from the resource's name."""
-
-    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[Any, Any]]:
-        outputs = dict(args.inputs)
-        kind = args.typ.rpartition(":")[2]
-        if args.typ.startswith("gcp:"):
-            outputs.setdefault("selfLink", f"https://www.googleapis.com/compute/v1/{kind}/{args.inputs.get('name')}")
-        if kind == "Account":
-            outputs["email"] = f"{args.inputs['accountId']}@{PROJECT}.iam.gserviceaccount.com"
-        if kind == "Instance":
-            outputs["instanceId"] = f"id-{args.name}"
-            for interface in outputs["networkInterfaces"]:
-                for config in interface.get("accessConfigs") or []:
-                    config["natIp"] = "203.0.113.9"
-        if kind == "HostKeys":
-            outputs |= {"hostKeys": {name: f"ssh-ed25519 {name}" for name in args.inputs["hosts"]}, "late": []}
-        if kind == "OperatorKey":
-            outputs |= {"publicKey": KEY, "privateKey": "PRIVATE"}
-        if kind == "Ready":
-            outputs["hostKeys"] = dict.fromkeys(args.inputs["hosts"].values(), "ssh-ed25519 AAAA")
-        if kind == "Host" and args.typ.startswith("pulumi-python:"):
-            outputs["created"] = f"created-{args.name}"
-        return f"{args.name}-id", outputs
-
-    def call(self, args: MockCallArgs) -> tuple[dict[Any, Any], list[tuple[str, str]]]:
-        raise AssertionError(f"the program calls {args.token}: a second `pulumi up` may then find something else")
-
-
-class Monitor(MockMonitor):
-    """Keeps the requests too, for dependencies and options, which Mocks never see."""
-
-    def __init__(self, mocks: Mocks) -> None:
-        super().__init__(mocks)
-        self.requests: list[tuple[str, Any]] = []
-
-    def RegisterResource(self, request: Any) -> Any:  # noqa: N802  MockMonitor has this name
-        answer = super().RegisterResource(request)
-        self.requests.append((answer.urn, request))
-        return answer
-
-
-Program = Callable[..., Stack]
 
 
 @pytest.fixture(autouse=True)
@@ -156,28 +41,3 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         return stack
 
     return run
-
-
-def declared(declare: Callable[[], object]) -> Stack:
-    """What a function declares, recorded; `exports` are the stack's."""
-    monitor = Monitor(Recorder())
-    set_root_resource(None)  # type: ignore[arg-type]
-    set_mocks(Recorder(), project="scaletier", stack=STACK, monitor=monitor)
-    exports: dict[str, Any] = {}
-
-    async def all_of_it() -> None:
-        declare()
-        found = dict(get_root_resource().outputs)  # type: ignore[union-attr]
-        exports.update({name: await Output.from_input(value).future() for name, value in found.items()})
-
-    pulumi.runtime.test(all_of_it)()
-    return Stack([_recorded(urn, request) for urn, request in monitor.requests], exports)
-
-
-def _recorded(urn: str, request: Any) -> Recorded:
-    depends = set(request.dependencies)
-    for found in request.propertyDependencies.values():
-        depends |= set(found.urns)
-    inputs = deserialize_properties(request.object)
-    inputs.pop("__provider", None)
-    return Recorded(request.type, request.name, inputs, urn, request.parent, frozenset(depends), request)

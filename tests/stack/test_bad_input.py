@@ -9,8 +9,8 @@ from typing import Any
 
 import pulumi
 import pytest
-from conftest import PROJECT, ZONE, declared
-from test_firewall import CUSTOM
+from stackmocks import PROJECT, ZONE, declared
+from test_firewall_answers import CUSTOM
 
 from infra.templates import ROOT
 

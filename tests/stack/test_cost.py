@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import PROJECT, Program
+from stackmocks import PROJECT, Program
 
 from infra.cost import HostShape, hourly, price_list
 from infra.gcp.machines import GPUS, MACHINES

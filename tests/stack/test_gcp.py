@@ -11,8 +11,8 @@ from typing import Any
 
 import pulumi
 import pytest
-from conftest import KEY, PROJECT, STACK, ZONE, Program, Recorded, Stack
-from test_firewall import CUSTOM, TIERS
+from stackmocks import KEY, PROJECT, STACK, ZONE, Program, Recorded, Stack
+from test_firewall_answers import CUSTOM, TIERS
 
 from infra.cost import price_list
 from infra.gcp.cluster import _warn

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import KEY, Program
-from test_firewall import TIERS
+from stackmocks import KEY, Program
+from test_firewall_answers import TIERS
 
 
 @pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from conftest import Program
+from stackmocks import Program
 
 
 def _seconds(program: Program, workers: int) -> tuple[int, float]:

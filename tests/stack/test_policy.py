@@ -8,7 +8,6 @@ from typing import Any
 
 import pulumi_policy
 import pytest
-from conftest import Program, Stack, declared
 from pulumi_gcp.compute import (
     Address,
     Firewall,
@@ -25,7 +24,8 @@ from pulumi_gcp.compute import (
 )
 from pulumi_gcp.projects import IAMMember
 from pulumi_gcp.storage import Bucket, BucketAccessControl, BucketIAMMember
-from test_firewall import TIERS
+from stackmocks import Program, Stack, declared
+from test_firewall_answers import TIERS
 from test_gcp import A100, GPUS, L4
 
 from infra.policy.pack import policies

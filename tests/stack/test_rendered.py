@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Program, Stack
-from test_firewall import CUSTOM
+from stackmocks import Program, Stack
+from test_firewall_answers import CUSTOM
 
 from ops.config import Flags, build_job
 from ops.inventory import Inventory, parse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from conftest import PROJECT, Program
 from reachability import PORTS, Reach, by_gcp, by_nft, by_table
+from stackmocks import PROJECT, Program
 
 from infra.config import ClusterConfig
 from infra.lxd.firewall import rules
