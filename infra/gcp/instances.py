@@ -100,13 +100,20 @@ class Host(ComponentResource):
             # A host that was preempted, or stopped itself when idle, is started again by `pulumi up --refresh`.
             desired_status="RUNNING",
             # A name and an address belong to one instance at a time.
-            opts=ResourceOptions(parent=self, depends_on=list(after), delete_before_replace=True),
+            opts=ResourceOptions(
+                parent=self, depends_on=list(after), delete_before_replace=True, replacement_trigger=self._made_anew_for()
+            ),
         )
         self.instance_id = instance.instance_id
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
         )
         self.register_outputs({"instance": self.instance, "address": self.address})
+
+    def _made_anew_for(self) -> str:
+        """What a host keeps where its inputs no longer name it, for the provider computes it then: GPUs and a public address."""
+        gpus, reach = self.args.role.accelerator, "public" if self.args.public_address else "private"
+        return f"{reach}, {gpus.count} x {gpus.type}" if gpus else reach
 
     def _interface(self) -> InstanceNetworkInterfaceArgs:
         public = [InstanceNetworkInterfaceAccessConfigArgs(network_tier="PREMIUM")] if self.args.public_address else None

@@ -232,6 +232,17 @@ def test_gpus_and_spot_are_by_role(program: Program) -> None:
     )
 
 
+def test_a_host_that_loses_its_gpus_or_its_address_is_made_anew(program: Program) -> None:
+    def triggers(**config: str) -> dict[str, str]:
+        stack = program("gcp", **config)
+        return {item.name: item.options.replacement_trigger.string_value for item in stack.of("Instance")}
+
+    plain, gpus = triggers(**CUSTOM), triggers(**GPUS)
+    assert {name for name in plain if plain[name] != gpus[name]} == {"worker-0", "worker-1", "worker-2", "evaluator-0"}
+    assert gpus["worker-0"] == "private, 2 x nvidia-tesla-v100"
+    assert triggers(scaleTier="BASIC", publicAddress="true") == {"master-0": "public"}
+
+
 def test_basic_gpu_has_a_t4_and_machine_types_with_gpus_bring_theirs(program: Program) -> None:
     terminates = STANDARD | {"onHostMaintenance": "TERMINATE"}
     basic = program("gcp", scaleTier="BASIC_GPU")
