@@ -51,9 +51,9 @@ start() {
     return
   fi
   say "starting lxcfs and lxd by hand, for systemd is not process 1"
-  mkdir -p "$cache" /var/lib/lxcfs
   # Killed daemons leave a mount behind that nothing can start over.
-  if ! ls /var/lib/lxcfs >/dev/null 2>&1; then umount -l /var/lib/lxcfs; fi
+  if [ "$(stat -c %F /var/lib/lxcfs 2>&1 | grep -c 'not connected')" = 1 ]; then umount -l /var/lib/lxcfs; fi
+  mkdir -p "$cache" /var/lib/lxcfs
   grep -q '^root:' /etc/subuid || echo root:1000000:1000000000 >>/etc/subuid
   grep -q '^root:' /etc/subgid || echo root:1000000:1000000000 >>/etc/subgid
   if ! mountpoint -q /var/lib/lxcfs; then
