@@ -97,5 +97,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str) -> None
         return
     except UnreachableError:
         return
-    if labels.get("scaletier-stack") != stack:
-        raise GcpError(f"bucket {bucket} exists, and not of this stack: `pulumi config set bucket ANOTHER-NAME`, or import it")
+    # One without the label may have been imported.
+    owner = labels.get("scaletier-stack", stack)
+    if owner != stack:
+        raise GcpError(f"bucket {bucket} is that of the stack {owner}: `pulumi config set bucket ANOTHER-NAME`")
