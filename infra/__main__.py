@@ -15,7 +15,6 @@ from infra.operator_key import OperatorKey
 from infra.spec import SpecError
 from infra.targets import TargetError, target
 
-
 # Tells Pulumi's language host that the user has been told already.
 _SHOWN = 32
 

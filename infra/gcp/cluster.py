@@ -123,7 +123,8 @@ class GcpCluster(ComponentResource):
         """What ssh connects to: the instance's name through IAP, else the address that the operator's range reaches."""
         if self.args.config.operator_cidr is None:
             return Output.from_input(host.instance)
-        return host.public_address if self.args.config.public_address else Output.from_input(host.address)
+        # A host that is stopped has no public address until it runs again.
+        return host.public_address.apply(lambda found: found or host.address)
 
     def cluster(self) -> Cluster:
         """What every target gives back."""

@@ -111,7 +111,7 @@ class Host(ComponentResource):
         self.register_outputs({"instance": self.instance, "address": self.address})
 
     def _made_anew_for(self) -> str:
-        """What a host keeps where its inputs no longer name it, for the provider computes it then: GPUs and a public address."""
+        """What a host keeps when its inputs no longer name it, for the provider computes it then: GPUs, a public address."""
         gpus, reach = self.args.role.accelerator, "public" if self.args.public_address else "private"
         return f"{reach}, {gpus.count} x {gpus.type}" if gpus else reach
 

@@ -6,6 +6,7 @@ import os
 
 import pulumi
 from pulumi import Output
+from pulumi.runtime.config import get_config
 
 from infra.cluster import Cluster
 from infra.cost import Cost, HostShape, hourly, price_list
@@ -21,9 +22,9 @@ from infra.targets import Target, TargetError
 
 
 def provider_config(key: str) -> str | None:
-    """A value of the provider's own configuration, `gcp:zone`."""
-    space, _, name = key.rpartition(":")
-    return pulumi.Config(space or "gcp").get(name)
+    """A value of the provider's own configuration, `zone` or `gcp:zone`; a secret one too, which goes nowhere from here."""
+    value: str | None = get_config(f"gcp:{key.removeprefix('gcp:')}")
+    return value
 
 
 def cost(spec: ClusterSpec, config: GcpConfig, region: str) -> Cost | None:
