@@ -48,7 +48,7 @@ class Cost:
         parts = [f"{role} {dollars:.2f}" for role, dollars in self.roles.items()]
         return (
             f"about {self.total:.2f} USD an hour in {region}: {', '.join(parts)}, network {self.network:.2f} "
-            f"(list prices of {self.date}, without traffic and the bucket)"
+            f"(estimated on {self.date}, without traffic and the bucket)"
         )
 
 

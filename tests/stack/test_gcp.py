@@ -378,5 +378,5 @@ def test_the_price_is_said_at_every_preview(program: Program, monkeypatch: pytes
     program("gcp", scaleTier="STANDARD_1")
     assert said == [
         "about 2.18 USD an hour in us-central1: ps 0.64, master 0.31, worker 1.23, network 0.01 "
-        f"(list prices of {price_list()['date']}, without traffic and the bucket)"
+        f"(estimated on {price_list()['date']}, without traffic and the bucket)"
     ]
