@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{flags.dest} is complete: {len(shard_names())} files")
         return 0
     start = time.monotonic()
-    print(f"Making {flags.dest} from {flags.source}", flush=True)
+    print(f"Making MNIST's TFRecords in {flags.dest}", flush=True)
     try:
         make(flags.source, flags.dest)
     except (SourceError, OSError) as error:
