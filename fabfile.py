@@ -109,6 +109,15 @@ def describe(_: Any, job: str, json: bool = False) -> int:
     return run(load(), job, json)
 
 
+@_task(help={"json": _JSON})
+def cost(_: Any, json: bool = False) -> int:
+    """Show what the hosts that are up have cost so far by list price, role by role, and what each job has."""
+    from ops.cost import cost as run
+    from ops.inventory import load
+
+    return run(load(), json)
+
+
 @_task(positional=["job"], help={"job": _JOB})
 def cancel(_: Any, job: str) -> int:
     """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""

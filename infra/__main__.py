@@ -45,9 +45,11 @@ def main() -> None:
         lambda known: files(folder, known[0], known[1], known[2], known[3], cluster.proxy_command)
     )
     OperatorFiles("operator-files", {"folder": folder, "files": contents}, ResourceOptions(depends_on=list(cluster.depends_on)))
-    for name in ("target", "scaleTier", "bucket"):
-        pulumi.export(name, outputs[name])
-    pulumi.export("hosts", outputs["hosts"].apply(lambda hosts: {host["name"]: host["address"] for host in hosts}))
+    # Not from the inventory, which waits for the hosts: a preview shows these.
+    pulumi.export("target", config.target)
+    pulumi.export("scaleTier", str(spec.scale_tier))
+    pulumi.export("bucket", cluster.bucket)
+    pulumi.export("hosts", {host.replica.name: host.address for host in cluster.hosts})
     pulumi.export("sshConfig", f"{folder}/ssh_config")
     if cluster.hourly_costs is not None:
         pulumi.export("hourlyCost", round(sum(cluster.hourly_costs.values()), 4))

@@ -17,7 +17,7 @@ SCHEMA = 1
 class HostFacts:
     """One host as a target made it; memory in bytes, hourly_cost in US dollars where the target has a price.
 
-    `ssh_host` is what ssh connects to, where that is not the address.
+    `ssh_host` is what ssh connects to, where that is not the address; `create_time` is RFC 3339.
     """
 
     replica: Replica
@@ -26,6 +26,7 @@ class HostFacts:
     memory: int
     hourly_cost: float | None = None
     ssh_host: Output[str] | None = None
+    create_time: Output[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
         bucket=cluster.bucket,
         operator_bucket=cluster.operator_bucket,
         addresses=Output.all(*(host.address for host in cluster.hosts)),
+        create_times=Output.all(*(host.create_time for host in cluster.hosts)),
     ).apply(
         lambda known: {
             "schema": SCHEMA,
@@ -75,8 +77,9 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
                     "memoryBytes": host.memory,
                     "accelerator": _accelerator(spec, host.replica),
                     "hourlyCost": host.hourly_cost,
+                    "createTime": create_time,
                 }
-                for host, address in zip(cluster.hosts, known["addresses"], strict=True)
+                for host, address, create_time in zip(cluster.hosts, known["addresses"], known["create_times"], strict=True)
             ],
             "bucket": known["bucket"],
             "operatorBucket": known["operator_bucket"],

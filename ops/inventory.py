@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Host:
-    """One host, and the replica that runs on it: both have the same name."""
+    """One host, and the replica that runs on it: both have the same name. `create_time` is RFC 3339, where it is known."""
 
     name: str
     role: Role
@@ -30,6 +30,7 @@ class Host:
     memory_bytes: int
     accelerator: Mapping[str, Any] | None = None
     hourly_cost: float | None = None
+    create_time: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Inventory:
     def replicas(self) -> tuple[str, ...]:
         """Every replica's name, the chief first: that is the order in which they lead."""
         return (self.chief.name, *(name for name in self.names if name != self.chief.name))
+
+    @property
+    def hourly_cost(self) -> float | None:
+        """US dollars an hour of all hosts; None where one of them has no price."""
+        return whole_sum(host.hourly_cost for host in self.hosts)
 
     def host(self, name: str) -> Host:
         """The host of a replica; SpecError that lists the valid names."""
@@ -86,6 +92,12 @@ class Inventory:
         return of_role
 
 
+def whole_sum(numbers: Iterable[float | None]) -> float | None:
+    """The sum, to 4 places as prices have; None where one of the numbers is not known."""
+    known = list(numbers)
+    return None if None in known else round(sum(filter(None, known)), 4)
+
+
 def parse(text: str | bytes, folder: Path) -> Inventory:
     """The inventory of a stack from its JSON; UsageError for another schema, or none."""
     try:
@@ -103,6 +115,7 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
                 memory_bytes=host["memoryBytes"],
                 accelerator=host.get("accelerator"),
                 hourly_cost=host.get("hourlyCost"),
+                create_time=host.get("createTime"),
             )
             for host in data["hosts"]
         )

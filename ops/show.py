@@ -86,6 +86,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def dollars(amount: float | None) -> str:
+    """US dollars to 4 places, as prices have: `0.0036`."""
+    return "" if amount is None else f"{amount:.4f}"
+
+
 def size(count: float) -> str:
     """Bytes in decimal units: `55.0 MB`."""
     for unit in ("B", "kB", "MB", "GB"):

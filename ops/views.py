@@ -24,7 +24,7 @@ def open_ledger(inventory: Inventory) -> Ledger:
     """The records, through whichever host answers first."""
     fleet = Fleet(inventory)
     with show.Step("opening the bucket"):
-        return Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
+        return Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection), inventory.hourly_cost)
 
 
 def jobs(inventory: Inventory, as_json: bool) -> int:
@@ -43,7 +43,7 @@ def jobs(inventory: Inventory, as_json: bool) -> int:
         labels = ",".join(f"{key}={value}" for key, value in record.labels.items())
         error = record.errorMessage.partition("\n")[0]
         rows.append(
-            (record.jobId, record.state, show.local_time(record.createTime), _took(record), record.submittedBy, labels, error)
+            (record.jobId, record.state, show.local_time(record.createTime), took(record), record.submittedBy, labels, error)
         )
     show.table(heads, rows)
     return DONE
@@ -63,7 +63,8 @@ def describe(inventory: Inventory, job_id: str, as_json: bool) -> int:
         "created": f"{show.local_time(record.createTime)} by {record.submittedBy}",
         "started": show.local_time(record.startTime),
         "ended": show.local_time(record.endTime),
-        "took": _took(record),
+        "took": took(record),
+        "cost": None if record.cost is None else f"{show.dollars(record.cost)} USD",
         "retries": record.attempt or None,
         "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
         **{key: _shown(value) for key, value in record.trainingInput.items()},
@@ -88,7 +89,8 @@ def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...
     return (replica.name, replica.state, code, str(replica.restarts), show.local_time(replica.startTime), beat)
 
 
-def _took(record: JobRecord) -> str | None:
+def took(record: JobRecord) -> str | None:
+    """How long a job has run, or ran; None for one that never did."""
     return show.duration(seconds_since(record.startTime, record.endTime or now())) if record.startTime else None
 
 

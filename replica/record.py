@@ -112,13 +112,17 @@ class ReplicaRecord(_Json):
 
 @dataclass(frozen=True)
 class JobRecord(_Json):
-    """`jobs/<id>/job.json`: by `fab train` until the replicas start, from then on by the leader of the replicas alone."""
+    """`jobs/<id>/job.json`: by `fab train` until the replicas start, from then on by the leader of the replicas alone.
+
+    cost is what the hosts cost from its start to its end in US dollars; None until it is final, and where they have no price.
+    """
 
     jobId: str
     state: str = JobState.QUEUED
     createTime: str = field(default_factory=now)
     startTime: str | None = None
     endTime: str | None = None
+    cost: float | None = None
     errorMessage: str = ""
     attempt: int = 0
     submittedBy: str = ""
@@ -130,14 +134,19 @@ class JobRecord(_Json):
     def final(self) -> bool:
         return JobState(self.state).final
 
-    def to(self, state: JobState, **changes: Any) -> JobRecord:
-        """This record in another state, its startTime or endTime set; TransitionError for a move that is not in the table."""
+    def to(self, state: JobState, hourly_cost: float | None = None, **changes: Any) -> JobRecord:
+        """This record in another state, its startTime, or its endTime and cost, set.
+
+        `hourly_cost` is that of all hosts. A job that never started costs from its creation. TransitionError for a move that
+        is not in the table.
+        """
         if state not in TRANSITIONS[JobState(self.state)]:
             raise TransitionError(f"job {self.jobId} cannot go from {self.state} to {state}")
         if state is JobState.RUNNING:
             changes.setdefault("startTime", now())
         if state.final:
-            changes.setdefault("endTime", now())
+            hours = seconds_since(self.startTime or self.createTime, changes.setdefault("endTime", now())) / 3600
+            changes["cost"] = None if hourly_cost is None else round(hourly_cost * max(hours, 0), 4)
         return replace(self, state=str(state), **changes)
 
 
@@ -147,7 +156,8 @@ class Plan(_Json):
 
     `replicas` names every replica of the job, the chief first: the first of them that is alive leads.
     A host is lost after lostAfterSeconds without a heartbeat and the job with it after lostForGoodSeconds; a job may be
-    PREPARING for preparingSeconds. The wait before a restart starts at pollSeconds and doubles.
+    PREPARING for preparingSeconds. The wait before a restart starts at pollSeconds and doubles. hourlyCost is that of all
+    hosts in US dollars, where they have a price.
     """
 
     jobId: str
@@ -166,6 +176,7 @@ class Plan(_Json):
     lostForGoodSeconds: float = 120.0
     preparingSeconds: float = 300.0
     stopSeconds: float = 10.0
+    hourlyCost: float | None = None
 
     @property
     def chief(self) -> str:

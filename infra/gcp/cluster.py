@@ -139,6 +139,7 @@ class GcpCluster(ComponentResource):
                 memory=int(shapes[replica.role].memory * 2**30),
                 hourly_cost=cost.host[replica.role] if cost else None,
                 ssh_host=self._ssh_host(host),
+                create_time=host.create_time,
             )
             for replica, host in self.hosts.items()
         ]

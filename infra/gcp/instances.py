@@ -47,12 +47,15 @@ class HostArgs:
 
 
 class Host(ComponentResource):
-    """Outputs: `instance` (its name), `address` (internal), `public_address` (empty without one), `instance_id`."""
+    """Outputs: `instance` (its name), `address` (internal), `public_address` (empty without one), `instance_id`,
+    `create_time` (RFC 3339).
+    """
 
     instance: str
     address: str
     public_address: Output[str]
     instance_id: Output[str]
+    create_time: Output[str]
 
     def __init__(self, name: str, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions | None = None) -> None:
         super().__init__("scaletier:gcp:Host", name, None, opts)
@@ -104,7 +107,7 @@ class Host(ComponentResource):
                 parent=self, depends_on=list(after), delete_before_replace=True, replacement_trigger=self._made_anew_for()
             ),
         )
-        self.instance_id = instance.instance_id
+        self.instance_id, self.create_time = instance.instance_id, instance.creation_timestamp
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
         )

@@ -96,8 +96,9 @@ class LxdCluster(ComponentResource):
                     address=Output.from_input(str(address(self.args.found.network, replica))),
                     cpus=self.limits[replica.role].cpus,
                     memory=self.limits[replica.role].memory,
+                    create_time=host.created,
                 )
-                for replica in self.hosts
+                for replica, host in self.hosts.items()
             ],
             bucket=Output.from_input("/bucket"),
             operator_bucket=Output.from_input("sftp:///bucket"),

@@ -89,7 +89,7 @@ class Recorder(Mocks):
         if kind == "Account":
             outputs["email"] = f"{args.inputs['accountId']}@{PROJECT}.iam.gserviceaccount.com"
         if kind == "Instance":
-            outputs["instanceId"] = f"id-{args.name}"
+            outputs |= {"instanceId": f"id-{args.name}", "creationTimestamp": f"created-{args.name}"}
             for interface in outputs["networkInterfaces"]:
                 for config in interface.get("accessConfigs") or []:
                     config["natIp"] = "203.0.113.9"

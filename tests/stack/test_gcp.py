@@ -326,6 +326,7 @@ def test_the_outputs_are_of_the_one_schema(program: Program) -> None:
     ps = inventory["hosts"][0]
     assert (ps["name"], ps["address"], ps["cpus"], ps["memoryBytes"]) == ("ps-0", "10.64.4.0", 4, 15 * 2**30)
     assert ps["hourlyCost"] == pytest.approx(0.2133, abs=1e-4)
+    assert all(host["createTime"] == f"created-{host['name']}" for host in inventory["hosts"])
 
 
 def ssh_of(stack: Stack) -> tuple[dict[str, str], str]:

@@ -48,4 +48,6 @@ def test_nothing_changes_by_itself(program: Program) -> None:
 def test_a_local_stack_has_no_price_and_nothing_of_google(program: Program) -> None:
     stack = program("lxd", scaleTier="BASIC")
     assert "hourlyCost" not in stack.exports
+    (host,) = stack.inventory["hosts"]
+    assert (host["hourlyCost"], host["createTime"]) == (None, "created-master-0")
     assert not [item for item in stack.resources if item.type.startswith("gcp:")]

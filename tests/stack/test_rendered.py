@@ -1,4 +1,4 @@
-"""One spec, two targets: every file of every host is the same but for addresses and the bucket."""
+"""One spec, two targets: every file of every host is the same but for addresses, the bucket and the price."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ def files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[str, tu
     }
 
 
-def neutral(inventory: Inventory, text: object) -> object:
-    """A text without the stack's addresses and bucket."""
-    if not isinstance(text, str):
-        return text
+def neutral(inventory: Inventory, file: tuple[object, ...]) -> tuple[object, ...]:
+    """A file without the stack's addresses, bucket and price."""
+    return tuple(_neutral(inventory, part) if isinstance(part, str) else part for part in file)
+
+
+def _neutral(inventory: Inventory, text: str) -> str:
     for host in inventory.hosts:
         text = text.replace(f'"{host.address}:', f'"ADDRESS-OF-{host.name}:')
+    text = text.replace(f'"hourlyCost": {json.dumps(inventory.hourly_cost)}', '"hourlyCost": PRICE')
     return text.replace(f'ReadWritePaths=/var/lib/scaletier "{inventory.bucket}"', "ReadWritePaths=/var/lib/scaletier").replace(
         inventory.bucket, "BUCKET"
     )
 
 
 @pytest.mark.parametrize("config", [CUSTOM, GPUS], ids=["plain", "gpus"])
-def test_only_addresses_and_the_bucket_differ(program: Program, tmp_path: Path, config: dict[str, str]) -> None:
+def test_only_addresses_the_bucket_and_the_price_differ(program: Program, tmp_path: Path, config: dict[str, str]) -> None:
     lxd, local = files(program("lxd", **config, memory=MEMORY), tmp_path)
     gcp, cloud = files(program("gcp", **config), tmp_path)
     assert local.keys() == cloud.keys() == {host.name for host in gcp.hosts}
@@ -47,15 +50,18 @@ def test_only_addresses_and_the_bucket_differ(program: Program, tmp_path: Path, 
     for host in local:
         assert local[host].keys() == cloud[host].keys()
         for path, found in local[host].items():
-            assert [neutral(lxd, part) for part in found] == [neutral(gcp, part) for part in cloud[host][path]], (
-                f"{host} {path}"
-            )
+            assert neutral(lxd, found) == neutral(gcp, cloud[host][path]), f"{host} {path}"
 
 
 def test_the_accelerator_is_all_that_a_gpu_changes(program: Program, tmp_path: Path) -> None:
-    _, without = files(program("gcp", **CUSTOM), tmp_path)
-    _, with_gpus = files(program("gcp", **GPUS), tmp_path)
-    changed = {(host, path) for host in without for path in without[host] if without[host][path] != with_gpus[host][path]}
+    plain, without = files(program("gcp", **CUSTOM), tmp_path)
+    fast, with_gpus = files(program("gcp", **GPUS), tmp_path)
+    changed = {
+        (host, path)
+        for host in without
+        for path, found in without[host].items()
+        if neutral(plain, found) != neutral(fast, with_gpus[host][path])
+    }
     assert changed == {(f"worker-{index}", "/etc/systemd/system/scaletier.service") for index in range(3)}
     unit = str(with_gpus["worker-0"]["/etc/systemd/system/scaletier.service"][0])
     assert "PrivateDevices=no" in unit

@@ -21,6 +21,7 @@ def inventory_json(**changes: Any) -> str:
             "memoryBytes": 2_000_000_000,
             "accelerator": None,
             "hourlyCost": None,
+            "createTime": None,
         }
         for name, last in HOSTS
     ]

@@ -15,7 +15,7 @@ from ops.errors import DETACHED, HostError, OpsError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 Fab = Callable[..., subprocess.CompletedProcess[str]]
-TASKS = ["cancel", "describe", "get", "hosts", "jobs", "logs", "render", "shell", "train"]
+TASKS = ["cancel", "cost", "describe", "get", "hosts", "jobs", "logs", "render", "shell", "train"]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["nope"], "there is no task 'nope'; valid are cancel, describe"),
+        (["nope"], "there is no task 'nope'; valid are cancel, cost, describe"),
         (["logs"], "fab logs needs REPLICA: see fab --help logs"),
         (["logs", "all", "--what"], "there is no flag --what here"),
         (["logs", "all", "--lines"], "--lines needs a value"),

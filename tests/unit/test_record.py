@@ -35,6 +35,22 @@ def test_every_pair_of_states(here: JobState, there: JobState) -> None:
             job.to(there)
 
 
+@pytest.mark.parametrize(
+    ("start", "price", "cost"),
+    [
+        ("2026-01-31T12:10:00Z", 2.18, 1.09),
+        (None, 2.18, 1.4533),
+        ("2026-01-31T12:50:00Z", 2.18, 0.0),  # by a clock that is ahead
+        ("2026-01-31T12:10:00Z", 0.0, 0.0),
+        ("2026-01-31T12:10:00Z", None, None),
+    ],
+)
+def test_a_job_costs_from_its_start_to_its_end(start: str | None, price: float | None, cost: float | None) -> None:
+    job = JobRecord("job01", state=JobState.RUNNING, createTime="2026-01-31T12:00:00Z", startTime=start)
+    assert job.to(JobState.FAILED, price, endTime="2026-01-31T12:40:00Z").cost == cost
+    assert job.to(JobState.CANCELLING, price).cost is None
+
+
 def test_the_table_has_a_row_for_every_state_and_ends() -> None:
     assert set(TRANSITIONS) == set(JobState)
     assert {state for state in JobState if state.final} == {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}

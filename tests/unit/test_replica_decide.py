@@ -139,6 +139,15 @@ def test_cancel_waits_for_those_that_live() -> None:
     assert (cancelled.state, cancelled.endTime) == ("CANCELLED", at(NOW))
 
 
+def test_the_end_has_a_cost_where_hosts_have_a_price() -> None:
+    seen = replace(view(record("master-0", "EXITED", 0)), plan=replace(PLAN, hourlyCost=2.18))
+    before = replace(job(), startTime=at(NOW - 1800))
+    new = decide(before, seen)
+    assert new is not None
+    assert (new.state, new.cost) == ("SUCCEEDED", 1.09)
+    assert decide(before, replace(seen, plan=PLAN)) == replace(new, cost=None)
+
+
 def test_after_the_end_only_the_list_of_replicas_follows() -> None:
     ended = decide(job(), view(record("master-0", "EXITED", 0)))
     assert ended is not None

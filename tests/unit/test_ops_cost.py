@@ -1,0 +1,131 @@
+"""What hosts and jobs cost: sums by role, what is not known, and a stack without prices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from opsdata import inventory_json
+
+from ops import cost
+from ops.bucket import open_bucket
+from ops.inventory import Inventory, parse
+from ops.ledger import Ledger, cancelled, fail
+from ops.views import describe
+from replica.record import JobRecord, JobState, seconds_since
+
+MADE, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"
+
+
+@pytest.fixture
+def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    """Hosts at 0.25 an hour, made 2.5 hours ago; worker-1 an hour later, as a clock of another time zone has it."""
+    monkeypatch.setattr(cost, "now", lambda: NOW)
+    hosts = [replace(host, hourly_cost=0.25, create_time=MADE) for host in inventory.hosts]
+    hosts[3] = replace(hosts[3], create_time="2026-01-31T05:00:00.000-08:00")
+    for name in ("ssh_config", "known_hosts"):
+        (tmp_path / name).touch()
+    return replace(inventory, hosts=tuple(hosts), operator_bucket=str(tmp_path / "bucket"))
+
+
+@pytest.fixture
+def ledger(priced: Inventory) -> Ledger:
+    """Two jobs: the older one has ended and cost 1.25, the newer one runs."""
+    ledger = Ledger(open_bucket(priced.operator_bucket, lambda: None), priced.hourly_cost)
+    done = JobRecord("job01", state=JobState.RUNNING, createTime=MADE, startTime=MADE)
+    ledger.write(done.to(JobState.SUCCEEDED, ledger.hourly_cost, endTime="2026-01-31T13:00:00.000Z"))
+    ledger.write(JobRecord("job02", state=JobState.RUNNING, createTime=NOW, startTime=NOW))
+    return ledger
+
+
+def test_the_hours_of_each_host_at_its_price(priced: Inventory) -> None:
+    assert cost.share(priced.hosts[:1], NOW) == cost.Share(1, 0.25, 2.5, 0.625)
+    assert cost.share(priced.hosts[2:4], NOW) == cost.Share(2, 0.5, 2.0, 1.0)
+    assert cost.share(priced.hosts, NOW) == cost.Share(5, 1.25, 2.3, 2.875)
+    assert cost.share(priced.hosts[:1], "2026-01-31T11:00:00Z").accruedCost == 0  # by a clock that is behind
+
+
+def test_a_sum_needs_every_host(priced: Inventory) -> None:
+    ps, master, *_ = priced.hosts
+    assert cost.share([master, replace(ps, create_time=None)], NOW) == cost.Share(2, 0.5, None, None)
+    assert cost.share([master, replace(ps, hourly_cost=None)], NOW) == cost.Share(2, None, 2.5, None)
+    assert priced.hourly_cost == 1.25
+    assert replace(priced, hosts=(master, replace(ps, hourly_cost=None))).hourly_cost is None
+
+
+def test_an_inventory_without_creation_times_is_read(inventory: Inventory, tmp_path: Path) -> None:
+    hosts = json.loads(inventory_json())["hosts"]
+    old = [{key: value for key, value in host.items() if key != "createTime"} for host in hosts]
+    assert parse(inventory_json(hosts=old), tmp_path) == inventory
+    new = [host | {"createTime": MADE} for host in hosts]
+    assert {host.create_time for host in parse(inventory_json(hosts=new), tmp_path).hosts} == {MADE}
+
+
+def test_the_table(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost.cost(priced, as_json=False) == 0
+    shown = capsys.readouterr()
+    roles, jobs = shown.out.split("\n\n")
+    assert [line.split() for line in roles.splitlines()[1:]] == [
+        ["ps", "1", "0.2500", "2.50", "0.6250"],
+        ["master", "1", "0.2500", "2.50", "0.6250"],
+        ["worker", "2", "0.5000", "2.00", "1.0000"],
+        ["evaluator", "1", "0.2500", "2.50", "0.6250"],
+        ["all", "5", "1.2500", "2.30", "2.8750"],
+    ]
+    assert [(line.split()[0], line.split()[-1]) for line in jobs.splitlines()] == [
+        ("JOB", "USD"),
+        ("job02", "-"),
+        ("job01", "1.2500"),
+    ]
+    assert shown.err.startswith("not counted: hosts that are gone, the network, traffic, the bucket; ")
+
+
+def test_json(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cost.cost(priced, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in ("stack", "hosts", "hourlyCost", "hoursUp", "accruedCost")} == {
+        "stack": "test",
+        "hosts": 5,
+        "hourlyCost": 1.25,
+        "hoursUp": 2.3,
+        "accruedCost": 2.875,
+    }
+    assert found["roles"][2] == {"role": "worker", "hosts": 2, "hourlyCost": 0.5, "hoursUp": 2.0, "accruedCost": 1.0}
+    assert [(job["jobId"], job["cost"]) for job in found["jobs"]] == [("job02", None), ("job01", 1.25)]
+
+
+def test_hosts_whose_creation_is_not_known(priced: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = tuple(replace(host, create_time=None) for host in priced.hosts)
+    assert cost.cost(replace(priced, hosts=hosts), as_json=False) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1].split() == ["all", "5", "1.2500", "-", "-"]
+    assert "run pulumi up --refresh" in shown.err
+
+
+def test_a_stack_without_prices(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its bucket is not opened: none of its hosts is there."""
+    assert cost.cost(inventory, as_json=False) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert "stack test has no prices: local hosts have none" in shown.err
+    assert cost.cost(inventory, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[key] for key in ("hourlyCost", "hoursUp", "accruedCost", "jobs")] == [None] * 4
+    assert found["roles"][0] == {"role": "ps", "hosts": 1, "hourlyCost": None, "hoursUp": None, "accruedCost": None}
+
+
+def test_a_job_that_no_replica_ends_costs_as_well(ledger: Ledger) -> None:
+    running = JobRecord("job03", state=JobState.RUNNING, createTime=MADE, startTime=MADE)
+    for end in (fail, cancelled):
+        ended = end(ledger, running, "no replica was alive")
+        assert ended.cost == pytest.approx(1.25 * seconds_since(MADE, ended.endTime) / 3600, abs=1e-4)
+        assert ledger.job("job03") == ended
+
+
+def test_describe_shows_it(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    describe(priced, "job01", as_json=False)
+    assert "cost:          1.2500 USD\n" in capsys.readouterr().out
+    describe(priced, "job02", as_json=False)
+    assert "cost:" not in capsys.readouterr().out
