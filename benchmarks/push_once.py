@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
 from ops import push
@@ -14,13 +15,13 @@ from ops.config import Flags
 from ops.inventory import ROOT, load
 from ops.job import prepare
 from ops.remote import Fleet
-from ops.render import UNIT, File, render
+from ops.render import UNIT_FILE, File, render
 
 JOB = "bench_push"
 _SECONDS = 300.0
-# Starts, does nothing and counts as running, so that each push restarts it.
-_UNIT = """[Unit]
-Description=What a push restarts
+# Starts, does nothing and counts as running, so that each push restarts it; never the same twice, so that systemd must reload.
+_UNIT = f"""[Unit]
+Description=What a push restarts ({time.time_ns()})
 
 [Service]
 Type=oneshot
@@ -31,7 +32,7 @@ ExecStart=/bin/true
 
 def harmless(file: File) -> File:
     """The same file, the unit replaced by one that trains nothing."""
-    return dataclasses.replace(file, content=_UNIT) if file.path == f"/etc/systemd/system/{UNIT}" else file
+    return dataclasses.replace(file, content=_UNIT) if file.path == UNIT_FILE else file
 
 
 def main(arguments: list[str]) -> int:

@@ -9,16 +9,18 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ops.render import UNIT, File
+from ops.render import UNIT, UNIT_FILE, File
 
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
 REPLICA_DIR = "/opt/scaletier/replica"
+# A reload reads every unit of the host again, and most jobs bring the unit of the job before.
 # The package of an id that was used before on a bucket that is gone must not stay below the new one.
 _TAKE_IN = f"""set -e
 rm -rf {REPLICA_DIR} "{STATE_DIR}/jobs/$1"
+unit=$(cat {UNIT_FILE} 2>/dev/null || true)
 tar -xzpf - -C /
-systemctl daemon-reload
+[ "$unit" = "$(cat {UNIT_FILE})" ] || systemctl daemon-reload
 exec systemctl restart {UNIT}"""
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 

@@ -18,6 +18,7 @@ from ops.inventory import Host, Inventory
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 UNIT = "scaletier.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 ENABLED = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
 DATA = "data/mnist"
 # What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
@@ -61,7 +62,7 @@ def host_files(inventory: Inventory, host: Host, job: Job) -> list[File]:
         File("/etc/scaletier/replica.json", plan_json, 0o640, "trainer"),
         File("/etc/scaletier/tf_config.json", _fill("tf_config.json.j2", values), 0o640, "trainer"),
         File("/etc/scaletier/environment", _fill("environment.j2", values), 0o640, "trainer"),
-        File(f"/etc/systemd/system/{UNIT}", _fill("scaletier.service.j2", values)),
+        File(UNIT_FILE, _fill("scaletier.service.j2", values)),
         File(ENABLED, mode=0o777, link=f"../{UNIT}"),
     ]
 

@@ -26,10 +26,26 @@ class Found:
 
 def preflight(spec: ClusterSpec, config: LxdConfig, names: Names) -> Found:
     """Looks at LXD, the image, the storage pool and the address range; raises LxdError for the first that will not do."""
-    client()
+    with errors("LXD"):
+        drivers = str(client().host_info["environment"]["driver"])
+    _kinds(spec, config, drivers)
     found = Found(image.require(), network.choose_range(names.project, names.bridge, config.network))
     _disk(spec, config.storage_pool, names.project)
     return found
+
+
+def _kinds(spec: ClusterSpec, config: LxdConfig, drivers: str) -> None:
+    if config.instance_type == "virtual-machine" and "qemu" not in drivers:
+        raise LxdError(
+            f"LXD here runs no virtual machines (its drivers: {drivers}): it needs KVM, vhost_vsock and qemu; "
+            "`pulumi config set instanceType container`"
+        )
+    for role, found in spec.roles.items():
+        if found.accelerator:
+            raise LxdError(
+                f"{role} has {found.accelerator.count} {found.accelerator.type}, and local hosts have no GPUs: "
+                "`pulumi config set target gcp`, or a tier without, such as BASIC"
+            )
 
 
 def _disk(spec: ClusterSpec, pool: str, project: str) -> None:

@@ -18,8 +18,9 @@ def test_the_command_that_takes_a_job_in() -> None:
     assert push.take_in_command("job01") == (
         "sudo -n sh -c 'set -e\n"
         'rm -rf /opt/scaletier/replica "/var/lib/scaletier/jobs/$1"\n'
+        "unit=$(cat /etc/systemd/system/scaletier.service 2>/dev/null || true)\n"
         "tar -xzpf - -C /\n"
-        "systemctl daemon-reload\n"
+        '[ "$unit" = "$(cat /etc/systemd/system/scaletier.service)" ] || systemctl daemon-reload\n'
         "exec systemctl restart scaletier.service' sh job01"
     )
 
