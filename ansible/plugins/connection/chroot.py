@@ -7,6 +7,7 @@ a hundred times this size.
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 from ansible.plugins.connection import ConnectionBase
 
@@ -43,7 +44,7 @@ class Connection(ConnectionBase):
         return done.returncode, done.stdout, done.stderr
 
     def _inside(self, path):
-        return os.path.join(self.root, os.path.normpath(path).lstrip("/"))
+        return Path(self.root, os.path.normpath(path).lstrip("/"))
 
     def put_file(self, in_path, out_path):
         super().put_file(in_path, out_path)
