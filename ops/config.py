@@ -59,7 +59,6 @@ class Job:
             bucket=inventory.bucket,
             packageDir=self.package_dir,
             pollSeconds=inventory.poll_seconds,
-            hourlyCost=inventory.hourly_cost,
             **self.policy,  # type: ignore[arg-type]  # the schema let only numbers in
         )
 

@@ -78,8 +78,7 @@ def _check_hosts(fleet: Fleet, submission: Submission) -> Ledger:
         raise HostsError(outcome.failures, ADVICE, UsageError.code)
     for name, (free, lacking) in outcome.results.items():
         _check_host(name, free, lacking, submission.package)
-    bucket = open_bucket(inventory.operator_bucket, lambda: fleet.connection(inventory.chief.name))
-    ledger = Ledger(bucket, inventory.hourly_cost)
+    ledger = Ledger(open_bucket(inventory.operator_bucket, lambda: fleet.connection(inventory.chief.name)))
     if ledger.job(submission.job.id):
         raise used_before(submission.job.id)
     _check_data(ledger.bucket, submission)

@@ -41,11 +41,10 @@ def me() -> str:
 
 
 class Ledger:
-    """Typed access to `jobs/` and `cluster/`. `hourly_cost` is that of all hosts, for jobs that are ended here."""
+    """Typed access to `jobs/` and `cluster/`."""
 
-    def __init__(self, bucket: Bucket, hourly_cost: float | None = None) -> None:
+    def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
-        self.hourly_cost = hourly_cost
 
     def job(self, job_id: str) -> JobRecord | None:
         """A job's record, None where there is none."""
@@ -149,14 +148,14 @@ class Ledger:
 def fail(ledger: Ledger, record: JobRecord, why: str) -> JobRecord:
     """End a job that no replica will end: FAILED, or CANCELLED where that was under way."""
     state = JobState.CANCELLED if record.state == JobState.CANCELLING else JobState.FAILED
-    return ledger.write(record.to(state, ledger.hourly_cost, errorMessage=why))
+    return ledger.write(record.to(state, errorMessage=why))
 
 
 def cancelled(ledger: Ledger, record: JobRecord, why: str) -> JobRecord:
     """End a job that no replica will end: CANCELLED, by way of CANCELLING."""
     if record.state != JobState.CANCELLING:
         record = record.to(JobState.CANCELLING)
-    return ledger.write(record.to(JobState.CANCELLED, ledger.hourly_cost, errorMessage=why))
+    return ledger.write(record.to(JobState.CANCELLED, errorMessage=why))
 
 
 def _successor(job_id: str) -> str:

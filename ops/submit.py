@@ -47,7 +47,13 @@ class Submission:
     def record(self) -> JobRecord:
         """The job's first record."""
         shown = plain(dict(self.job.training_input))
-        return JobRecord(self.job.id, submittedBy=me(), labels=dict(self.job.labels), trainingInput=shown)
+        return JobRecord(
+            self.job.id,
+            hourlyCost=self.inventory.hourly_cost,
+            submittedBy=me(),
+            labels=dict(self.job.labels),
+            trainingInput=shown,
+        )
 
 
 def plain(value: Any) -> Any:

@@ -24,7 +24,7 @@ def open_ledger(inventory: Inventory) -> Ledger:
     """The records, through whichever host answers first."""
     fleet = Fleet(inventory)
     with show.Step("opening the bucket"):
-        return Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection), inventory.hourly_cost)
+        return Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
 
 
 def jobs(inventory: Inventory, as_json: bool) -> int:

@@ -80,6 +80,4 @@ def _problem(plan: Plan) -> str | None:
     times = {key: getattr(plan, key) for key in vars(plan) if key.endswith("Seconds")}
     if wrong := [key for key, value in times.items() if not isinstance(value, int | float) or value <= 0]:
         return f"{wrong[0]} must be a number of seconds above 0"
-    if not isinstance(plan.hourlyCost, int | float | None):
-        return "hourlyCost must be a number of US dollars, or null"
     return None

@@ -147,7 +147,7 @@ def _not_up(job: JobRecord, view: View) -> list[str]:
 
 def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobRecord:
     ended = {"endTime": view.now, "errorMessage": message.rstrip("\n"), "replicas": _summary(view)}
-    return job.to(state, view.plan.hourlyCost, **ended)
+    return job.to(state, **ended)
 
 
 def _summary(view: View) -> list[dict[str, Any]]:

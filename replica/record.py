@@ -114,7 +114,8 @@ class ReplicaRecord(_Json):
 class JobRecord(_Json):
     """`jobs/<id>/job.json`: by `fab train` until the replicas start, from then on by the leader of the replicas alone.
 
-    cost is what the hosts cost from its start to its end in US dollars; None until it is final, and where they have no price.
+    hourlyCost is that of all hosts in US dollars when the job was made, None where they have no price; cost is what they cost
+    from its start to its end, None until then.
     """
 
     jobId: str
@@ -122,6 +123,7 @@ class JobRecord(_Json):
     createTime: str = field(default_factory=now)
     startTime: str | None = None
     endTime: str | None = None
+    hourlyCost: float | None = None
     cost: float | None = None
     errorMessage: str = ""
     attempt: int = 0
@@ -134,11 +136,10 @@ class JobRecord(_Json):
     def final(self) -> bool:
         return JobState(self.state).final
 
-    def to(self, state: JobState, hourly_cost: float | None = None, **changes: Any) -> JobRecord:
+    def to(self, state: JobState, **changes: Any) -> JobRecord:
         """This record in another state, its startTime, or its endTime and cost, set.
 
-        `hourly_cost` is that of all hosts. A job that never started costs from its creation. TransitionError for a move that
-        is not in the table.
+        A job that never started costs from its creation. TransitionError for a move that is not in the table.
         """
         if state not in TRANSITIONS[JobState(self.state)]:
             raise TransitionError(f"job {self.jobId} cannot go from {self.state} to {state}")
@@ -146,7 +147,7 @@ class JobRecord(_Json):
             changes.setdefault("startTime", now())
         if state.final:
             hours = seconds_since(self.startTime or self.createTime, changes.setdefault("endTime", now())) / 3600
-            changes["cost"] = None if hourly_cost is None else round(hourly_cost * max(hours, 0), 4)
+            changes["cost"] = None if self.hourlyCost is None else round(self.hourlyCost * max(hours, 0), 4)
         return replace(self, state=str(state), **changes)
 
 
@@ -156,8 +157,7 @@ class Plan(_Json):
 
     `replicas` names every replica of the job, the chief first: the first of them that is alive leads.
     A host is lost after lostAfterSeconds without a heartbeat and the job with it after lostForGoodSeconds; a job may be
-    PREPARING for preparingSeconds. The wait before a restart starts at pollSeconds and doubles. hourlyCost is that of all
-    hosts in US dollars, where they have a price.
+    PREPARING for preparingSeconds. The wait before a restart starts at pollSeconds and doubles.
     """
 
     jobId: str
@@ -176,7 +176,6 @@ class Plan(_Json):
     lostForGoodSeconds: float = 120.0
     preparingSeconds: float = 300.0
     stopSeconds: float = 10.0
-    hourlyCost: float | None = None
 
     @property
     def chief(self) -> str:

@@ -39,7 +39,6 @@ def test_a_job_needs_no_config(inventory: Inventory) -> None:
     assert (job.module, job.args, job.job_dir) == ("trainer.task", (), "/bucket/jobs/job01/output")
     plan = job.plan(inventory, "worker-1")
     assert (plan.replica, plan.chief, plan.pollSeconds) == ("worker-1", "master-0", 0.5)
-    assert plan.hourlyCost is None
     assert plan.packageDir == "/var/lib/scaletier/jobs/job01/package"
 
 

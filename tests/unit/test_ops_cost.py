@@ -33,9 +33,9 @@ def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def ledger(priced: Inventory) -> Ledger:
     """Two jobs: the older one has ended and cost 1.25, the newer one runs."""
-    ledger = Ledger(open_bucket(priced.operator_bucket, lambda: None), priced.hourly_cost)
-    done = JobRecord("job01", state=JobState.RUNNING, createTime=MADE, startTime=MADE)
-    ledger.write(done.to(JobState.SUCCEEDED, ledger.hourly_cost, endTime="2026-01-31T13:00:00.000Z"))
+    ledger = Ledger(open_bucket(priced.operator_bucket, lambda: None))
+    done = JobRecord("job01", state=JobState.RUNNING, createTime=MADE, startTime=MADE, hourlyCost=priced.hourly_cost)
+    ledger.write(done.to(JobState.SUCCEEDED, endTime="2026-01-31T13:00:00.000Z"))
     ledger.write(JobRecord("job02", state=JobState.RUNNING, createTime=NOW, startTime=NOW))
     return ledger
 
@@ -117,7 +117,7 @@ def test_a_stack_without_prices(inventory: Inventory, capsys: pytest.CaptureFixt
 
 
 def test_a_job_that_no_replica_ends_costs_as_well(ledger: Ledger) -> None:
-    running = JobRecord("job03", state=JobState.RUNNING, createTime=MADE, startTime=MADE)
+    running = JobRecord("job03", state=JobState.RUNNING, createTime=MADE, startTime=MADE, hourlyCost=1.25)
     for end in (fail, cancelled):
         ended = end(ledger, running, "no replica was alive")
         assert ended.cost == pytest.approx(1.25 * seconds_since(MADE, ended.endTime) / 3600, abs=1e-4)

@@ -46,9 +46,9 @@ def test_every_pair_of_states(here: JobState, there: JobState) -> None:
     ],
 )
 def test_a_job_costs_from_its_start_to_its_end(start: str | None, price: float | None, cost: float | None) -> None:
-    job = JobRecord("job01", state=JobState.RUNNING, createTime="2026-01-31T12:00:00Z", startTime=start)
-    assert job.to(JobState.FAILED, price, endTime="2026-01-31T12:40:00Z").cost == cost
-    assert job.to(JobState.CANCELLING, price).cost is None
+    job = JobRecord("job01", state=JobState.RUNNING, createTime="2026-01-31T12:00:00Z", startTime=start, hourlyCost=price)
+    assert job.to(JobState.FAILED, endTime="2026-01-31T12:40:00Z").cost == cost
+    assert job.to(JobState.CANCELLING).cost is None
 
 
 def test_the_table_has_a_row_for_every_state_and_ends() -> None:

@@ -40,7 +40,6 @@ def test_load(tmp_path: Path) -> None:
         ({"maxRestarts": -1}, "maxRestarts must be a whole number"),
         ({"pollSeconds": 0}, "pollSeconds must be a number of seconds above 0"),
         ({"stopSeconds": "10"}, "stopSeconds must be a number of seconds above 0"),
-        ({"hourlyCost": "2"}, "hourlyCost must be a number of US dollars, or null"),
     ],
 )
 def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

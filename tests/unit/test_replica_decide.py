@@ -140,12 +140,12 @@ def test_cancel_waits_for_those_that_live() -> None:
 
 
 def test_the_end_has_a_cost_where_hosts_have_a_price() -> None:
-    seen = replace(view(record("master-0", "EXITED", 0)), plan=replace(PLAN, hourlyCost=2.18))
-    before = replace(job(), startTime=at(NOW - 1800))
+    seen = view(record("master-0", "EXITED", 0))
+    before = replace(job(), startTime=at(NOW - 1800), hourlyCost=2.18)
     new = decide(before, seen)
     assert new is not None
     assert (new.state, new.cost) == ("SUCCEEDED", 1.09)
-    assert decide(before, replace(seen, plan=PLAN)) == replace(new, cost=None)
+    assert decide(replace(before, hourlyCost=None), seen) == replace(new, hourlyCost=None, cost=None)
 
 
 def test_after_the_end_only_the_list_of_replicas_follows() -> None:
