@@ -74,7 +74,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         return "; ".join(f"{host}: {one_line(e)}" for host, e in failed.items()), FAILED
     module = type(error).__module__.partition(".")[0]
     if module in ("paramiko", "fabric", "invoke") or isinstance(error, (EOFError, ConnectionError, TimeoutError)):
-        return f"the connection failed ({one_line(error)}): try again, then pulumi refresh and pulumi up", FAILED
+        return f"the connection failed ({one_line(error)}): try again, then pulumi up", FAILED
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or one_line(error)}", FAILED

@@ -80,7 +80,7 @@ def _show(roles: dict[str, Share], records: list[JobRecord]) -> None:
         rows.append((role, part.hosts, show.dollars(part.hourlyCost), up, show.dollars(part.accruedCost)))
     show.table(("ROLE", "HOSTS", "USD AN HOUR", "HOURS UP", "USD"), rows)
     if roles["all"].accruedCost is None:
-        show.note("inventory.json does not say when every host was made: run pulumi up --refresh")
+        show.note("inventory.json does not say when every host was made: run pulumi up")
     show.note(_NOT_COUNTED)
     if records:
         show.out()

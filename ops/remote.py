@@ -31,7 +31,7 @@ _STAGGER_SECONDS = 0.7
 # A host that lost its power says nothing: after so long without an answer to our own packets it is gone.
 _SILENT_SECONDS = 30
 _CHUNK = 1 << 15
-ADVICE = "run pulumi refresh, then pulumi up"
+ADVICE = "run pulumi up, which brings back what is missing"
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,15 @@ say() { echo "pulumi: $*"; }
 
 built() { [ -x "$out/pulumi" ] && [ "$("$out/pulumi" version 2>/dev/null)" = "$version" ] && [ -x "$out/pulumi-resource-pulumi-python" ]; }
 
-# Not our own wrapper, which is called pulumi too.
+# Not a checkout's wrapper, which is called pulumi too.
 own() {
   IFS=:
   for folder in $PATH "$HOME/.pulumi/bin"; do
-    [ "$folder" -ef "$root/.venv/bin" ] || [ ! -x "$folder/pulumi" ] || { unset IFS; say "$("$folder/pulumi" version) of your own, $folder/pulumi"; return 0; }
+    [ -x "$folder/pulumi" ] || continue
+    case $(readlink -f "$folder/pulumi") in
+      */setup/pulumi.sh) ;;
+      *) unset IFS; say "$("$folder/pulumi" version) of your own, $folder/pulumi"; return 0 ;;
+    esac
   done
   unset IFS
   return 1

@@ -8,7 +8,11 @@ if [ -x "$root/.cache/pulumi/pulumi" ]; then
 else
   IFS=:
   for folder in $PATH "$HOME/.pulumi/bin"; do
-    [ "$folder" -ef "$root/.venv/bin" ] || [ ! -x "$folder/pulumi" ] || { cli=$folder/pulumi; break; }
+    [ -x "$folder/pulumi" ] || continue
+    case $(readlink -f "$folder/pulumi") in
+      */setup/pulumi.sh) ;; # this script, or another checkout's
+      *) cli=$folder/pulumi; break ;;
+    esac
   done
   unset IFS
 fi

@@ -164,6 +164,6 @@ class GcpCluster(ComponentResource):
 def _warn(late: Sequence[str]) -> None:
     if late:
         pulumi.log.warn(
-            f"no host key yet of {', '.join(late)}, so ssh refuses them: `pulumi up --refresh` looks again; "
+            f"no host key yet of {', '.join(late)}, so ssh refuses them: `pulumi up` looks again; "
             "if it stays so, see the instance's serial output, and that its image has Google's guest agent"
         )

@@ -29,7 +29,7 @@ class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
     """Inputs: endpoint (of the Compute API), project, zone, hosts (the name that ssh uses to the instance's), created (the same
     names to the instances' ids: a host made anew has a new key), timeout (seconds).
 
-    Outputs: hostKeys (the name that ssh uses to the key), late (names without a key; `pulumi refresh` looks again).
+    Outputs: hostKeys (the name that ssh uses to the key), late (names without a key; the next `pulumi up` looks again).
     """
 
     lifecycle = __name__

@@ -100,7 +100,7 @@ class Host(ComponentResource):
             can_ip_forward=False,
             deletion_protection=False,
             allow_stopping_for_update=True,
-            # A host that was preempted, or stopped itself when idle, is started again by `pulumi up --refresh`.
+            # A host that was preempted, or stopped itself when idle, is started again by `pulumi up`.
             desired_status="RUNNING",
             # A name and an address belong to one instance at a time.
             opts=ResourceOptions(

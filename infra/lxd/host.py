@@ -32,7 +32,7 @@ def definition(props: Props) -> dict[str, Any]:
     config = {
         **limits(props),
         "user.scaletier.authorized-key": props["authorizedKey"],
-        # The firewall is the operator's to restore first after a restart of this machine: `pulumi up --refresh` does both.
+        # The firewall is the operator's to restore first after a restart of this machine: `pulumi up` does both.
         "boot.autostart": "false",
     }
     if props["instanceType"] == "container":

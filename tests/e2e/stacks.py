@@ -87,7 +87,7 @@ class Stack:
         steps = json.loads(self.run("pulumi", "preview", "--json", "--non-interactive").out)["steps"]
         counts: dict[str, int] = {}
         for step in steps:
-            if "Host::" in step["urn"] and step["op"] != "same":
+            if "Host::" in step["urn"] and step["op"] not in ("same", "refresh"):
                 counts[step["op"]] = counts.get(step["op"], 0) + 1
         return counts
 

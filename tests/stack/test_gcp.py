@@ -370,7 +370,7 @@ def test_a_host_whose_key_is_late_is_named(program: Program, monkeypatch: pytest
     program("gcp", scaleTier="BASIC")
     assert said == []
     _warn(["worker-1"])
-    assert said[0].startswith("no host key yet of worker-1, so ssh refuses them: `pulumi up --refresh` looks again")
+    assert said[0].startswith("no host key yet of worker-1, so ssh refuses them: `pulumi up` looks again")
 
 
 def test_the_price_is_said_at_every_preview(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
         (HostError("ps-0", "does not answer"), "error: ps-0 does not answer\n", 1),
         (FileNotFoundError(2, "No such file or directory", "/x"), "error: /x: No such file or directory\n", 1),
         (KeyboardInterrupt(), "stopped\n", DETACHED),
-        (EOFError(), "error: the connection failed (EOFError): try again, then pulumi refresh and pulumi up\n", 1),
+        (EOFError(), "error: the connection failed (EOFError): try again, then pulumi up\n", 1),
         (
             ZeroDivisionError("x"),
             "error: this is a bug of scaletier, ZeroDivisionError: x (SCALETIER_DEBUG=1 shows where)\n",

@@ -71,7 +71,7 @@ def test_several_at_once_and_each_failure_named(fleet: Fleet) -> None:
     outcome = fleet.each(fleet.inventory.names, lambda name: fleet.run(name, f"echo {name}").output, 30)
     assert outcome.results == {name: f"{name}\n" for name in ("ps-0", "master-0", "worker-0", "worker-1")}
     assert str(outcome.failures["evaluator-0"]).startswith("evaluator-0 (10.0.0.96) does not answer")
-    with pytest.raises(HostsError, match=r"evaluator-0 .*: run pulumi refresh, then pulumi up") as error:
+    with pytest.raises(HostsError, match=r"evaluator-0 .*: run pulumi up, which brings back what is missing") as error:
         fleet.connect_all(fleet.inventory.names)
     assert error.value.code == UsageError.code
 
