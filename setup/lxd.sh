@@ -6,7 +6,7 @@ set -eu
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
 cache=$root/.cache/lxd
 pool=scaletier
-packages="lxd lxd-client lxd-tools lxcfs dnsmasq-base nftables squashfs-tools attr acl rsync btrfs-progs uidmap mmdebstrap"
+packages="lxd lxd-client lxd-tools lxcfs dnsmasq-base nftables squashfs-tools attr acl rsync btrfs-progs uidmap mmdebstrap python3"
 python=$root/.venv/bin/python
 
 say() { echo "lxd: $*"; }
@@ -67,7 +67,7 @@ start() {
 
 up() {
   if answers; then
-    command -v mmdebstrap >/dev/null && command -v nft >/dev/null && command -v mksquashfs >/dev/null || install_packages
+    command -v mmdebstrap >/dev/null && command -v nft >/dev/null && command -v mksquashfs >/dev/null && [ -x /usr/bin/python3 ] || install_packages
   else
     install_packages
     answers || start
