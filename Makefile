@@ -33,7 +33,7 @@ $(VENV)/.done: pyproject.toml constraints.txt trainer/requirements.txt
 	ln -sf ../../setup/pulumi.sh $(BIN)/pulumi
 	touch $@
 
-pulumi: ## the Pulumi CLI: yours if it is on PATH, else built here
+pulumi: venv ## the Pulumi CLI: yours if it is on PATH, else built here
 	@setup/pulumi-cli.sh
 
 lxd: venv ## LXD or Incus: yours if it answers, else Debian's, with a storage pool and the limits that 31 hosts need

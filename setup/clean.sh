@@ -9,6 +9,13 @@ for file in .scaletier/*/inventory.json; do
   echo "clean: stack $stack is up: \`pulumi destroy --stack $stack\` first" >&2
   exit 2
 done
+if [ -x .venv/bin/python ]; then
+  left=$(.venv/bin/python -m infra.lxd.leftovers 2>/dev/null || true)
+  if [ -n "$left" ]; then
+    echo "clean: hosts of a stack are still there, of this checkout or another ($left): \`pulumi destroy\` first" >&2
+    exit 2
+  fi
+fi
 if [ -x .venv/bin/pulumi ] && [ -f Pulumi.local.yaml ]; then
   # Refuses by itself where resources are left.
   .venv/bin/pulumi stack rm local --yes --non-interactive >/dev/null
@@ -20,4 +27,4 @@ if [ -x .venv/bin/python ]; then
   setup/lxd.sh down
 fi
 rm -rf .venv .cache scaletier.egg-info
-echo "clean: done; packages of the system stay"
+echo "clean: done; what stays: packages of the system, and root's lines in /etc/subuid and /etc/subgid"

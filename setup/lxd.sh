@@ -6,27 +6,23 @@ set -eu
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
 cache=$root/.cache/lxd
 pool=scaletier
-packages="lxd lxd-client lxd-tools lxcfs dnsmasq-base nftables squashfs-tools attr acl rsync btrfs-progs uidmap mmdebstrap python3"
+tools="nftables squashfs-tools mmdebstrap btrfs-progs python3"
+daemon="lxd lxd-client lxd-tools lxcfs dnsmasq-base attr acl rsync uidmap"
 python=$root/.venv/bin/python
 
 say() { echo "lxd: $*"; }
 
-answers() {
-  for socket in ${SCALETIER_LXD_SOCKET:-} /var/lib/lxd/unix.socket /var/snap/lxd/common/lxd/unix.socket /run/incus/unix.socket /var/lib/incus/unix.socket; do
-    [ -S "$socket" ] && curl -fs -m 5 --unix-socket "$socket" http://host/1.0 >/dev/null 2>&1 && return 0
-  done
-  return 1
-}
+answers() { "$python" -m infra.lxd.api 2>/dev/null; }
 
 need_root() {
   [ "$(id -u)" = 0 ] || { echo "lxd: $1 needs root: run \`sudo make lxd\`" >&2; exit 2; }
 }
 
-install_packages() {
-  missing=$(for package in $packages; do dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"; done)
+install() {
+  missing=$(for package in "$@"; do dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"; done)
   [ -z "$missing" ] && return 0
-  command -v apt-get >/dev/null || { echo "lxd: no LXD or Incus answers, and this is not Debian: install LXD (or Incus), then try again" >&2; exit 2; }
-  need_root "installing LXD"
+  command -v apt-get >/dev/null || { echo "lxd: a tool is missing, and this is not Debian: install LXD (or Incus), nftables, squashfs-tools and mmdebstrap" >&2; exit 2; }
+  need_root "installing $missing"
   say "installing" $missing
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
@@ -38,6 +34,8 @@ limits() {
     file=/proc/sys/$(echo "${limit%%=*}" | tr . /)
     [ "$(cat "$file")" -ge "${limit#*=}" ] && continue
     need_root "raising ${limit%%=*}"
+    mkdir -p "$cache"
+    echo "$file $(cat "$file")" >>"$cache/limits"
     echo "${limit#*=}" >"$file"
     say "${limit%%=*} is ${limit#*=} now, until the next restart of this machine"
   done
@@ -66,10 +64,9 @@ start() {
 }
 
 up() {
-  if answers; then
-    command -v mmdebstrap >/dev/null && command -v nft >/dev/null && command -v mksquashfs >/dev/null && [ -x /usr/bin/python3 ] || install_packages
-  else
-    install_packages
+  install $tools
+  if ! answers; then
+    install $daemon
     answers || start
   fi
   limits
@@ -77,7 +74,8 @@ up() {
 }
 
 down() {
-  if answers; then "$python" -m infra.lxd.pool remove "$pool"; fi
+  # Where the pool stays somebody still needs the daemons.
+  if answers && ! "$python" -m infra.lxd.pool remove "$pool"; then return 0; fi
   for daemon in lxd lxcfs; do
     [ -f "$cache/$daemon.pid" ] || continue
     pid=$(cat "$cache/$daemon.pid")
@@ -88,6 +86,10 @@ down() {
     fi
     rm -f "$cache/$daemon.pid"
   done
+  if [ -f "$cache/limits" ]; then
+    while read -r file before; do echo "$before" >"$file"; done <"$cache/limits"
+    say "the limits are what they were"
+  fi
 }
 
 case "${1:-up}" in

@@ -42,7 +42,8 @@ build() {
 installer() {
   say "no Go 1.25.11 or later: running Pulumi's official installer"
   mkdir -p "$out"
-  curl -fsSL https://get.pulumi.com -o "$out/install.sh" && sh "$out/install.sh" --version "${version#v}" --install-root "$out/root" --no-edit-path >/dev/null &&
+  "$root/.venv/bin/python" -c 'import sys, urllib.request as u; u.urlretrieve("https://get.pulumi.com", sys.argv[1])' "$out/install.sh" &&
+    command -v curl >/dev/null && sh "$out/install.sh" --version "${version#v}" --install-root "$out/root" --no-edit-path >/dev/null &&
     ln -sf "$out"/root/bin/* "$out/" && rm -f "$out/install.sh"
 }
 
@@ -50,5 +51,5 @@ if built; then say "$version is there"; exit 0; fi
 own && exit 0
 if recent_go; then build; say "built $version"; exit 0; fi
 installer && { say "installed $version"; exit 0; }
-echo "pulumi: no Pulumi here: install the Pulumi CLI (pulumi.com/docs/install), or Go 1.25.11 or later, then try again" >&2
+echo "pulumi: no Pulumi here: install the Pulumi CLI (pulumi.com/docs/install), or curl for its installer, or Go 1.25.11 or later, then try again" >&2
 exit 2

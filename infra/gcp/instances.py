@@ -104,7 +104,12 @@ class Host(ComponentResource):
             desired_status="RUNNING",
             # A name and an address belong to one instance at a time.
             opts=ResourceOptions(
-                parent=self, depends_on=list(after), delete_before_replace=True, replacement_trigger=self._made_anew_for()
+                parent=self,
+                depends_on=list(after),
+                delete_before_replace=True,
+                replacement_trigger=self._made_anew_for(),
+                # Some machine types come with local disks of their own, which are none of this program's.
+                ignore_changes=["scratchDisks"],
             ),
         )
         self.instance_id, self.create_time = instance.instance_id, instance.creation_timestamp

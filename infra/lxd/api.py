@@ -1,8 +1,13 @@
-"""One client of LXD's or Incus's API, and its errors as one line each."""
+"""One client of LXD's or Incus's API, and its errors as one line each.
+
+`python -m infra.lxd.api` says whether one answers.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +32,9 @@ class LxdError(RuntimeError):
 
 
 def socket_path() -> str:
-    """The socket of LXD or Incus: SCALETIER_LXD_SOCKET, else the first of the usual ones that is there.
+    """The socket of LXD or Incus: SCALETIER_LXD_SOCKET, else the first of the usual ones that answers.
 
-    Raises LxdError without one, or without the right to use it.
+    Raises LxdError where none does, or without the right to use it.
     """
     chosen = os.environ.get("SCALETIER_LXD_SOCKET")
     candidates = (chosen,) if chosen else SOCKETS
@@ -39,7 +44,19 @@ def socket_path() -> str:
     if not os.access(found[0], os.R_OK | os.W_OK):
         group = Path(found[0]).group()
         raise LxdError(f"no right to use {found[0]}: be root, or `sudo usermod -aG {group} $USER` and log in again")
-    return found[0]
+    alive = [path for path in found if _listens(path)]
+    if not alive:
+        raise LxdError(f"LXD does not answer at {', '.join(found)}: start it with `make lxd`")
+    return alive[0]
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 def client(project: str = "default") -> pylxd.Client:
@@ -74,3 +91,10 @@ def _reason(error: pylxd.exceptions.LXDAPIException) -> str:
 def missing(error: pylxd.exceptions.LXDAPIException) -> bool:
     """True where LXD said that what was asked for is not there."""
     return isinstance(error, pylxd.exceptions.NotFound) or "not found" in str(error).lower()
+
+
+if __name__ == "__main__":
+    try:
+        client()
+    except LxdError as error:
+        sys.exit(f"lxd: {error}")

@@ -43,7 +43,7 @@ class LxdCluster(ComponentResource):
         self.dhcp = args.config.instance_type != "container"
         names, network = args.names, args.found.network
         inside = ResourceOptions(parent=self)
-        self.project = Project("project", {"name": names.project}, inside)
+        self.project = Project("project", {"name": names.project, "bridge": names.bridge, "table": names.table}, inside)
         pool = args.config.storage_pool
         self.bridge = Network("network", {"name": names.bridge, "range": str(network), "dhcp": self.dhcp}, inside)
         # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
@@ -61,6 +61,7 @@ class LxdCluster(ComponentResource):
                 "project": names.project,
                 "hosts": {replica.name: str(address(network, replica)) for replica in self.hosts},
                 "created": {replica.name: host.created for replica, host in self.hosts.items()},
+                "started": {replica.name: host.started for replica, host in self.hosts.items()},
             },
             ResourceOptions(parent=self, depends_on=list(self.hosts.values())),
         )

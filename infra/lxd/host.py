@@ -18,12 +18,13 @@ RUNTIME = "/opt/scaletier/venv"
 
 class Host(ModuleResource, module="lxd", name="Host"):
     """Inputs: project, name, image, instanceType, pool, bridge, address, gateway, bucket (its volume), runtime (a folder here),
-    authorizedKey, machineType, cpus, memory (bytes), labels. Output `running` is what LXD says, `created` when it was made.
+    authorizedKey, machineType, cpus, memory (bytes), labels. Outputs are times: `created`, and `started`, which is its last start.
     """
 
     lifecycle = __name__
-    outputs = ("created",)
+    outputs = ("created", "started")
     created: Output[str]
+    started: Output[str]
 
 
 def definition(props: Props) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def create(props: Props) -> tuple[str, Props]:
     project, name = props["project"], props["name"]
     with errors(f"host {name}"):
         instances = client(project).instances
-        if instances.exists(name) and not _whole(project, name):
+        if instances.exists(name) and not _ours(project, props):
             remove(project, name)
         if instances.exists(name):
             _apply(project, props)
@@ -91,16 +92,24 @@ def create(props: Props) -> tuple[str, Props]:
         return name, _start(project, name, props)
 
 
-def _whole(project: str, name: str) -> bool:
-    """False for an instance that an interrupted create left half made."""
-    return bool(client(project).instances.get(name).config.get("volatile.idmap.next"))
+def _ours(project: str, props: Props) -> bool:
+    """False for an instance that is not what would be made: half made by an interrupted create, or of a state that is lost."""
+    instance, wanted = client(project).instances.get(props["name"]), definition(props)
+    image = client().images.get_by_alias(props["image"]).fingerprint
+    fixed = {key: value for key, value in wanted["config"].items() if key not in limits(props)}
+    return (
+        instance.config.get("volatile.base_image") == image
+        and all(instance.config.get(key) == value for key, value in fixed.items())
+        and instance.devices == wanted["devices"]
+    )
 
 
 def _start(project: str, name: str, props: Props) -> Props:
     instance = client(project).instances.get(name)
     if instance.status != "Running":
         instance.start(wait=True)
-    return {**props, "running": True, "created": instance.created_at}
+        instance = client(project).instances.get(name)
+    return {**props, "running": True, "created": instance.created_at, "started": instance.last_used_at}
 
 
 def read(name: str, props: Props) -> Props | None:
@@ -116,6 +125,7 @@ def read(name: str, props: Props) -> Props | None:
             "memory": int(config.get("limits.memory", 0)),
             "running": instance.status == "Running",
             "created": instance.created_at,
+            "started": instance.last_used_at,
         }
 
 

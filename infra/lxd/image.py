@@ -1,6 +1,6 @@
 """The image of a local host, named by its recipe: a checkout with another recipe has another image.
 
-`python -m infra.lxd.image` says whether it is there; `import DIR` imports DIR/image.squashfs, `remove` removes it.
+`python -m infra.lxd.image` says whether it is there; `import DIR` imports DIR/image.squashfs, `remove` removes all.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import platform
+import re
 import sys
 import tarfile
 import time
@@ -17,6 +18,7 @@ from infra.lxd.api import LxdError, client, errors
 from infra.templates import ROOT
 
 RUNTIME = ROOT / ".cache" / "image" / "runtime"
+_ALIAS = re.compile(r"scaletier-[0-9a-f]{12}")
 _RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt")
 
 
@@ -66,11 +68,12 @@ def import_image(folder: Path) -> None:
             client().images.create(rootfs, metadata=_metadata(), wait=True).add_alias(alias, "scaletier host")
 
 
-def remove_image() -> None:
-    """Removes this recipe's image from LXD, if it is there."""
-    with errors(f"image {name()}"):
-        if client().images.exists(name(), alias=True):
-            client().images.get_by_alias(name()).delete(wait=True)
+def remove_images() -> None:
+    """Removes the images of this and of earlier recipes from LXD."""
+    with errors("images"):
+        for image in client().images.all():
+            if any(_ALIAS.fullmatch(alias["name"]) for alias in image.aliases):
+                image.delete(wait=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -78,7 +81,7 @@ def main(arguments: list[str]) -> int:
         if arguments[:1] == ["import"]:
             import_image(Path(arguments[1]))
         if arguments[:1] == ["remove"]:
-            remove_image()
+            remove_images()
             return 0
         present = exists()
     except LxdError as error:

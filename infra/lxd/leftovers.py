@@ -1,4 +1,7 @@
-"""What a destroyed local stack left on this machine: `python -m infra.lxd.leftovers STACK` prints it, or nothing."""
+"""What a destroyed local stack left on this machine: `python -m infra.lxd.leftovers STACK` prints it, or nothing.
+
+Without STACK, the projects of every stack of every checkout that still has something.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +31,10 @@ def leftovers(own: Names) -> list[str]:
     return found
 
 
+def projects() -> list[str]:
+    """LXD projects of stacks of any checkout."""
+    return [item.name for item in client().projects.all() if item.name.startswith("scaletier-")]
+
+
 if __name__ == "__main__":
-    print("; ".join(leftovers(names(ROOT, sys.argv[1]))))
+    print("; ".join(leftovers(names(ROOT, sys.argv[1])) if sys.argv[1:] else projects()))

@@ -33,15 +33,15 @@ def make(name: str) -> str:
 
 
 def remove(name: str) -> str:
-    """Removes a pool that `make` made and nothing uses; says why where it stays."""
+    """Removes a pool that `make` made; raises LxdError where somebody else made it, or something uses it."""
     with errors(f"storage pool {name}"):
         if not client().storage_pools.exists(name):
             return f"storage pool {name} is gone"
         pool = client().storage_pools.get(name)
         if pool.description != _MADE_BY:
-            return f"storage pool {name} stays: set-up did not make it"
+            raise LxdError(f"storage pool {name} stays: set-up did not make it")
         if pool.used_by:
-            return f"storage pool {name} stays: {len(pool.used_by)} instances, images or volumes use it"
+            raise LxdError(f"storage pool {name} stays: {len(pool.used_by)} instances, images or volumes use it")
         pool.delete()
         return f"removed storage pool {name}"
 

@@ -7,7 +7,8 @@ from typing import Any
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import LxdError, client, errors, missing
+from infra.lxd import firewall, network
+from infra.lxd.api import client, errors, missing
 from infra.lxd.host import purge
 
 REPLACE = frozenset({"name"})
@@ -15,7 +16,7 @@ _CONFIG = {"features.images": "false", "features.profiles": "true", "features.st
 
 
 class Project(ModuleResource, module="lxd", name="Project"):
-    """Inputs: name."""
+    """Inputs: name; bridge and table, which are no part of the project and go with it all the same."""
 
     lifecycle = __name__
 
@@ -34,22 +35,23 @@ def read(name: str, props: Props) -> Props | None:
 
 
 def update(name: str, old: Props, new: Props) -> Props:
-    raise LxdError(f"project {name} has nothing that could change in place")
+    return new
 
 
 def delete(name: str, props: Props) -> None:
     with errors(f"project {name}"):
-        if not client().projects.exists(name):
-            return
         purge(name)
-        for pool in client().storage_pools.all():
-            for volume in _volumes(name, pool.name):
-                client(name).api.storage_pools[pool.name].volumes.custom[volume].delete(params={"project": name})
         try:
+            for pool in client().storage_pools.all():
+                for volume in _volumes(name, pool.name):
+                    client(name).api.storage_pools[pool.name].volumes.custom[volume].delete(params={"project": name})
             client().projects.get(name).delete(wait=True)
         except pylxd.exceptions.LXDAPIException as error:
             if not missing(error):
                 raise
+    # What an interrupted run made and did not live to write down.
+    network.delete(props["bridge"], props)
+    firewall.delete(props["table"], props)
 
 
 def _volumes(project: str, pool: str) -> list[str]:

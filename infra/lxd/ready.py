@@ -22,7 +22,8 @@ _POLL = 0.05
 
 
 class Ready(ModuleResource, module="lxd", name="Ready"):
-    """Inputs: project, hosts (name to address), created (name to time: a host made anew has a new key).
+    """Inputs: project, hosts (name to address), created and started (name to time: a host made anew has a
+    new key, and one that was started boots).
 
     Output `hostKeys`: address to public host key.
     """

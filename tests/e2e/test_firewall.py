@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from stacks import Stack
 
+from infra.lxd.api import client
 from infra.spec import FIREWALL, SSH_PORT, TENSORFLOW_PORT, Role
 
 _OTHER_PORT = 8080
@@ -33,6 +34,14 @@ def reach(end):
 ends = [tuple(end) for end in json.loads(sys.argv[1])]
 with ThreadPoolExecutor(32) as pool:
     print(json.dumps(list(pool.map(reach, ends))))
+"""
+_CONNECT_FROM = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[2], 2222), timeout=3, source_address=(sys.argv[1], 0))
+    print("connected")
+except OSError as error:
+    print(error)
 """
 
 
@@ -79,13 +88,18 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
         asked = json.dumps([[gateway, listener.getsockname()[1]]])
         answer = cluster.ssh("worker-0", f"python3 -c '{_CONNECT}' '{asked}'")
     assert json.loads(answer.out) == [False]
-    # The evaluator may not reach a ps; as the worker that it pretends to be it could.
-    borrow = f"sudo ip addr add {addresses['worker-1']}/32 dev lo"
-    connect = f"curl -s -m 2 --interface {addresses['worker-1']} telnet://{addresses['ps-0']}:2222 </dev/null"
+    # The evaluator may not reach a ps. As the worker that it pretends to be, and that is away, it could.
+    client(cluster.names.project).instances.get("worker-1").stop(force=True, wait=True)
+    borrowed = addresses["worker-1"]
     try:
-        assert cluster.ssh("evaluator-0", f"{borrow} && {connect}").code != 0
+        assert cluster.ssh("evaluator-0", f"sudo ip addr add {borrowed}/32 dev lo").code == 0
+        connect = f"python3 -c '{_CONNECT_FROM}' {borrowed} {addresses['ps-0']}"
+        answer = cluster.ssh("evaluator-0", connect)
+        assert answer.out.strip() == "timed out", answer.text
     finally:
-        cluster.ssh("evaluator-0", f"sudo ip addr del {addresses['worker-1']}/32 dev lo")
+        cluster.ssh("evaluator-0", f"sudo ip addr del {borrowed}/32 dev lo")
+        cluster.up()
+    assert cluster.ssh("worker-1", "hostname").out.strip() == "worker-1"
 
 
 def _reach(address: str, port: int) -> bool:

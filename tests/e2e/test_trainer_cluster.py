@@ -107,9 +107,7 @@ def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
         assert len(set(re.findall(r"\[(\w+/\d)\]", job.log(name)))) == 1
     assert job.log("ps-0").splitlines() == [f"Started [ps/0] on {job.cluster['ps'][0]}, serves variables"]
     assert b"/job:" not in (job.directory / "job/model/saved_model.pb").read_bytes()
-    began = time.monotonic()
     assert {job.end(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("job", [["--max-steps=10000000", "--checkpoint-steps=200"]], indirect=True)

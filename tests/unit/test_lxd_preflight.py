@@ -1,0 +1,120 @@
+"""What this machine must have for local hosts, and what is said where it has not; LXD itself is a fake here."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.lxd import api, image, network, preflight
+from infra.lxd.api import LxdError
+from infra.lxd.config import LxdConfig
+from infra.lxd.layout import Names
+from infra.spec import ClusterSpec, ScaleTier, preset
+
+NAMES = Names("scaletier-local-abcdef", "stabcdef", "scaletier_abcdef")
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The machine's interfaces: what a test puts in."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    return found
+
+
+def _inet(address: str) -> list[SimpleNamespace]:
+    return [SimpleNamespace(family=socket.AF_INET, address=address, netmask="255.255.255.0")]
+
+
+def test_a_taken_range_is_refused_with_who_has_it(interfaces: dict[str, Any]) -> None:
+    interfaces["eth7"] = _inet("10.77.0.9")
+    with pytest.raises(LxdError, match=r"address range 10\.77\.0\.0/24 is taken: eth7 .* has 10\.77\.0\.0/24"):
+        network.choose_range(NAMES.project, NAMES.bridge, ipaddress.IPv4Network("10.77.0.0/24"))
+
+
+def test_a_range_is_chosen_that_nothing_uses_and_kept(interfaces: dict[str, Any]) -> None:
+    first = network.choose_range(NAMES.project, NAMES.bridge, None)
+    interfaces["eth7"] = _inet(str(first[9]))
+    second = network.choose_range(NAMES.project, NAMES.bridge, None)
+    assert not second.overlaps(first)
+    interfaces[NAMES.bridge] = _inet(str(second[1]))
+    assert network.choose_range(NAMES.project, NAMES.bridge, None) == second
+    assert network.choose_range(NAMES.project, NAMES.bridge, second) == second
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.delenv("SCALETIER_LXD_SOCKET", raising=False)
+    monkeypatch.setattr(api, "SOCKETS", (str(tmp_path / "lxd"), str(tmp_path / "incus")))
+    yield tmp_path
+
+
+def test_the_socket_that_answers_is_taken_and_none_is_an_error(folder: Path) -> None:
+    with pytest.raises(LxdError, match=r"no socket at .*: start it with `make lxd`"):
+        api.socket_path()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "lxd"))
+    with pytest.raises(LxdError, match=r"LXD does not answer at .*: start it with `make lxd`"):
+        api.socket_path()
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(folder / "incus"))
+        alive.listen()
+        assert api.socket_path() == str(folder / "incus")
+
+
+def test_who_may_not_use_the_socket_is_told_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(folder / "lxd"))
+        monkeypatch.setattr(api.os, "access", lambda *_: False)
+        with pytest.raises(LxdError, match=r"no right to use .*: be root, or `sudo usermod -aG "):
+            api.socket_path()
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] = ()) -> None:
+    """A machine with a pool of so much room and an instance for each of these hosts."""
+    space = {"metadata": {"space": {"total": 40 * 2**30, "used": 40 * 2**30 - free}}}
+    answer = SimpleNamespace(json=lambda: space)
+    pool = SimpleNamespace(resources=SimpleNamespace(get=lambda: answer))
+    fake = SimpleNamespace(
+        host_info={"environment": {"driver": "lxc"}},
+        storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name="scaletier")]),
+        api=SimpleNamespace(storage_pools={"scaletier": pool}),
+        projects=SimpleNamespace(exists=lambda _: bool(hosts)),
+        instances=SimpleNamespace(all=lambda: [SimpleNamespace(name=name) for name in hosts]),
+    )
+    monkeypatch.setattr(preflight, "client", lambda *_: fake)
+    monkeypatch.setattr(image, "exists", lambda: True)
+
+
+def _look(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.Found:
+    return preflight.preflight(spec or preset(ScaleTier.STANDARD_1), LxdConfig.parse(config), NAMES)
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_a_full_disk_is_refused_unless_all_hosts_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, free=2**30)
+    with pytest.raises(LxdError, match=r"storage pool scaletier is nearly full: 1\.0 GiB free, 8 new hosts need 1\.5 GiB"):
+        _look({})
+    _machine(monkeypatch, free=2**30, hosts=tuple(replica.name for replica in preset(ScaleTier.STANDARD_1).replicas))
+    assert _look({}).image == image.name()
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_what_this_machine_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, free=30 * 2**30)
+    with pytest.raises(LxdError, match="storage pool other does not exist; there is scaletier"):
+        _look({"storagePool": "other"})
+    with pytest.raises(LxdError, match="runs no virtual machines"):
+        _look({"instanceType": "virtual-machine"})
+    with pytest.raises(LxdError, match=r"local hosts have no GPUs"):
+        _look({}, preset(ScaleTier.BASIC_GPU))
+    monkeypatch.setattr(image, "exists", lambda: False)
+    with pytest.raises(LxdError, match="the image of the hosts is missing: make it with `make image`"):
+        _look({})
