@@ -18,7 +18,7 @@ RUNTIME = "/opt/scaletier/venv"
 
 class Host(ModuleResource, module="lxd", name="Host"):
     """Inputs: project, name, image, instanceType, pool, bridge, address, gateway, bucket (its volume), runtime (a folder here),
-    authorizedKey, machineType, cpus, memory (bytes), labels. Outputs are times: `created`, and `started`, which is its last start.
+    authorizedKey, machineType, cpus, memory (bytes), labels. Outputs are times: `created`, and `started`, its last start.
     """
 
     lifecycle = __name__
