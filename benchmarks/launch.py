@@ -59,8 +59,7 @@ def _remove(base: Props) -> None:
     """Deletes in the order in which each sets the next one free, whatever is there."""
     with suppress(LxdError):  # without the project there is no bucket
         bucket.delete(NAMES.bucket, base)
-    project.delete(NAMES.project, {"name": NAMES.project})
-    network.delete(NAMES.bridge, {"name": NAMES.bridge})
+    project.delete(NAMES.project, {"name": NAMES.project, "bridge": NAMES.bridge, "table": NAMES.table})
 
 
 def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from ops.errors import OpsError
 
 T = TypeVar("T")
@@ -155,6 +152,10 @@ class Reopening:
 
 def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
     """The bucket at a URL; `connect` gives an open Fabric connection, and is called for `sftp:///` alone."""
+    # Not needed before hosts are reached, and a twentieth of a second to import.
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
     scheme, separator, path = url.partition("://")
     if scheme == "sftp" and separator:
         from ops.sftp import HostFileSystem

@@ -44,13 +44,15 @@ class LxdCluster(ComponentResource):
         names, network = args.names, args.found.network
         inside = ResourceOptions(parent=self)
         self.project = Project("project", {"name": names.project, "bridge": names.bridge, "table": names.table}, inside)
+        # First made, last deleted: what an interrupted run left goes with it.
+        first = ResourceOptions(parent=self, depends_on=[self.project])
         pool = args.config.storage_pool
-        self.bridge = Network("network", {"name": names.bridge, "range": str(network), "dhcp": self.dhcp}, inside)
+        self.bridge = Network("network", {"name": names.bridge, "range": str(network), "dhcp": self.dhcp}, first)
         # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
-        within = ResourceOptions(parent=self, depends_on=[self.project, self.bridge])
+        within = ResourceOptions(parent=self, depends_on=[self.bridge])
         self.bucket = Bucket("bucket", {"project": names.project, "pool": pool, "name": names.bucket}, within)
         script = rules(args.spec, names.table, names.bridge, network, self.dhcp)
-        self.firewall = Firewall("firewall", {"table": names.table, "rules": script}, inside)
+        self.firewall = Firewall("firewall", {"table": names.table, "rules": script}, first)
         self.limits = sizes(args.spec, os.cpu_count() or 1, args.config.cpus, args.config.memory)
         # No host starts before the firewall stands.
         before = ResourceOptions(parent=self, depends_on=[self.bucket, self.firewall])

@@ -26,7 +26,7 @@ def leftovers(own: Names) -> list[str]:
         found.append(f"nft table {own.table}")
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        if f"{own.project}_" in command:
+        if f"{own.project}_" in command or f"--interface={own.bridge} " in command:
             found.append(f"process {process.pid} ({command})")
     return found
 
