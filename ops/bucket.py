@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -152,17 +151,17 @@ class Reopening:
 
 def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
     """The bucket at a URL; `connect` gives an open Fabric connection, and is called for `sftp:///` alone."""
-    # Not needed before hosts are reached, and a twentieth of a second to import.
-    import fsspec
-    from fsspec.implementations.local import LocalFileSystem
-
     scheme, separator, path = url.partition("://")
     if scheme == "sftp" and separator:
         from ops.sftp import HostFileSystem
 
         return Bucket(HostFileSystem(connect().client.open_sftp()), path, renames=True)
     if not separator or scheme == "file":
-        return Bucket(_Local(auto_mkdir=False), path if separator else url, renames=True)
+        from ops.local import WholeFiles
+
+        return Bucket(WholeFiles(auto_mkdir=False), path if separator else url, renames=True)
+    import fsspec  # a twentieth of a second, which a push of files need not wait for
+
     try:
         return Bucket(fsspec.filesystem(scheme), path, renames=False)
     except (ImportError, ValueError) as error:
@@ -176,13 +175,6 @@ def _pieces(content: bytes | Path) -> Iterator[bytes]:
     with content.open("rb") as source:
         while piece := source.read(_CHUNK):
             yield piece
-
-
-class _Local(LocalFileSystem):  # type: ignore[misc]
-    """A directory of this machine: what tests use, and an operator who mounts the bucket."""
-
-    def link(self, src: str, dst: str) -> None:
-        os.link(src, dst)
 
 
 def missing(wanted: Mapping[str, int], there: Mapping[str, int]) -> list[str]:
