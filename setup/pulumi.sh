@@ -24,6 +24,10 @@ if [ -z "${PULUMI_CONFIG_PASSPHRASE+set}${PULUMI_CONFIG_PASSPHRASE_FILE:-}" ]; t
   PULUMI_CONFIG_PASSPHRASE_FILE=$root/.pulumi-state/passphrase
   export PULUMI_CONFIG_PASSPHRASE_FILE
 fi
+# The provider for Google Cloud is fetched for whoever has a stack there; Pulumi would fetch it for everybody.
+if ! grep -qs '^ *scaletier:target: *"*gcp' "$root"/Pulumi.*.yaml; then
+  export PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION="${PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION:-true}"
+fi
 PATH="$root/.venv/bin:$(dirname "$cli"):$PATH"
 export PATH PULUMI_SKIP_UPDATE_CHECK="${PULUMI_SKIP_UPDATE_CHECK:-true}"
 exec "$cli" "$@"
