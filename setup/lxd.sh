@@ -58,7 +58,8 @@ start() {
     setsid lxcfs /var/lib/lxcfs >"$cache/lxcfs.log" 2>&1 </dev/null &
     echo $! >"$cache/lxcfs.pid"
   fi
-  setsid lxd --group root --logfile "$cache/lxd.log" >/dev/null 2>&1 </dev/null &
+  group=$(getent group lxd >/dev/null && echo lxd || echo root)
+  setsid lxd --group "$group" --logfile "$cache/lxd.log" >/dev/null 2>&1 </dev/null &
   echo $! >"$cache/lxd.pid"
   lxd waitready --timeout 60 || { echo "lxd: LXD did not start: see $cache/lxd.log" >&2; exit 1; }
 }
