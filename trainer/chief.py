@@ -67,7 +67,7 @@ class Chief:
         self._round = make_round(self._model, self._centre, descent, self._iterator)
         self._progress = Progress(step, replicas)
         self._copy = checkpoint.LocalCopy(self._model, flags.job_dir, flags.keep_checkpoints)
-        self._evaluate = make_evaluate(self._model, self._copy.variables, eval_files)
+        self._evaluate = make_evaluate(lambda images: self._model.logits(self._copy.variables, images, False), eval_files)
         self._eval_interval = EvalInterval(flags.eval_interval)
         self._summaries = Summaries(flags.job_dir)
         self._summarized = (time.monotonic(), step)
@@ -154,9 +154,8 @@ class Chief:
 
     def _finish(self) -> None:
         step = self._save()
-        path = f"{self._flags.job_dir}/model"
+        path = export(self._model, self._copy.variables, self._flags.job_dir)
         say(f"Exporting prediction graph to {path}")
-        export(self._model, self._copy.variables, path)
         metrics = self._evaluate_at(step)
         say(final_line(step, metrics.loss, metrics.accuracy))
 
@@ -178,4 +177,5 @@ class Chief:
     def _evaluate_at(self, step: int) -> Metrics:
         metrics = self._evaluate()
         self._summaries.scalars(step, eval__loss=metrics.loss, eval__accuracy=metrics.accuracy)
+        self._summaries.mistakes(step, metrics.mistakes)
         return metrics

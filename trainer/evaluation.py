@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from trainer.data import eval_pipeline
-from trainer.model import Model, loss_and_correct
 from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
 
+_MISTAKES = 16
+
+
+class Mistakes(NamedTuple):
+    """The first images that were taken for another digit: uint8 [M, 28, 28], and int64 [M] of 0 to 9; M is 16 at most."""
+
+    images: npt.NDArray[np.uint8]
+    predicted: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+
 
 class Metrics(NamedTuple):
-    """Mean loss in nats and accuracy, 0 to 1, over all records."""
+    """Mean loss in nats and accuracy, 0 to 1, over all records, and some of those that were mistaken."""
 
     loss: float
     accuracy: float
+    mistakes: Mistakes
 
 
-def make_evaluate(model: Model, variables: Mapping[str, Any], files: Sequence[str]) -> Callable[[], Metrics]:
-    """The evaluation of these variables, as they are at each call, on all records of `files`, in this process."""
+def make_evaluate(logits: Callable[[Any], Any], files: Sequence[str]) -> Callable[[], Metrics]:
+    """The evaluation of `logits`, as it is at each call, on all records of `files`, in this process.
+
+    `logits` maps images, float32 [N, 784], 0 to 1, to float32 [N, 10]; it is traced once.
+    """
     pipeline = eval_pipeline(files)
 
     def totals(images: Any, labels: Any) -> Any:
-        losses, correct = loss_and_correct(model, variables, images, labels, False)
-        return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(correct)]), tf.shape(labels)[0]
+        answers = logits(images)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, answers)
+        predicted = tf.argmax(answers, 1)
+        wrong = tf.where(tf.not_equal(predicted, labels))[:, 0]
+        sums = tf.stack([tf.reduce_sum(losses), tf.cast(tf.size(wrong), tf.float32)])
+        first = wrong[:_MISTAKES]
+        return sums, *(tf.gather(values, first) for values in (images, predicted, labels))
 
     totals_graph = tf.function(totals, reduce_retracing=True, autograph=False)
 
     def evaluate() -> Metrics:
-        loss = correct = 0.0
+        loss = wrong = 0.0
         records = 0
+        mistaken = []
         for images, labels in pipeline:
-            sums, count = totals_graph(images, labels)
-            batch_loss, batch_correct = sums.numpy()
-            loss, correct, records = loss + float(batch_loss), correct + float(batch_correct), records + int(count)
-        return Metrics(loss / records, correct / records)
+            sums, *found = totals_graph(images, labels)
+            batch_loss, batch_wrong = sums.numpy()
+            loss, wrong, records = loss + float(batch_loss), wrong + float(batch_wrong), records + len(labels)
+            mistaken.append([values.numpy() for values in found])
+        images, predicted, labels = (np.concatenate(values)[:_MISTAKES] for values in zip(*mistaken, strict=True))
+        pictures = np.rint(images * 255).astype(np.uint8).reshape(-1, 28, 28)
+        return Metrics(loss / records, 1 - wrong / records, Mistakes(pictures, predicted, labels))
 
     return evaluate

@@ -26,7 +26,7 @@ def run(flags: Flags) -> None:
     files = find_files(flags.eval_data, "test")
     check(files, 1)
     copy = checkpoint.LocalCopy(model, flags.job_dir, flags.keep_checkpoints)
-    evaluate = make_evaluate(model, copy.variables, files)
+    evaluate = make_evaluate(lambda images: model.logits(copy.variables, images, False), files)
     summaries = Summaries(f"{flags.job_dir}/evaluator")
     interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/0], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
@@ -46,6 +46,7 @@ def run(flags: Flags) -> None:
         metrics = evaluate()
         say(eval_line(step, metrics.loss, metrics.accuracy))
         summaries.scalars(step, eval__loss=metrics.loss, eval__accuracy=metrics.accuracy)
+        summaries.mistakes(step, metrics.mistakes)
         adjusted = interval.record(start, time.monotonic())
         if adjusted:
             say(adjusted)

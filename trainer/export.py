@@ -1,19 +1,26 @@
-"""The exported model: a SavedModel for one process, which knows nothing of the cluster that trained it."""
+"""The exported model: a SavedModel for one process, which knows nothing of the cluster that trained it.
+
+`python -m trainer.export --job-dir DIR --model NAME` makes one of the latest checkpoint of a job that did not come to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer import checkpoint
 from trainer.mnist import PIXELS
-from trainer.model import Model
-from trainer.runtime import import_tensorflow
+from trainer.model import MODELS, Model
+from trainer.runtime import import_tensorflow, say
 
 tf = import_tensorflow()
 
 
-def export(model: Model, variables: Mapping[str, Any], path: str) -> None:
-    """Writes a SavedModel to `path`, in place of what was there, as a whole or not at all.
+def export(model: Model, variables: Mapping[str, Any], job_dir: str) -> str:
+    """Writes a SavedModel to `<job_dir>/export/Servo/<seconds since 1970>`, as a whole or not at all; the path.
 
     Its signature `serving_default` maps `key` int64 [N] and `image` float32 [N, 784], 0 to 1, to `key` as it came,
     `scores` and `probabilities` float32 [N, 10], the softmax, and `classes` int64 [N], the likeliest digit.
@@ -32,10 +39,38 @@ def export(model: Model, variables: Mapping[str, Any], path: str) -> None:
 
     signature = [tf.TensorSpec([None], tf.int64, "key"), tf.TensorSpec([None, PIXELS], tf.float32, "image")]
     module.predict = tf.function(predict, input_signature=signature, autograph=False)
-    scratch = f"{path}.partial"
+    folder = f"{job_dir}/export/Servo"
+    timestamp = int(time.time())
+    while tf.io.gfile.exists(f"{folder}/{timestamp}"):
+        timestamp += 1
+    # Readers of the folder, TensorFlow Serving among them, pass over what is no number.
+    scratch = f"{folder}/temp-{timestamp}"
     if tf.io.gfile.exists(scratch):
         tf.io.gfile.rmtree(scratch)
     tf.saved_model.save(module, scratch, signatures=module.predict)
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
-    tf.io.gfile.rename(scratch, path)
+    tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
+    return f"{folder}/{timestamp}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: 0 and the path on stdout, 2 where there is no checkpoint of this model."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Exports a job's latest checkpoint.")
+    parser.add_argument("--job-dir", required=True, metavar="DIR", help="where the job's checkpoints are, and the export goes")
+    parser.add_argument("--model", choices=sorted(MODELS), default="cnn", help="what was trained (default: cnn)")
+    flags = parser.parse_args(arguments)
+    job_dir, model = flags.job_dir.rstrip("/"), MODELS[flags.model]
+    found = checkpoint.latest(job_dir)
+    if found is None:
+        print(f"error: there is no checkpoint in {checkpoint.directory(job_dir)}", file=sys.stderr)
+        return 2
+    try:
+        values, _ = checkpoint.read(found, model)
+    except checkpoint.CheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    say(export(model, {name: tf.Variable(value) for name, value in model.unflatten(values).items()}, job_dir))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

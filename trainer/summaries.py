@@ -1,29 +1,71 @@
-"""What TensorBoard shows of a job: scalars over the global step, in `<job-dir>/summaries`."""
+"""What TensorBoard shows of a job, in `<job-dir>/summaries`: scalars and images over the global step, the graph, text."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from trainer.evaluation import Mistakes
 from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
 
 
 class Summaries:
-    """A writer of scalars. The file comes to be with the first of them, so that it costs no time at the start."""
+    """A writer of summaries. The file comes to be with the first of them, so that it costs no time at the start.
+
+    tf.summary's own scalar, image and text are TensorBoard's and import it, which takes seconds; what they write does not
+    need it. Source of the formats: TensorBoard's plugins scalars, images and text, each in its metadata.py.
+    """
 
     def __init__(self, job_dir: str) -> None:
         self._path = f"{job_dir}/summaries"
-        self._writer: Any = None
-        # tf.summary.scalar is TensorBoard's own and comes with it; what it writes does not need it.
-        self._metadata = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
-        self._metadata.plugin_data.plugin_name = "scalars"
+        self._opened: Any = None
 
     def scalars(self, step: int, **values: float) -> None:
         """Writes each value under its name, `__` in a name standing for `/`."""
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(self._path)
-        with self._writer.as_default(step=step):
-            for name, value in values.items():
-                tf.summary.write(name.replace("__", "/"), tf.constant(value, tf.float32), metadata=self._metadata)
+        tags = {name.replace("__", "/"): tf.constant(value, tf.float32) for name, value in values.items()}
+        self._write(step, "scalars", "DATA_CLASS_SCALAR", tags)
+
+    def images(self, step: int, name: str, images: Any) -> None:
+        """Writes pictures in grey, uint8 [N, height, width], side by side under one name."""
+        self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encoded(images)})
+
+    def mistakes(self, step: int, mistakes: Mistakes) -> None:
+        """Writes mistaken digits, those of one label and one prediction under a name that says both."""
+        pairs = sorted({*zip(mistakes.labels.tolist(), mistakes.predicted.tolist(), strict=True)})
+        tags = {}
+        for label, predicted in pairs:
+            chosen = (mistakes.labels == label) & (mistakes.predicted == predicted)
+            tags[f"mistakes/{label} taken for {predicted}"] = _encoded(mistakes.images[chosen])
+        self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", tags)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Writes text, which TensorBoard shows as Markdown."""
+        self._write(step, "text", "DATA_CLASS_TENSOR", {name: tf.constant(text)})
+
+    def graph(self, traced: Any) -> None:
+        """Writes a tf.Graph, or that of a concrete function, for the tab Graphs."""
+        with self._writer.as_default():
+            tf.summary.graph(getattr(traced, "graph", traced))
         self._writer.flush()
+
+    @property
+    def _writer(self) -> Any:
+        if self._opened is None:
+            self._opened = tf.summary.create_file_writer(self._path)
+        return self._opened
+
+    def _write(self, step: int, plugin: str, data_class: str, tags: dict[str, Any]) -> None:
+        metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
+        metadata.plugin_data.plugin_name = plugin
+        with self._writer.as_default(step=step):
+            for tag, tensor in tags.items():
+                tf.summary.write(tag, tensor, metadata=metadata)
+        self._writer.flush()
+
+
+def _encoded(images: Any) -> Any:
+    """Pictures, uint8 [N, height, width], as TensorBoard keeps them: width, height, then the PNGs, strings [2 + N]."""
+    _, height, width = images.shape
+    pictures = [tf.io.encode_png(image[..., None]) for image in images]
+    return tf.stack([tf.constant(str(width)), tf.constant(str(height)), *pictures])

@@ -106,7 +106,8 @@ def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
         assert re.search(rf"^Train \[{replica}\], {line}", job.log(name), re.MULTILINE)
         assert len(set(re.findall(r"\[(\w+/\d)\]", job.log(name)))) == 1
     assert job.log("ps-0").splitlines() == [f"Started [ps/0] on {job.cluster['ps'][0]}, serves variables"]
-    assert b"/job:" not in (job.directory / "job/model/saved_model.pb").read_bytes()
+    (exported,) = (job.directory / "job/export/Servo").iterdir()
+    assert b"/job:" not in (exported / "saved_model.pb").read_bytes()
     assert {job.end(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
 
 

@@ -44,15 +44,16 @@ def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.Ca
         r"\d+\.\d global steps/s, \d+\.\d local steps/s",
         first[0],
     )
-    assert first[-2] == f"Exporting prediction graph to {tmp_path}/job/model"
+    assert re.fullmatch(rf"Exporting prediction graph to {tmp_path}/job/export/Servo/\d{{10}}", first[-2])
     assert first[-1].startswith("Final metrics after 50 steps, loss: ")
     assert train("--max-steps=120") == 0
     second = capfd.readouterr().out.splitlines()
     assert second[0] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
     assert re.fullmatch(r"Final metrics after 120 steps, loss: 0\.\d{3}, accuracy: 1\.000", second[-1])
     assert any((tmp_path / "job/summaries").iterdir())
-    exported = (tmp_path / "job/model/saved_model.pb").read_bytes()
-    assert b"/job:" not in exported
+    exports = sorted((tmp_path / "job/export/Servo").iterdir())
+    assert [str(path) for path in exports] == [line.rpartition(" ")[2] for line in (first[-2], second[-2])]
+    assert all(b"/job:" not in (path / "saved_model.pb").read_bytes() for path in exports)
 
 
 def test_the_exported_model_answers(train: Any, tmp_path: Path) -> None:
@@ -60,7 +61,8 @@ def test_the_exported_model_answers(train: Any, tmp_path: Path) -> None:
 
     tf = import_tensorflow()
     assert train("--max-steps=8") == 0
-    predict = tf.saved_model.load(str(tmp_path / "job/model")).signatures["serving_default"]
+    (exported,) = (tmp_path / "job/export/Servo").iterdir()
+    predict = tf.saved_model.load(str(exported)).signatures["serving_default"]
     answer = predict(key=tf.constant([7, 8], tf.int64), image=tf.zeros([2, 784]))
     assert sorted(answer) == ["classes", "key", "probabilities", "scores"]
     assert answer["key"].numpy().tolist() == [7, 8]
