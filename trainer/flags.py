@@ -28,6 +28,7 @@ class Flags:
     sync_period: int
     seed: int
     log_interval: float
+    skip_corrupt_records: bool
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
@@ -118,6 +119,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--seed", type=_at_least(0), default=0, metavar="N", help="of initial values, order of the data and dropout")
     add("--log-interval", type=_positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
+    add("--skip-corrupt-records", action="store_true", help="train on without them, instead of refusing them")
     return flags
 
 

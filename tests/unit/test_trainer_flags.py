@@ -25,6 +25,7 @@ def test_defaults_come_from_the_environment() -> None:
         sync_period=4,
         seed=0,
         log_interval=1.0,
+        skip_corrupt_records=False,
     )
 
 
