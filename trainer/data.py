@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.corrupt import Segment, locate, read, tensors
 from trainer.mnist import PIXELS
 from trainer.runtime import import_tensorflow, one_line
 
@@ -13,6 +14,10 @@ tf = import_tensorflow()
 _SHUFFLE_RECORDS = 10_000
 _EVAL_BATCH = 1000
 _PREFETCH_BATCHES = 2
+_MIXED_FILES, _MIXED_RECORDS = 8, 16
+
+# What `find_files` found, or the `corrupt.segments` of that.
+Files = Sequence[str] | Sequence[Segment]
 
 
 class DataError(RuntimeError):
@@ -37,23 +42,36 @@ def find_files(paths: Sequence[str], split: str) -> list[str]:
     return sorted(found)
 
 
-def check(files: Sequence[str], batch_size: int) -> None:
+def check(files: Files, batch_size: int) -> None:
     """DataError where the files hold fewer records than one batch, or are no TFRecords of images and labels."""
+    found = _segments(files)
     try:
-        batch = next(iter(_records(files).batch(batch_size)), None)
+        batch = next(iter(_chain(found).batch(batch_size)), None)
         held = 0 if batch is None else int(tf.shape(batch)[0])
         if held < batch_size:
-            raise DataError(f"batch size {batch_size} is larger than the data: {files[0]} … hold {held} records")
+            what = f"{found[0].file} … hold {held} records" if found else "no record of it can be read"
+            raise DataError(f"batch size {batch_size} is larger than the data: {what}")
         _parse(batch)
+    except tf.errors.DataLossError:
+        raise DataError(damaged(files) or "") from None
     except tf.errors.OpError as error:
         reason = one_line(error)
-        raise DataError(f"{files[0]} … cannot be read as TFRecords of image_raw and label: {reason}") from None
+        raise DataError(f"{found[0].file} … cannot be read as TFRecords of image_raw and label: {reason}") from None
 
 
-def _records(files: Sequence[str], names: Any = None) -> Any:
-    """Serialized examples of `files`, or in the order of the dataset `names`; the first file's name tells the compression."""
-    compression = "GZIP" if files[0].endswith(".gz") else ""
-    return tf.data.TFRecordDataset(list(files) if names is None else names, compression_type=compression)
+def damaged(files: Files) -> str | None:
+    """The line that names the first corrupt record of the files and says what to do; None where there is none."""
+    damage = locate([segment.file for segment in _segments(files)])
+    return damage and f"{damage.file} has no sound TFRecord at {damage}: make the file again, or pass --skip-corrupt-records"
+
+
+def _segments(files: Files) -> list[Segment]:
+    return [Segment(file) if isinstance(file, str) else file for file in files]
+
+
+def _chain(found: Sequence[Segment]) -> Any:
+    """Serialized examples of the segments, one segment after the other."""
+    return tf.data.Dataset.from_tensor_slices(tensors(found)).flat_map(read)
 
 
 def _parse(serialized: Any) -> tuple[Any, Any]:
@@ -77,13 +95,29 @@ def _options() -> Any:
     return options
 
 
-def train_pipeline(files: Sequence[str], batch_size: int, seed: int) -> Any:
-    """Endless full batches of the whole data; a replica of another seed sees it in another order."""
-    order = tf.data.Dataset.from_tensor_slices(list(files)).shuffle(len(files), seed=seed)
-    batches = _records(files, order).shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
+def train_pipeline(files: Files, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Any:
+    """Endless full batches of one shard of the data, (index, count), (0, 1) being all; of another seed in another order.
+
+    A shard is every `count`-th file where that gives all shards the same number of files, so that no replica reads what is
+    another's. Otherwise it is every `count`-th record of each file, so that no replica has less to learn from.
+    """
+    found, (index, count) = _segments(files), shard
+    names = sorted({segment.file for segment in found})
+    by_file = len(names) % count == 0
+    if by_file:
+        mine = set(names[index::count])
+        found = [segment for segment in found if segment.file in mine]
+
+    def records(number: Any, *segment: Any) -> Any:
+        # Each segment deals its records from another shard on, or the first shards would get the odd ones of all.
+        return read(*segment) if by_file else read(*segment).shard(count, (index + number) % count)
+
+    order = tf.data.Dataset.from_tensor_slices((tf.range(len(found), dtype=tf.int64), *tensors(found)))
+    mixed = order.shuffle(len(found), seed=seed).interleave(records, _MIXED_FILES, _MIXED_RECORDS)
+    batches = mixed.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
     return batches.map(_parse_graph).prefetch(_PREFETCH_BATCHES).with_options(_options())
 
 
-def eval_pipeline(files: Sequence[str]) -> Any:
+def eval_pipeline(files: Files) -> Any:
     """Every record once, the last batch as small as it comes."""
-    return _records(files).batch(_EVAL_BATCH).map(_parse_graph).prefetch(1).with_options(_options())
+    return _chain(_segments(files)).batch(_EVAL_BATCH).map(_parse_graph).prefetch(1).with_options(_options())

@@ -92,7 +92,7 @@ def test_a_loss_that_is_no_number(train: Any, tmp_path: Path, capfd: pytest.Capt
     [
         (["--train-data=/nowhere/train*"], "data /nowhere/train* matches no file"),
         (["--batch-size=41"], "batch size 41 is larger than the data: "),
-        ([f"--train-data={__file__}"], "cannot be read as TFRecords of image_raw and label: corrupted record at 0"),
+        ([f"--train-data={__file__}"], "has no sound TFRecord at byte 0 (record 0): make the file again, or pass"),
     ],
 )
 def test_wrong_data_is_one_line_and_exit_code_2(

@@ -1,0 +1,169 @@
+"""Corrupt records of TFRecord files: where they are, and what can be read around them.
+
+A record is its length (uint64), a checksum of that (uint32), its data, and a checksum of these (uint32), little-endian.
+Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from trainer.runtime import import_tensorflow, say
+
+tf = import_tensorflow()
+
+_HEADER, _FOOTER = 12, 4
+_BUFFER_BYTES = 1 << 18
+_BATCH = 1000
+_LISTED = 5
+_SAY_SECONDS = 2.0
+
+
+class Segment(NamedTuple):
+    """Sound records of a TFRecord file, gzip by its name: so many from a byte offset on; -1 is all that follow."""
+
+    file: str
+    offset: int = 0
+    records: int = -1
+
+    @property
+    def compression(self) -> str:
+        return "GZIP" if self.file.endswith(".gz") else ""
+
+
+class Damage(NamedTuple):
+    """A corrupt record: its number in the file, from 0, and the byte it begins at, of what is in the file once unpacked.
+
+    `rest` is True where none after it can be found: its length is corrupt, or the file is compressed or ends in it.
+    """
+
+    file: str
+    number: int
+    offset: int
+    rest: bool
+
+    def __str__(self) -> str:
+        return f"byte {self.offset} (record {self.number})"
+
+
+def tensors(found: Sequence[Segment]) -> tuple[Any, ...]:
+    """The segments, [N], as the columns that `read` takes one row of."""
+    return (
+        tf.constant([segment.file for segment in found], tf.string),
+        tf.constant([segment.offset for segment in found], tf.int64),
+        tf.constant([segment.records for segment in found], tf.int64),
+        tf.constant([segment.compression for segment in found], tf.string),
+    )
+
+
+def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
+    """The serialized records of one segment, which comes as tensors; for a function of interleave or flat_map.
+
+    Anywhere else TensorFlow would rewrite this dataset, and lose the offset on the way.
+    """
+    records = tf.raw_ops.TFRecordDatasetV2(
+        filenames=file[None], compression_type=compression, buffer_size=_BUFFER_BYTES, byte_offsets=offset[None]
+    )
+    return tf.data.experimental.from_variant(records, tf.TensorSpec([], tf.string)).take(count)
+
+
+def segments(files: Sequence[str], skip: bool) -> list[Segment]:
+    """What is to be read of the files: all, or with `skip` what there is around their corrupt records.
+
+    With `skip` every file is read once to see, and a line says what is skipped of it.
+    """
+    if not skip:
+        return [Segment(file) for file in files]
+    found = []
+    said = time.monotonic()
+    for number, file in enumerate(files):
+        parts = list(_scan(file))
+        found += [segment for segment, _ in parts if segment.records]
+        damages = [damage for _, damage in parts if damage]
+        if damages:
+            say(_skip_line(damages))
+        if time.monotonic() - said > _SAY_SECONDS:
+            said = time.monotonic()
+            say(f"Looked for corrupt records in {number + 1} of {len(files)} files")
+    return found
+
+
+def locate(files: Sequence[str]) -> Damage | None:
+    """The first corrupt record of the files, which are read until there."""
+    return next((damage for file in files for _, damage in _scan(file) if damage), None)
+
+
+def _skip_line(damages: Sequence[Damage]) -> str:
+    records = "1 corrupt record" if len(damages) == 1 else f"{len(damages)} corrupt records"
+    places = ", ".join(str(damage) for damage in damages[:_LISTED])
+    more = f" and {len(damages) - _LISTED} more" if len(damages) > _LISTED else ""
+    rest = ", and all that follows the last" if damages[-1].rest else ""
+    return f"Skipping {records} of {damages[0].file}: {places}{more}{rest}"
+
+
+def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
+    """A file's sound segments, in order, each with the corrupt record that ends it; the last may have none."""
+    offset = number = 0
+    while True:
+        whole = Segment(file, offset)
+        columns = [column[0] for column in tensors([whole])]
+        try:
+            _count(*columns)
+        except tf.errors.DataLossError:
+            count, size = map(int, _count_to_error(*columns))
+        else:
+            yield whole, None
+            return
+        number += count
+        following = None if whole.compression else _following(file, offset + size)
+        yield Segment(file, offset, count), Damage(file, number, offset + size, following is None)
+        if following is None:
+            return
+        number, offset = number + 1, following
+
+
+def _counter(to_error: bool) -> Any:
+    """A function of a segment's tensors to the number of its records and their bytes.
+
+    It raises DataLossError where a record is corrupt, or with `to_error` counts those before.
+    """
+
+    def add(totals: Any, records: Any) -> Any:
+        sizes = _HEADER + tf.cast(tf.strings.length(records), tf.int64) + _FOOTER
+        return totals[0] + tf.size(records, tf.int64), totals[1] + tf.reduce_sum(sizes)
+
+    def count(*segment: Any) -> Any:
+        records = tf.data.Dataset.from_tensors(segment).flat_map(read)
+        if to_error:
+            records = records.ignore_errors()
+        zero = tf.constant(0, tf.int64)
+        return records.batch(_BATCH).reduce((zero, zero), add)
+
+    return tf.function(count, autograph=False)
+
+
+_count, _count_to_error = _counter(False), _counter(True)
+
+
+def _following(file: str, offset: int) -> int | None:
+    """Where the record after the corrupt one at `offset` begins, or the file ends; None where that cannot be known."""
+    with tf.io.gfile.GFile(file, "rb") as source:
+        size = int(source.size())
+        source.seek(offset)
+        header = source.read(_HEADER)
+    length, checksum = struct.unpack("<QI", header)
+    return min(offset + _HEADER + length + _FOOTER, size) if checksum == _masked_crc(header[:8]) else None
+
+
+def _masked_crc(data: bytes) -> int:
+    """The checksum of a few bytes: CRC-32C, rotated and shifted as TFRecord has it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
