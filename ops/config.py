@@ -32,7 +32,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class Job:
-    """A job ready to be rendered. `job_dir` is where its output goes, as the hosts see it."""
+    """A job ready to be rendered. `job_dir` is where its output goes, as the hosts see it; `reproduces` is the id of a job."""
 
     id: str
     module: str
@@ -43,6 +43,7 @@ class Job:
     policy: Mapping[str, float] = field(default_factory=dict)
     training_input: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    reproduces: str | None = None
 
     @property
     def package_dir(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import os
 import tarfile
 from collections.abc import Iterator
@@ -38,12 +37,6 @@ class Package:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.archive).hexdigest()
-
-    def manifest(self, **more: object) -> bytes:
-        """manifest.json: what was packed, so that a job can be run again from the bucket alone."""
-        files = {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
-        manifest = {"package": self.name, "sha256": self.sha256, "files": files, **more}
-        return (json.dumps(manifest, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def build(folder: str | Path, module: str) -> Package:

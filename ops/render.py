@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import jinja2
 from infra.spec import Role
 from ops.config import Job
 from ops.inventory import Host, Inventory
+from ops.manifest import data_paths
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 UNIT = "scaletier.service"
@@ -44,7 +45,7 @@ def render(inventory: Inventory, job: Job) -> dict[str, list[File]]:
 def host_files(inventory: Inventory, host: Host, job: Job) -> list[File]:
     """The files of one host."""
     chief_key = "chief" if job.use_chief else "master"
-    plan = job.plan(inventory, host.name)
+    plan = replace(job.plan(inventory, host.name), data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"])
     values: dict[str, Any] = {
         "cluster": inventory.cluster(chief_key),
         "task_type": chief_key if host.role is Role.MASTER else str(host.role),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ops import package, push, show
+from ops import manifest, package, push, show
 from ops.bucket import Bucket, missing, open_bucket
 from ops.config import Job
 from ops.errors import HostsError, OpsError, UsageError, one_line
@@ -40,9 +40,8 @@ class Submission:
         files = render(self.inventory, self.job)
         return lambda name: shared + push.host_stream(files[name])
 
-    def manifest(self) -> bytes:
-        args = plain(list(self.job.args))
-        return self.package.manifest(module=self.job.module, args=args, scaleTier=self.inventory.scale_tier)
+    def manifest(self) -> dict[str, Any]:
+        return manifest.manifest(self.inventory, self.job, self.package)
 
     def record(self) -> JobRecord:
         """The job's first record."""
@@ -53,6 +52,7 @@ class Submission:
             submittedBy=me(),
             labels=dict(self.job.labels),
             trainingInput=shown,
+            manifest=manifest.short(self.manifest()),
         )
 
 
@@ -133,7 +133,7 @@ def _upload_package(fleet: Fleet, submission: Submission) -> None:
     # A channel of its own: an SFTP client is not for two threads.
     bucket = open_bucket(fleet.inventory.operator_bucket, fleet.any_connection)
     bucket.upload(f"jobs/{submission.job.id}/package.tar.gz", submission.package.archive)
-    bucket.upload(f"jobs/{submission.job.id}/manifest.json", submission.manifest())
+    bucket.upload(f"jobs/{submission.job.id}/manifest.json", manifest.to_json(submission.manifest()))
 
 
 class _Background:

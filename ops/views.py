@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ops import show
+from ops import manifest, show
 from ops.bucket import Bucket, open_bucket
 from ops.config import Flags, Job, build_job
 from ops.errors import DONE, OpsError, UsageError
@@ -68,6 +68,7 @@ def describe(inventory: Inventory, job_id: str, as_json: bool) -> int:
         "retries": record.attempt or None,
         "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
         **{key: _shown(value) for key, value in record.trainingInput.items()},
+        **manifest.lines(record.manifest),
     }
     for key, value in facts.items():
         if value not in (None, ""):

@@ -15,6 +15,7 @@ from replica.decide import killer
 from replica.leader import Leader
 from replica.ledger import Ledger
 from replica.log import Log
+from replica.manifest import Manifest
 from replica.record import JobRecord, JobState, Plan, ReplicaRecord, ReplicaState, now
 from replica.trainer import Trainer
 
@@ -23,15 +24,13 @@ class Agent:
     """Runs the replica of this plan. It acts in `step` alone, and never waits there except for the bucket."""
 
     def __init__(self, plan: Plan, env: Mapping[str, str], bucket: Bucket, log: Log) -> None:
-        self._plan = plan
-        self._env = env
-        self._bucket = bucket
-        self._log = log
+        self._plan, self._env, self._bucket, self._log = plan, env, bucket, log
         self._ledger = Ledger(plan, bucket)
         self._leader = Leader(plan, self._ledger)
         self._job: JobRecord | None = None
         self._record: ReplicaRecord | None = None
         self._trainer: Trainer | None = None
+        self._manifest = Manifest(plan)
         self._terminated = False
         self._changed = False  # the record in the bucket is behind
         self._unreachable = False
@@ -51,6 +50,7 @@ class Agent:
             return self._due()
         if self._record:
             self._archive(at_once=True)
+        self._manifest.close()
         return None
 
     @property
@@ -134,6 +134,7 @@ class Agent:
         else:
             self._log.say(f"started trainer pid {self._trainer.pid}: {shlex.join(argv)}")
         self._change(record)
+        self._manifest.start()
 
     def _contact(self) -> None:
         """Read and write what is due; a bucket that does not answer leaves all as it is until the next poll."""
@@ -141,6 +142,8 @@ class Agent:
         try:
             if not self._record:
                 self._resume()
+            if self._record and (facts := self._manifest.told(self._ledger)):
+                self._change(replace(self._record, facts=facts))
             self._publish()
             others = self._ledger.others()
             job = self._ledger.job()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord, ReplicaState, seconds_since
+from replica.record import JobRecord, JobState, Plan, ReplicaRecord, ReplicaState, seconds_since, with_facts
 
 _SUMMARY = ("name", "state", "exitCode", "restarts", "startTime", "endTime")
 
@@ -46,7 +46,7 @@ def leader(plan: Plan, replicas: Mapping[str, ReplicaRecord], me: str, now: str)
 
 def decide(job: JobRecord, view: View) -> JobRecord | None:
     """The job's next record, or None where nothing changes. One step of the table of states at a time."""
-    rules = _RULES.get(JobState(job.state), (_still_stopping,) if job.final else _OPEN)
+    rules = _RULES.get(JobState(job.state), (_still_stopping, _facts_found) if job.final else _OPEN)
     return next((new for rule in rules if (new := rule(job, view))), None)
 
 
@@ -83,6 +83,14 @@ def _still_stopping(job: JobRecord, view: View) -> JobRecord | None:
     """A job ends before its last replica: the end stands, the list of its replicas follows them."""
     replicas = _summary(view)
     return None if replicas == job.replicas else replace(job, replicas=replicas)
+
+
+def _facts_found(job: JobRecord, view: View) -> JobRecord | None:
+    """The short form of the manifest gets what the chief's host found, as soon as it has."""
+    chief = view.replicas.get(view.plan.chief)
+    if chief is None or not chief.facts or "data" in job.manifest:
+        return None
+    return replace(job, manifest=with_facts(job.manifest, chief.facts))
 
 
 def _prepares(job: JobRecord, view: View) -> JobRecord | None:
@@ -168,7 +176,7 @@ def _names(replicas: list[str]) -> str:
 _OPEN = (_chief_succeeded, _cancel_requested, _exited, _killed_too_often, _lost)
 _RULES = {
     JobState.QUEUED: (_cancel_requested, _prepares),
-    JobState.PREPARING: (*_OPEN, _all_run, _never_up),
-    JobState.RUNNING: _OPEN,
-    JobState.CANCELLING: (_cancelled,),
+    JobState.PREPARING: (*_OPEN, _all_run, _never_up, _facts_found),
+    JobState.RUNNING: (*_OPEN, _facts_found),
+    JobState.CANCELLING: (_cancelled, _facts_found),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from replica.bucket import Bucket
 from replica.decide import leader
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord, now
+from replica.record import JobRecord, JobState, Plan, ReplicaRecord, now, with_facts
 
 
 class Ledger:
@@ -32,6 +34,15 @@ class Ledger:
     def write_job(self, job: JobRecord) -> None:
         """Only the leader does."""
         self._bucket.write(self._job_name, job.to_json().encode())
+
+    def complete_manifest(self, facts: Mapping[str, Any]) -> bool:
+        """Only the chief does: False as long as `fab train` has not written its part."""
+        name = str(self._folder / "manifest.json")
+        content = self._bucket.read(name)
+        if content is None:
+            return False
+        self._bucket.write(name, (json.dumps(with_facts(json.loads(content), facts), indent=1) + "\n").encode())
+        return True
 
     def cancel_requested(self) -> bool:
         """True once `fab cancel` has been here."""

@@ -71,6 +71,11 @@ def seconds_since(moment: str, until: str | None = None) -> float:
     return (end - datetime.fromisoformat(moment)).total_seconds()
 
 
+def with_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest, or its short form, together with what the chief's host found."""
+    return {**manifest, **facts, "versions": {**manifest.get("versions", {}), **facts.get("versions", {})}}
+
+
 class _Json:
     """A dataclass that travels as JSON; keys that this version does not know are dropped, so that old and new can meet."""
 
@@ -96,7 +101,8 @@ class _Json:
 class ReplicaRecord(_Json):
     """`jobs/<id>/replicas/<name>.json`, written by that replica alone; heartbeatTime tells that its host lives.
 
-    exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it.
+    exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. facts are the chief's alone:
+    what its host found for the manifest.
     """
 
     name: str
@@ -108,6 +114,7 @@ class ReplicaRecord(_Json):
     endTime: str | None = None
     heartbeatTime: str = field(default_factory=now)
     errorMessage: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,8 @@ class JobRecord(_Json):
     """`jobs/<id>/job.json`: by `fab train` until the replicas start, from then on by the leader of the replicas alone.
 
     hourlyCost is that of all hosts in US dollars when the job was made, None where they have no price; cost is what they cost
-    from its start to its end, None until then.
+    from its start to its end, None until then. manifest is the short form of manifest.json: package, cluster, versions, and
+    data once the chief's host has hashed it.
     """
 
     jobId: str
@@ -130,6 +138,7 @@ class JobRecord(_Json):
     submittedBy: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     trainingInput: dict[str, Any] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -155,7 +164,8 @@ class JobRecord(_Json):
 class Plan(_Json):
     """`/etc/scaletier/replica.json`: all that a replica needs to know, written by `fab train`.
 
-    `replicas` names every replica of the job, the chief first: the first of them that is alive leads.
+    `replicas` names every replica of the job, the chief first: the first of them that is alive leads. `data` are the paths,
+    directories or globs of what the job trains on, which the chief's host hashes.
     A host is lost after lostAfterSeconds without a heartbeat and the job with it after lostForGoodSeconds; a job may be
     PREPARING for preparingSeconds. The wait before a restart starts at pollSeconds and doubles.
     """
@@ -167,6 +177,7 @@ class Plan(_Json):
     args: list[str]
     bucket: str
     packageDir: str
+    data: list[str] = field(default_factory=list)
     python: str = "/opt/scaletier/venv/bin/python"
     maxRestarts: int = 5
     maxRetries: int = 3
