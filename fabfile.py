@@ -67,6 +67,23 @@ def train(
 
 
 @_task(
+    positional=["original"],
+    help={
+        "original": "id of the job to run again",
+        "job": "id of the new run (default: ORIGINAL_2, or the next number that is free)",
+        "follow": "as of fab train; --no-follow starts it and returns, and the same command with --job compares later",
+        "json": f"{_JSON}; logs go to stderr",
+    },
+)
+def reproduce(_: Any, original: str, job: str | None = None, follow: bool = True, json: bool = False) -> int:
+    """Run a past job again from the bucket alone, as its manifest says, and say what differs."""
+    from ops.inventory import load
+    from ops.reproduce import reproduce as run
+
+    return run(load(), original, job, follow, json)
+
+
+@_task(
     positional=["replica"],
     help={
         "replica": "a replica such as master-0, a role such as worker, or all",

@@ -27,15 +27,19 @@ _FREE_BYTES = 100_000_000
 def train(inventory: Inventory, flags: Flags, folder: str | None, follow: bool) -> int:
     """Run a job; the exit code is 0 where it SUCCEEDED, or was started with `follow` False."""
     submission = prepare(inventory, flags, folder)
+    return run(Fleet(inventory), submission, follow)
+
+
+def run(fleet: Fleet, submission: Submission, follow: bool) -> int:
+    """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
     for text in submission.job.notes:
         show.note(text)
-    fleet = Fleet(inventory)
     submit(fleet, _check_hosts(fleet, submission), submission)
     job_id = submission.job.id
     if not follow:
         show.out(f"{job_id} is started: fab logs all --job {job_id} --follow, fab describe {job_id}")
         return DONE
-    return _follow(fleet, job_id)
+    return watch(fleet, job_id)
 
 
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
@@ -104,7 +108,8 @@ def _check_data(bucket: Bucket, submission: Submission) -> None:
         )
 
 
-def _follow(fleet: Fleet, job_id: str) -> int:
+def watch(fleet: Fleet, job_id: str) -> int:
+    """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
     from ops.reading import follow
 
     try:

@@ -18,6 +18,7 @@ from ops.package import Package
 _DATA_FLAG = re.compile(r"--(\w+[-_])?data([-_](path|dir|file)s?)?")
 # What the record of a job has of it.
 _SHORT = ("cluster", "versions", "data", "reproduces")
+_OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_path", "output-path", "output-dir", "output_dir"))
 _OWN_KEYS = ("pythonModule", "args", "jobDir", "scaleTier")
 
 
@@ -70,6 +71,16 @@ def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         flag, equals, value = arg.partition("=")
         if flag.startswith("--") and (equals or args[place + 1 : place + 2]):
             yield flag, value if equals else args[place + 1]
+
+
+def redirected(args: Sequence[str], folder: str) -> list[str]:
+    """The arguments with every output folder that they name replaced: another run must not go on in it."""
+    result: list[str] = []
+    for before, arg in zip(("", *args), args, strict=False):
+        flag, equals, _ = arg.partition("=")
+        inline = f"{flag}={folder}" if equals and flag in _OUTPUT_FLAGS else arg
+        result.append(folder if before in _OUTPUT_FLAGS else inline)
+    return result
 
 
 def lines(record: Mapping[str, Any]) -> dict[str, str]:

@@ -32,7 +32,7 @@ def show_logs(inventory: Inventory, selection: str, job_id: str | None, lines: i
         if not record.final:
             return follow_job(fleet, record.jobId, replicas, lines, as_json)
         job_id = record.jobId
-    found = _read(fleet, replicas, job_id, lines)
+    found = read_logs(fleet, replicas, job_id, lines)
     write = _writer(replicas, as_json)
     for line in logs.merge(found.values()):
         write(line)
@@ -97,7 +97,7 @@ def _replicas(fleet: Fleet, selection: str, job_id: str | None) -> list[str]:
         return chosen
 
 
-def _read(fleet: Fleet, replicas: list[str], job_id: str | None, lines: int | None) -> dict[str, list[logs.Line]]:
+def read_logs(fleet: Fleet, replicas: list[str], job_id: str | None, lines: int | None) -> dict[str, list[logs.Line]]:
     """Each replica's lines, from its host or from the bucket; OpsError where there is not one log."""
     command = logs.read_command(job_id, lines)
     there = [name for name in replicas if name in fleet.inventory.names]
