@@ -60,6 +60,10 @@ class Bucket:
             return False
         return True
 
+    def delete(self, name: str) -> None:
+        """Take an object away; FileNotFoundError where there is none."""
+        self._fs.rm_file(self.path(name))
+
     def names(self, folder: str) -> dict[str, int]:
         """What lies in a folder, each with its size in bytes; empty where there is no such folder."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from replica.record import JobRecord, JobState
 
 _PUSH_SECONDS = 300.0
 _STOP_SECONDS = 60.0
+_SHARD = re.compile(r"(train|test)-\d{5}-of-\d{5}\.tfrecord(\.gz)?")
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,15 @@ def _undo(fleet: Fleet, ledger: Ledger, job_id: str, error: BaseException) -> No
 
 
 def _upload_data(bucket: Bucket, submission: Submission) -> None:
+    if not submission.data:
+        return
     sizes = {name: path.stat().st_size for name, path in submission.data.items()}
-    wanted = missing(sizes, bucket.names(DATA)) if sizes else []
+    there = bucket.names(DATA)
+    # The same records in another number of files, of an earlier job, would be read too.
+    for name in there.keys() - sizes.keys():
+        if _SHARD.fullmatch(name):
+            bucket.delete(f"{DATA}/{name}")
+    wanted = missing(sizes, there)
     if not wanted:
         return
     with show.Step("uploading MNIST", always=True) as step:

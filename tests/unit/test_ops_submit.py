@@ -91,6 +91,15 @@ def test_data_is_there_before_a_host_starts(submission: Submission, ledger: Ledg
     assert seen == [5] * 5
 
 
+def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Ledger, tmp_path: Path) -> None:
+    new = "train-00000-of-00001.tfrecord"
+    (tmp_path / new).write_bytes(b"12345")
+    for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord.gz", "train-mine.tfrecord"):
+        ledger.bucket.upload(f"data/mnist/{name}", b"1")
+    submit(FakeFleet(submission.inventory), ledger, replace(submission, data={new: tmp_path / new}))  # type: ignore[arg-type]
+    assert ledger.bucket.names("data/mnist") == {new: 5, "train-mine.tfrecord": 1}
+
+
 def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) -> None:
     def answers(name: str, command: str) -> Ran | None:
         return Ran(name, 2, "noise\ntar: No space left\n") if name == "worker-1" and "tar" in command else None
