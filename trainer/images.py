@@ -1,0 +1,94 @@
+"""A folder of images: `<class>/*.png`, or `train/<class>/*.png` and `test/<class>/*.png`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.mnist import LABELS, Example, InputError
+from trainer.progress import counted
+from trainer.runtime import available_cpus, import_tensorflow, one_line
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+_SIDE = 28
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The images of each split by class; a class's label is its place in `classes`, which are sorted."""
+
+    splits: Mapping[str, Mapping[str, Sequence[Path]]]
+
+    @property
+    def classes(self) -> list[str]:
+        return sorted(self.splits["train"])
+
+    @property
+    def files(self) -> list[Path]:
+        return [path for split in self.splits.values() for images in split.values() for path in images]
+
+
+def find(directory: Path) -> Folder:
+    """The images below a directory; InputError where they are laid out otherwise, or cannot be learned from."""
+    splits = {name: directory / name for name in ("train", "test") if _folders(directory / name)}
+    if "train" not in splits:
+        splits = {"train": directory}
+    folder = Folder({name: {path.name: _images(path) for path in _folders(top)} for name, top in splits.items()})
+    classes = folder.classes
+    if not classes:
+        raise InputError(
+            f"{directory} has no folders of images; valid are <class>/*.png, jpg or bmp, in train/ and test/ or not"
+        )
+    if len(classes) == 1:
+        raise InputError(f"{directory} holds one class only, {classes[0]}: there is nothing to tell apart")
+    if len(classes) > LABELS:
+        raise InputError(f"{directory} holds {len(classes)} classes; the models tell {LABELS} apart at most")
+    for name in folder.splits.get("test", ()):
+        if name not in classes:
+            raise InputError(f"{directory}/test has the class {name}, of which there is none in train")
+    return folder
+
+
+def _folders(directory: Path) -> list[Path]:
+    """Folders in a directory, without what file managers hide in it."""
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted(path for path in found if path.is_dir() and not path.name.startswith((".", "_")))
+
+
+def _images(directory: Path) -> list[Path]:
+    found = sorted(path for path in directory.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    if not found:
+        raise InputError(f"{directory} holds no image; valid are {', '.join(suffix[1:] for suffix in SUFFIXES)}")
+    return found
+
+
+def read(folder: Folder) -> dict[str, list[Example]]:
+    """The images of each split, gray and 28×28, with their labels; InputError names one that cannot be decoded."""
+    examples = {}
+    for name, split in folder.splits.items():
+        labelled = [(path, folder.classes.index(label)) for label, paths in split.items() for path in paths]
+        decoded = counted(_decoded([path for path, _ in labelled]), f"decoding {name} image", len(labelled))
+        examples[name] = [(image, label) for image, (_, label) in zip(decoded, labelled, strict=True)]
+    return examples
+
+
+def _decoded(paths: Sequence[Path]) -> Iterator[bytes]:
+    """Each image's 784 bytes, in the order of the paths."""
+    tf = import_tensorflow()
+
+    def decode(path: Any) -> Any:
+        image = tf.io.decode_image(tf.io.read_file(path), expand_animations=False)
+        image = tf.ensure_shape(image, [None, None, None])
+        coloured = tf.shape(image)[2] >= 3
+        gray = tf.cond(coloured, lambda: tf.image.rgb_to_grayscale(image[..., :3]), lambda: image[..., :1])
+        return tf.cast(tf.round(tf.image.resize(gray, [_SIDE, _SIDE], antialias=True)), tf.uint8)
+
+    names = tf.data.Dataset.from_tensor_slices([str(path) for path in paths])
+    images = iter(names.map(decode, num_parallel_calls=available_cpus()))
+    for path in paths:
+        try:
+            yield next(images).numpy().tobytes()
+        except tf.errors.OpError as error:
+            raise InputError(f"{path} cannot be decoded: {one_line(error)}") from None

@@ -1,0 +1,22 @@
+"""A line now and then from what takes its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from trainer.runtime import say
+
+T = TypeVar("T")
+_SAY_SECONDS = 2.0
+
+
+def counted(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+    """The items as they come; every 2 s a line such as `decoding image 1,200 of 60,000`."""
+    said = time.monotonic()
+    for number, item in enumerate(items, 1):
+        if time.monotonic() - said > _SAY_SECONDS:
+            said = time.monotonic()
+            say(f"{doing} {number:,}{f' of {total:,}' if total else ''}")
+        yield item
