@@ -1,16 +1,14 @@
-"""What reads a job or the cluster: `fab jobs`, `describe`, `hosts`, `get`, `render`."""
+"""What reads a job or the cluster: `fab jobs`, `describe`, `hosts`, `render`."""
 
 from __future__ import annotations
 
-import posixpath
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ops import manifest, show
-from ops.bucket import Bucket, open_bucket
+from ops.bucket import open_bucket
 from ops.config import Flags, Job, build_job
-from ops.errors import DONE, OpsError, UsageError
+from ops.errors import DONE
 from ops.inventory import Host, Inventory
 from ops.ledger import Ledger
 from ops.remote import Fleet
@@ -144,39 +142,6 @@ def hosts(inventory: Inventory, as_json: bool) -> int:
     for error in outcome.failures.values():
         show.note(str(error))
     return DONE
-
-
-def get(inventory: Inventory, job_id: str, dest: str) -> int:
-    """Fetch a job's output."""
-    ledger = open_ledger(inventory)
-    record = ledger.existing_job(job_id)
-    target = Path(dest)
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{dest} is a file: give the name of a directory")
-    bucket, folder = _output(inventory, ledger.bucket, record)
-    files = bucket.walk(folder)
-    if not files:
-        raise OpsError(f"job {job_id} ({record.state}) has no output in {record.trainingInput.get('jobDir')}")
-    for path in files:
-        if posixpath.isabs(path) or ".." in path.split("/"):
-            raise OpsError(f"the output of {job_id} has a file of the name {path!r}, which would leave {dest}")
-    total = sum(files.values())
-    with show.Step(f"fetching {len(files)} files") as step:
-        progress = show.sizer(step, total)
-        for path in files:
-            bucket.download(f"{folder}/{path}" if folder else path, target / path, progress)
-    show.out(f"{len(files)} files, {show.size(total)}: {target}")
-    return DONE
-
-
-def _output(inventory: Inventory, bucket: Bucket, record: JobRecord) -> tuple[Bucket, str]:
-    """The bucket and the folder in it that hold a job's output."""
-    job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/jobs/{record.jobId}/output").rstrip("/")
-    if job_dir.startswith(f"{inventory.bucket}/"):
-        return bucket, job_dir.removeprefix(f"{inventory.bucket}/")
-    if "://" not in job_dir:
-        raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
-    return open_bucket(job_dir, lambda: None), ""
 
 
 def print_render(inventory: Inventory, flags: Flags, as_json: bool) -> int:
