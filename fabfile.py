@@ -84,6 +84,47 @@ def reproduce(_: Any, original: str, job: str | None = None, follow: bool = True
 
 
 @_task(
+    help={
+        "package": "as of fab train",
+        "module": "as of fab train",
+        "config": "as of fab train",
+        "args": "as of fab train",
+        "seconds": "how long the job runs here (default: 60)",
+        "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
+        "job": "id of a job that ran: compare it with its plan, and run nothing",
+        "json": _JSON,
+    },
+)
+def plan(
+    _: Any,
+    package: str | None = None,
+    module: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    seconds: str = "60",
+    parameters_mb: str | None = None,
+    job: str | None = None,
+    json: bool = False,
+) -> int:
+    """Predict what STANDARD_1 and PREMIUM_1 would make of a job, from a minute of it as one process here.
+
+    fab plan --args "--model cnn"
+    fab plan --job job01
+    """
+    if job is not None:
+        from ops.inventory import load
+        from ops.planned import check
+
+        return check(load(), job, json)
+    from ops.plan import Call, number
+    from ops.plan import plan as run
+
+    size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
+    call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size)
+    return run(call, json)
+
+
+@_task(
     positional=["replica"],
     help={
         "replica": "a replica such as master-0, a role such as worker, or all",

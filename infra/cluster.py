@@ -35,7 +35,8 @@ class Cluster:
 
     `bucket` is how the hosts name the bucket, `operator_bucket` how the operator does; `host_keys` maps what ssh connects
     to to its public host key; `proxy_command` is ssh's ProxyCommand where hosts have no address that the operator reaches.
-    `hourly_costs` are US dollars by role, and what is no role's, where the target has prices.
+    `hourly_costs` are US dollars by role, and what is no role's, where the target has prices. `shared_cpus` is how many
+    processors the hosts share, None where each has its own.
     """
 
     hosts: Sequence[HostFacts]
@@ -43,6 +44,7 @@ class Cluster:
     operator_bucket: Output[str]
     host_keys: Output[dict[str, str]]
     poll_seconds: float
+    shared_cpus: int | None = None
     proxy_command: str | None = None
     hourly_costs: Mapping[str, float] | None = None
     depends_on: Sequence[Resource] = field(default_factory=tuple)
@@ -84,6 +86,7 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
             "bucket": known["bucket"],
             "operatorBucket": known["operator_bucket"],
             "pollSeconds": cluster.poll_seconds,
+            "sharedCpus": cluster.shared_cpus,
             "labels": labels,
         }
     )

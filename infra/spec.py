@@ -5,6 +5,7 @@ Nothing here knows a target. Source of the tiers: AI Platform Training, `project
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,6 +61,24 @@ class RoleSpec:
     machine_type: str
     accelerator: Accelerator | None = None
     spot: bool = False
+
+
+def vcpus(machine_type: str) -> int:
+    """The vCPUs that a Compute Engine machine type has in its name: `n1-highcpu-8`; SpecError where it has none."""
+    found = re.search(r"-(\d+)$", machine_type)
+    if not found:
+        raise SpecError(f"machine type {machine_type!r} does not tell its vCPUs; n1-highcpu-8 does")
+    return int(found[1])
+
+
+def network_gbits(machine_type: str) -> float:
+    """Gbit/s that a host of an N1 type sends to others of its VPC at most: 2 for one vCPU, 10 up to 4, 16 for 8, 32 from 16.
+
+    Source: Compute Engine documentation, "Network bandwidth" and "N1 machine series"; 32 on Skylake or later. Other series
+    are taken for N1.
+    """
+    cpus = vcpus(machine_type)
+    return 2.0 if cpus == 1 else float(min(max(2 * cpus, 10), 32))
 
 
 @dataclass(frozen=True)

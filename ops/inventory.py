@@ -35,7 +35,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Inventory:
-    """A cluster that is up. `bucket` is as the hosts see it, `operator_bucket` as we do."""
+    """A cluster that is up. `bucket` is as the hosts see it, `operator_bucket` as we do.
+
+    `shared_cpus` is how many processors the hosts share, None where each has its own.
+    """
 
     stack: str
     scale_tier: str
@@ -45,6 +48,7 @@ class Inventory:
     poll_seconds: float
     labels: Mapping[str, str]
     folder: Path
+    shared_cpus: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,6 +132,7 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
             poll_seconds=data.get("pollSeconds", 1.0),
             labels=data.get("labels") or {},
             folder=folder,
+            shared_cpus=data.get("sharedCpus"),
         )
         inventory.chief  # noqa: B018  a cluster without a master is no cluster
     except (ValueError, KeyError, TypeError, StopIteration) as error:

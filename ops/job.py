@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ops import package, push, show
 from ops.bucket import Bucket, open_bucket
-from ops.config import Flags, Job, build_job
+from ops.config import Flags, build_job
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.imports import missing_line
 from ops.inventory import ROOT, Inventory
@@ -19,6 +20,7 @@ from replica.record import JobRecord, JobState, seconds_since
 SHIPPED = ROOT / "trainer"
 MNIST = ROOT / ".cache" / "mnist"
 _DATA_FLAGS = ("--train-data", "--train_data")
+NO_MNIST = "there is no MNIST to train on: run make data, or name other data with --args '--train-data … --eval-data …'"
 _CHECK_SECONDS = 30.0
 # What a job needs on a host besides its package: logs, and TensorFlow's temporary files.
 _FREE_BYTES = 100_000_000
@@ -44,11 +46,16 @@ def run(fleet: Fleet, submission: Submission, follow: bool) -> int:
 
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
-    here = Path("trainer")
-    chosen = Path(folder) if folder else here if here.is_dir() else SHIPPED
-    root = package.find(chosen)
+    root = find_package(folder)
     job = build_job(flags, inventory, root.name)
-    return Submission(inventory, job, package.build(chosen, job.module), mnist() if _wants_mnist(root, job) else {})
+    built = package.build(root, job.module)
+    return Submission(inventory, job, built, mnist() if wants_mnist(built, job.args) else {})
+
+
+def find_package(folder: str | None) -> Path:
+    """The directory of the package that is meant, the shipped trainer where none is named; UsageError where there is none."""
+    here = Path("trainer")
+    return package.find(folder or (here if here.is_dir() else SHIPPED))
 
 
 def mnist() -> dict[str, Path]:
@@ -56,9 +63,10 @@ def mnist() -> dict[str, Path]:
     return {path.name: path for kind in ("train", "test") for path in sorted(MNIST.glob(f"{kind}*.tfrecord*"))}
 
 
-def _wants_mnist(root: Path, job: Job) -> bool:
-    """True for the shipped trainer where it is told of no other data."""
-    return root == SHIPPED and not any(arg.partition("=")[0] in _DATA_FLAGS for arg in job.args)
+def wants_mnist(built: package.Package, args: Sequence[str]) -> bool:
+    """True for a package that looks where the hosts keep MNIST, unless it is told of other data."""
+    looks = any(b"SCALETIER_DATA" in content for content in built.files.values())
+    return looks and not any(arg.partition("=")[0] in _DATA_FLAGS for arg in args)
 
 
 def _check_hosts(fleet: Fleet, submission: Submission) -> Ledger:
@@ -103,9 +111,7 @@ def _check_data(bucket: Bucket, submission: Submission) -> None:
     shipped = submission.package.files.get("trainer/records.py") is not None
     given = any(arg.partition("=")[0] in _DATA_FLAGS for arg in submission.job.args)
     if shipped and not given and not submission.data and not bucket.names(DATA):
-        raise UsageError(
-            "there is no MNIST to train on: run make data, or name other data with --args '--train-data … --eval-data …'"
-        )
+        raise UsageError(NO_MNIST)
 
 
 def watch(fleet: Fleet, job_id: str) -> int:

@@ -83,6 +83,17 @@ def redirected(args: Sequence[str], folder: str) -> list[str]:
     return result
 
 
+def without(args: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments without those flags, without data and without output folders."""
+    result: list[str] = []
+    for before, arg in zip(("", *args), args, strict=False):
+        flag, equals, _ = arg.partition("=")
+        dropped = [flag] if equals else [flag, before]
+        if not any(name in names or name in _OUTPUT_FLAGS or _DATA_FLAG.fullmatch(name) for name in dropped):
+            result.append(arg)
+    return result
+
+
 def lines(record: Mapping[str, Any]) -> dict[str, str]:
     """The short form for people, by what it tells of."""
     told = {"package": package_line(record), "cluster": cluster_line(record)}

@@ -107,5 +107,6 @@ class LxdCluster(ComponentResource):
             operator_bucket=Output.from_input("sftp:///bucket"),
             host_keys=self.ready.hostKeys,
             poll_seconds=1.0,
+            shared_cpus=os.cpu_count(),
             depends_on=[self.ready],
         )

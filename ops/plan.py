@@ -1,0 +1,168 @@
+"""`fab plan`: what a cluster would make of a job, from a minute of it on this machine; and how right that was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.spec import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
+from ops import job, package, rehearsal, show
+from ops.config import read_config, split_args
+from ops.errors import DONE, UsageError
+from ops.inventory import ROOT
+from ops.manifest import flags, redirected, without
+from ops.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
+from replica.record import now
+
+PLANS = ROOT / ".cache" / "plans"
+TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
+MODELS = {"async": asynchronous, "sync": synchronous}
+_TOPOLOGY = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+_SHORTEST_SECONDS = 5.0
+_MEGA = 1e6
+# How long a job runs, how it shares the work and where its files are changes nothing of what a step costs.
+_NOT_THE_WORK = ("--max-steps", "--strategy", "--sync-period")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is to be planned, as `fab train` would be told; `parameters_mb` in MB as float32, None to count them."""
+
+    folder: str | None
+    module: str | None
+    config: str | None
+    args: str | None
+    more_args: Sequence[str]
+    seconds: float
+    parameters_mb: float | None
+
+
+def number(text: str, flag: str) -> float:
+    """A flag's number above 0; UsageError for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UsageError(f"{flag} {text!r} is no number above 0")
+    return value
+
+
+def plan(call: Call, as_json: bool) -> int:
+    """Run the job here, predict, show and keep it."""
+    if call.seconds < _SHORTEST_SECONDS:
+        raise UsageError(
+            f"--seconds {call.seconds:g} is too short to see a step; valid are {_SHORTEST_SECONDS:g} and above, such as 60"
+        )
+    root = job.find_package(call.folder)
+    given = read_config(call.config).get("trainingInput", {})
+    module = call.module or given.get("pythonModule") or f"{root.name}.task"
+    args = [*given.get("args", []), *split_args(call.args), *call.more_args]
+    built = package.build(root, module)
+    if job.wants_mnist(built, args) and not job.mnist():
+        raise UsageError(job.NO_MNIST)
+    work = measure(root, module, args, call)
+    made = {
+        "module": module,
+        "args": args,
+        "package": built.sha256,
+        "createTime": now(),
+        "cpus": os.cpu_count(),
+        "vcpusPerCpu": vcpus_per_cpu(),
+        "work": asdict(work),
+    }
+    predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in MODELS.items()} for tier in TIERS}
+    made["predictions"] = {
+        tier: {name: as_dict(found) for name, found in of_tier.items()} for tier, of_tier in predicted.items()
+    }
+    PLANS.mkdir(parents=True, exist_ok=True)
+    path(module, args).write_text(json.dumps(made, indent=1) + "\n")
+    if as_json:
+        show.as_json(made)
+        return DONE
+    _show(work, predicted)
+    return DONE
+
+
+def measure(root: Path, module: str, args: Sequence[str], call: Call) -> Work:
+    """What a step of the job costs, by running it here; see ops.rehearsal for what can go wrong."""
+    with tempfile.TemporaryDirectory(prefix="scaletier-plan-") as place:
+        folder = Path(place)
+        output = folder / "output"
+        env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+        env |= {"PYTHONPATH": str(root.parent), "SCALETIER_DATA": str(job.MNIST), "JOB_DIR": str(output)}
+        lines = rehearsal.rehearse([module, *redirected(args, str(output))], env, folder, call.seconds)
+        seconds = rehearsal.step_seconds(rehearsal.marks(lines))
+        if not seconds:
+            raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
+        size = call.parameters_mb * _MEGA if call.parameters_mb is not None else rehearsal.parameter_bytes(output)
+    cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
+    return Work(seconds * cpus, size, period_of(args, lines))
+
+
+def period_of(args: Sequence[str], lines: Sequence[str]) -> int:
+    """Local steps between two exchanges: as the log says, else as the arguments do, else the trainer's default."""
+    told = next((value for flag, value in flags(args) if flag == "--sync-period" and value.isdecimal()), None)
+    return rehearsal.period(lines) or int(told or Work.period)
+
+
+def vcpus_per_cpu() -> int:
+    """1 where a processor of this machine is a hyperthread, as a vCPU is, and 2 where it is a whole core."""
+    try:
+        siblings = _TOPOLOGY.read_text().strip()
+    except OSError:
+        return 1
+    return 1 if "," in siblings or "-" in siblings else 2
+
+
+def tier_shape(spec: ClusterSpec) -> Shape:
+    """A cluster of Google's machine types."""
+
+    def machines(role: Role) -> list[Machine]:
+        made = spec.roles.get(role)
+        return [Machine.of(vcpus(made.machine_type), network_gbits(made.machine_type))] * made.count if made else []
+
+    return Shape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
+
+
+def path(module: str, args: Sequence[str]) -> Path:
+    """Where the plan of a job is kept: the same for arguments that change nothing of its work."""
+    key = json.dumps([module, without(args, _NOT_THE_WORK)])
+    return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
+
+
+def as_dict(found: Prediction) -> dict[str, Any]:
+    """A prediction for programs, rates in steps/s."""
+    return {
+        "stepsPerSecond": round(found.rate, 2),
+        "alone": round(found.alone, 2),
+        "speedUp": round(found.speed_up, 3),
+        "efficiency": round(found.efficiency, 3),
+        "replicas": found.replicas,
+        "bound": found.bound,
+    }
+
+
+def _show(work: Work, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    kind = "hyperthreads" if vcpus_per_cpu() == 1 else "whole cores"
+    here = len(os.sched_getaffinity(0))
+    seconds = work.cpu_seconds / (here * vcpus_per_cpu())
+    show.out(f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, taken for {kind}")
+    show.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; async exchanges them every {work.period} steps")
+    show.out()
+    rows = []
+    for tier, of_tier in predicted.items():
+        spec = preset(tier)
+        servers = spec.roles[Role.PS].count if Role.PS in spec.roles else 0
+        for strategy, found in of_tier.items():
+            figures = (f"{found.rate:.1f}", f"{found.alone:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}")
+            rows.append((tier, strategy, found.replicas, servers, *figures, found.bound))
+    show.table(("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY"), rows)
+    show.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")

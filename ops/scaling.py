@@ -1,0 +1,115 @@
+"""How fast a job would be on a cluster: a model of its compute and its transfers, pure; docs/plan.md explains it.
+
+Compute is divided by the vCPUs of a machine (no serial part), a vCPU being half a core; transfers wait for nothing but the
+slowest network on their way, and do not overlap with compute. Both err for different reasons; `fab plan --job` says how much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Downpour's exchange carries float16 (trainer.elastic), an all-reduce float32.
+_ASYNC_SHARE = 0.5
+# vCPU-seconds to move a byte between two hosts of one machine: both ends, with gRPC and the conversion to float16.
+COPY_SECONDS = 3e-9
+_BITS = 8
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process was measured to need.
+
+    `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32, `period` in local steps between two exchanges.
+    """
+
+    cpu_seconds: float
+    parameters: float
+    period: int = 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A host: vCPUs, and the bytes a second that its network sends, and takes, at most."""
+
+    cpus: float
+    bandwidth: float = math.inf
+
+    @classmethod
+    def of(cls, cpus: float, gbits: float) -> Machine:
+        """With a network in Gbit/s."""
+        return cls(cpus, gbits * _GIGA / _BITS)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A cluster: the machines that train, the master first, and its parameter servers.
+
+    `shared` is how many vCPUs all of them share, None where each has its own.
+    """
+
+    trainers: Sequence[Machine]
+    servers: Sequence[Machine] = ()
+    shared: float | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`rate` in steps/s of all replicas together, `alone` that of one process on the master; `bound` is what limits it."""
+
+    rate: float
+    alone: float
+    replicas: int
+    bound: str
+
+    @property
+    def speed_up(self) -> float:
+        return self.rate / self.alone
+
+    @property
+    def efficiency(self) -> float:
+        return self.speed_up / self.replicas
+
+
+def asynchronous(work: Work, shape: Shape) -> Prediction:
+    """Every replica for itself: a round of `period` steps, then the parameters once each way, as float16."""
+    each_way = work.parameters * _ASYNC_SHARE if shape.servers else 0.0
+    compute = [work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers]
+    transfer = [2 * each_way / machine.bandwidth for machine in shape.trainers]
+    limits = {
+        # What the replicas would do if nothing else were slow, named after what a round mostly waits for.
+        "compute" if sum(compute) >= sum(transfer) else "a worker's network": sum(
+            1 / (busy + waits) for busy, waits in zip(compute, transfer, strict=True)
+        ),
+        "the ps' network": _rounds(sum(machine.bandwidth for machine in shape.servers), each_way),
+        "shared cpus": _rounds(shape.shared, work.period * work.cpu_seconds + 2 * each_way * COPY_SECONDS),
+    }
+    bound = min(limits, key=lambda name: limits[name])
+    return Prediction(work.period * limits[bound], _alone(work, shape), len(shape.trainers), bound)
+
+
+def synchronous(work: Work, shape: Shape, accumulated: int = 1) -> Prediction:
+    """All replicas in step: `accumulated` batches each, then a ring all-reduce of the float32 gradients."""
+    count = len(shape.trainers)
+    sent = 2 * (count - 1) / count * work.parameters
+    compute = max(accumulated * work.cpu_seconds / machine.cpus for machine in shape.trainers)
+    transfer = sent / min(machine.bandwidth for machine in shape.trainers)
+    limits = {
+        "compute" if compute >= transfer else "a worker's network": 1 / (compute + transfer),
+        "shared cpus": _rounds(shape.shared, count * (accumulated * work.cpu_seconds + sent * COPY_SECONDS)),
+    }
+    bound = min(limits, key=lambda name: limits[name])
+    return Prediction(count * accumulated * limits[bound], _alone(work, shape), count, bound)
+
+
+def _rounds(capacity: float | None, needed: float) -> float:
+    """Rounds a second that a resource allows which a round needs so much of."""
+    return math.inf if capacity is None or not needed else capacity / needed
+
+
+def _alone(work: Work, shape: Shape) -> float:
+    """Steps/s of one process on the master's machine, and nothing else there."""
+    cpus = shape.trainers[0].cpus
+    return (cpus if shape.shared is None else min(cpus, shape.shared)) / work.cpu_seconds
