@@ -108,11 +108,13 @@ class Allow:
 
 # TensorFlow's gRPC server has no authentication: this table is all that stands between a cluster and arbitrary code.
 # A receiver pulls tensors from their sender, so a ps opens connections to the workers and to the master too.
-# Nobody reaches the evaluator, and parameter servers have nothing to say to each other.
+# In a graph of TensorFlow 1 one ps waits for another: for Adam's powers, the global step, a sharded save.
+# Nobody reaches the evaluator.
 _GRPC = (
     (Role.MASTER, Role.PS, "reads and updates variables"),
     (Role.WORKER, Role.PS, "reads and updates variables"),
     (Role.MASTER, Role.WORKER, "schedules steps"),
+    (Role.PS, Role.PS, "orders updates"),
     (Role.PS, Role.WORKER, "pulls gradients"),
     (Role.WORKER, Role.WORKER, "all-reduce"),
     (Role.PS, Role.MASTER, "pulls gradients"),

@@ -1,0 +1,49 @@
+"""The two models, from bare variables: with `keep_prob` below 1 for training, and with 1 for evaluation."""
+
+import tensorflow.compat.v1 as tf
+
+CLASSES = 10
+
+
+def _dense(name, inputs, units):
+    with tf.variable_scope(name):
+        weights = tf.get_variable("weights", [inputs.shape[-1], units], initializer=tf.glorot_uniform_initializer())
+        biases = tf.get_variable("biases", [units], initializer=tf.zeros_initializer())
+        return tf.matmul(inputs, weights) + biases
+
+
+def _convolution(name, images, filters):
+    """5×5, ReLU, and the larger of every 2×2."""
+    with tf.variable_scope(name):
+        shape = [5, 5, images.shape[-1], filters]
+        weights = tf.get_variable("weights", shape, initializer=tf.glorot_uniform_initializer())
+        biases = tf.get_variable("biases", [filters], initializer=tf.zeros_initializer())
+        found = tf.nn.relu(tf.nn.conv2d(images, weights, [1, 1, 1, 1], "SAME") + biases)
+        return tf.nn.max_pool(found, [1, 2, 2, 1], [1, 2, 2, 1], "SAME")
+
+
+def cnn(images, keep_prob):
+    """Logits [batch, 10]: 32 and 64 filters, 1024 units."""
+    hidden = _convolution("conv1", tf.reshape(images, [-1, 28, 28, 1]), 32)
+    hidden = _convolution("conv2", hidden, 64)
+    hidden = tf.nn.relu(_dense("full", tf.reshape(hidden, [-1, 7 * 7 * 64]), 1024))
+    if keep_prob < 1:
+        hidden = tf.nn.dropout(hidden, rate=1 - keep_prob)
+    return _dense("logits", hidden, CLASSES)
+
+
+def mlp(images, keep_prob):
+    """Logits [batch, 10]: 128 and 32 units, and no dropout, whatever `keep_prob`."""
+    del keep_prob
+    hidden = tf.nn.relu(_dense("hidden1", images, 128))
+    return _dense("logits", tf.nn.relu(_dense("hidden2", hidden, 32)), CLASSES)
+
+
+MODELS = {"cnn": cnn, "mlp": mlp}
+
+
+def metrics(logits, labels):
+    """Mean cross-entropy and the share of right answers, both scalars."""
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
+    return loss, accuracy
