@@ -40,7 +40,7 @@ def _train(flags: Flags, cluster: Cluster) -> int:
     from trainer import evaluator
     from trainer.checkpoint import CheckpointError
     from trainer.chief import Chief, PreemptedError
-    from trainer.data import DataError
+    from trainer.data import DataError, damaged, find_files
     from trainer.replica import DivergedError
     from trainer.runtime import import_tensorflow, one_line
 
@@ -58,6 +58,9 @@ def _train(flags: Flags, cluster: Cluster) -> int:
         return _fail(str(error), RETRY_EXIT_CODE)
     except (errors.UnavailableError, errors.AbortedError) as error:
         return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
+    except errors.DataLossError as error:
+        files = [*find_files(flags.train_data, "train"), *find_files(flags.eval_data, "test")]
+        return _fail(damaged(files) or one_line(error), 2)
     return 0
 
 

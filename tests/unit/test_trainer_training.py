@@ -104,6 +104,21 @@ def test_wrong_data_is_one_line_and_exit_code_2(
     assert shown.count("\n") == 1
 
 
+def test_a_corrupt_record_is_named_when_training_comes_to_it(
+    train: Any, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((data / "train-00000-of-00001.tfrecord").read_bytes())
+    size = len(content) // COUNT
+    content[35 * size + 100] ^= 1
+    corrupt = tmp_path / "train.tfrecord"
+    corrupt.write_bytes(content)
+    assert train(f"--train-data={corrupt}") == 2
+    place = f"byte {35 * size} (record 35)"
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        f"error: {corrupt} has no sound TFRecord at {place}: make the file again, or pass --skip-corrupt-records"
+    )
+
+
 def test_tf_config_that_is_wrong(train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TF_CONFIG", "{")
     assert train() == 2
