@@ -198,9 +198,40 @@ def shell(_: Any, replica: str) -> int:
 def get(_: Any, job: str, dest: str) -> int:
     """Fetch a job's output: checkpoints, summaries and the exported model."""
     from ops.inventory import load
-    from ops.views import get as run
+    from ops.output import get as run
 
     return run(load(), job, dest)
+
+
+@_task(
+    positional=["job"],
+    help={
+        "job": _JOB,
+        "dest": "directory to make of it (default: export/ID/TIMESTAMP)",
+        "json": _JSON,
+    },
+)
+def export(_: Any, job: str, dest: str | None = None, json: bool = False) -> int:
+    """Fetch the newest SavedModel that a job exported, or have one made of its latest checkpoint; show its signatures."""
+    from ops.export import export as run
+    from ops.inventory import load
+
+    return run(load(), job, dest, json)
+
+
+@_task(
+    help={
+        "job": f"{_JOB} (default: the newest)",
+        "all": "every job of the cluster, side by side",
+        "port": "port of this machine (default: 6006, or the next one that is free)",
+    },
+)
+def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
+    """Show a job in TensorBoard, also while it runs: it is started where the data is, and ends with Ctrl-C."""
+    from ops.inventory import load
+    from ops.tensorboard import tensorboard as run
+
+    return run(load(), job, all, port)
 
 
 @_task(help={"json": _JSON})

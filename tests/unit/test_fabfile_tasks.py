@@ -15,7 +15,22 @@ from ops.errors import DETACHED, HostError, OpsError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 Fab = Callable[..., subprocess.CompletedProcess[str]]
-TASKS = ["cancel", "cost", "describe", "get", "hosts", "jobs", "logs", "plan", "render", "reproduce", "shell", "train"]
+TASKS = [
+    "cancel",
+    "cost",
+    "describe",
+    "export",
+    "get",
+    "hosts",
+    "jobs",
+    "logs",
+    "plan",
+    "render",
+    "reproduce",
+    "shell",
+    "tensorboard",
+    "train",
+]
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""A port of this machine that leads to one of a host, through an SSH connection that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socketserver
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import paramiko
+
+from ops.errors import UsageError
+
+_CHUNK = 1 << 15
+_OPEN_SECONDS = 30.0
+
+
+class Forward:
+    """Listens on the first free port of `ports`; each connection to it becomes one to `port_there` of the host's loopback.
+
+    UsageError where every port is taken. Nobody but this machine can connect.
+    """
+
+    def __init__(self, transport: paramiko.Transport, loopback: str, ports: Iterable[int]) -> None:
+        self.port_there = 0
+        self._transport, self._loopback = transport, loopback
+        self._server = self._listen(loopback, list(ports))
+        self.port: int = self._server.server_address[1]
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _listen(self, loopback: str, ports: list[int]) -> socketserver.ThreadingTCPServer:
+        forward = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                forward.carry(self.request, self.client_address)
+
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+            request_queue_size = 128  # a browser opens many connections at once
+
+        for port in ports:
+            try:
+                return Server((loopback, port), Handler)
+            except PermissionError:
+                raise UsageError(f"port {port} is for root alone: give a --port above 1023") from None
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        taken = f"port {ports[0]} is taken" if len(ports) == 1 else f"ports {ports[0]} to {ports[-1]} are taken"
+        raise UsageError(f"{taken} on this machine: give another --port")
+
+    def carry(self, here: Any, peer: tuple[str, int]) -> None:
+        """Carries one connection both ways until the host's side ends it; one that the host refuses is closed."""
+        try:
+            there = self._transport.open_channel("direct-tcpip", (self._loopback, self.port_there), peer, timeout=_OPEN_SECONDS)
+        except (paramiko.SSHException, OSError):
+            return
+        with contextlib.closing(there):
+            threading.Thread(target=_pump, args=(here, there), daemon=True).start()
+            _pump(there, here)
+
+
+def _pump(source: Any, sink: Any) -> None:
+    """All bytes of one connection to the other, and then their end."""
+    with contextlib.suppress(OSError, EOFError):
+        while piece := source.recv(_CHUNK):
+            sink.sendall(piece)
+        sink.shutdown(1)
