@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data import eval_pipeline
+from trainer.data import Files, eval_pipeline
 from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -32,7 +32,7 @@ class Metrics(NamedTuple):
     mistakes: Mistakes
 
 
-def make_evaluate(logits: Callable[[Any], Any], files: Sequence[str]) -> Callable[[], Metrics]:
+def make_evaluate(logits: Callable[[Any], Any], files: Files) -> Callable[[], Metrics]:
     """The evaluation of `logits`, as it is at each call, on all records of `files`, in this process.
 
     `logits` maps images, float32 [N, 784], 0 to 1, to float32 [N, 10]; it is traced once.

@@ -7,6 +7,7 @@ import threading
 import time
 
 from trainer import checkpoint
+from trainer.corrupt import segments
 from trainer.data import check, find_files
 from trainer.evaluation import make_evaluate
 from trainer.flags import Flags
@@ -23,7 +24,7 @@ def run(flags: Flags) -> None:
         signal.signal(number, lambda *_: stopped.set())
     set_threads()
     model = MODELS[flags.model]
-    files = find_files(flags.eval_data, "test")
+    files = segments(find_files(flags.eval_data, "test"), flags.skip_corrupt_records)
     check(files, 1)
     copy = checkpoint.LocalCopy(model, flags.job_dir, flags.keep_checkpoints)
     evaluate = make_evaluate(lambda images: model.logits(copy.variables, images, False), files)
