@@ -11,14 +11,17 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # More would take minutes, and push what the trainer reads out of the page cache.
 LIMIT = 8_000_000_000
 _NICEST = 19
+_CHUNK = 1 << 20
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 
 
@@ -26,20 +29,48 @@ class DataError(ValueError):
     """Why data was not hashed."""
 
 
-def files_of(paths: Iterable[str]) -> dict[str, Path]:
-    """The files of files, directories and globs, by their names below the directory that they share; DataError for none."""
-    found: set[Path] = set()
+@dataclass(frozen=True)
+class Source:
+    """A file, wherever it is: its size in bytes, and how to open it."""
+
+    size: int
+    open: Callable[[], IO[bytes]]
+
+
+def sources(paths: Iterable[str]) -> dict[str, Source]:
+    """The files of files, directories, globs and URLs, by their names below the folder that they share.
+
+    DataError where one of the paths leads to no file.
+    """
+    found: dict[str, Source] = {}
     for path in paths:
-        if "://" in path:
-            raise DataError(f"{path} is no path of the chief's host")
-        matches = list(Path("/").glob(path.lstrip("/"))) if path.startswith("/") else [Path(path)]
-        below = [file for match in matches for file in ([match] if match.is_file() else match.rglob("*")) if file.is_file()]
-        files = [file for file in below if not file.name.startswith(".")]
-        if not files:
-            raise DataError(f"there is no file {path} on the chief's host")
-        found.update(files)
-    shared = os.path.commonpath([file.parent for file in found])
-    return {file.relative_to(shared).as_posix(): file for file in sorted(found)}
+        there = _at_url(path) if "://" in path else _on_this_host(path)
+        seen = {name: source for name, source in there if not name.rpartition("/")[2].startswith(".")}
+        if not seen:
+            raise DataError(f"the chief's host finds no file {path}")
+        found |= seen
+    shared = os.path.commonpath([name.rpartition("/")[0] for name in found]) if found else ""
+    return {os.path.relpath(name, shared): found[name] for name in sorted(found)}
+
+
+def _on_this_host(path: str) -> Iterator[tuple[str, Source]]:
+    top = Path(path).absolute()
+    for match in Path("/").glob(str(top)[1:]):
+        for file in match.rglob("*") if match.is_dir() else [match]:
+            if file.is_file():
+                yield str(file), Source(file.stat().st_size, partial(file.open, "rb"))  # type: ignore[arg-type]  # knows no modes
+
+
+def _at_url(url: str) -> Iterator[tuple[str, Source]]:
+    from fsspec.core import url_to_fs  # slow, and of no use to a host whose bucket is a directory
+
+    try:
+        filesystem, top = url_to_fs(url)
+        for match in filesystem.glob(top):
+            for name, info in filesystem.find(match, detail=True).items():
+                yield name, Source(info["size"], partial(filesystem.open, name, "rb"))
+    except Exception as error:  # clients raise errors of their own
+        raise DataError(f"{url} cannot be read: {error}") from error
 
 
 def digest(paths: Sequence[str]) -> dict[str, Any]:
@@ -48,18 +79,25 @@ def digest(paths: Sequence[str]) -> dict[str, Any]:
     The hash is that of the lines that sha256sum prints of the files, so `sha256sum FILE… | sha256sum` there checks it.
     """
     try:
-        files = files_of(paths)
-        size = sum(file.stat().st_size for file in files.values())
+        files = sources(paths)
+        size = sum(file.size for file in files.values())
         if size > LIMIT:
             raise DataError(f"{size / 1e9:.1f} GB are more than the {LIMIT / 1e9:.0f} GB that are hashed at most")
         lines = hashlib.sha256()
         for name, file in files.items():
-            with file.open("rb") as content:
-                line = f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {name}\n"
+            with file.open() as content:
+                line = f"{_sha256(content)}  {name}\n"
             lines.update(line.encode("utf-8", "surrogateescape"))
     except (DataError, OSError) as error:
         return {"paths": list(paths), "notHashed": str(error)}
     return {"paths": list(paths), "sha256": lines.hexdigest(), "files": len(files), "bytes": size}
+
+
+def _sha256(content: IO[bytes]) -> str:
+    found = hashlib.sha256()
+    while piece := content.read(_CHUNK):
+        found.update(piece)
+    return found.hexdigest()
 
 
 def main() -> None:

@@ -1,0 +1,103 @@
+"""manifest.json: what is in it, what a record has of it, and how arguments are read and changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ops import manifest, package
+from ops.config import Flags, build_job
+from ops.inventory import Inventory
+from ops.render import render
+from replica.record import JobRecord
+
+TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
+
+
+def test_it_has_all_that_a_job_is_made_of(inventory: Inventory) -> None:
+    job = build_job(Flags("job01", more_args=["--a", "\udcff"], labels=["owner=ann"]), inventory, "tiny")
+    built = package.build(TINY, "tiny.task")
+    whole = json.loads(manifest.to_json(manifest.manifest(inventory, job, built)))
+    assert (whole["job"], whole["module"], whole["args"]) == ("job01", "tiny.task", ["--a", "\udcff"])
+    assert whole["package"]["sha256"] == built.sha256
+    assert set(whole["package"]["files"]) == set(built.files)
+    assert whole["cluster"] == {
+        "scaleTier": "CUSTOM",
+        "replicas": {"ps": 1, "master": 1, "worker": 2, "evaluator": 1},
+        "machineTypes": {
+            "ps": "n1-standard-4",
+            "master": "n1-highcpu-8",
+            "worker": "n1-highcpu-8",
+            "evaluator": "n1-highcpu-8",
+        },
+    }
+    assert whole["labels"] == {"owner": "ann"}
+    assert set(whole["versions"]) == {"scaletier"}
+    assert "reproduces" not in whole
+
+
+def test_config_is_kept_but_for_what_has_a_key_of_its_own(inventory: Inventory, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, pythonModule: tiny.task, args: [x],"
+        " useChiefInTfConfig: false, scheduling: {maxRestarts: 1}}"
+    )
+    job = build_job(Flags("job01", config=str(tmp_path / "config.yaml")), inventory, "tiny")
+    whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
+    assert whole["config"] == {"masterType": "n1-highcpu-8", "useChiefInTfConfig": False, "scheduling": {"maxRestarts": 1}}
+
+
+def test_the_record_has_the_short_form_and_people_read_it(inventory: Inventory) -> None:
+    job = build_job(Flags("job01"), inventory, "tiny")
+    whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
+    short = manifest.short(whole)
+    assert set(short) == {"package", "cluster", "versions"}
+    assert "files" not in short["package"]
+    assert JobRecord.from_json(JobRecord("job01", manifest=short).to_json()).manifest == short
+    data = {"sha256": "ab" * 32, "files": 2, "bytes": 58_900_000, "paths": []}
+    assert manifest.lines({**short, "data": data}) == {
+        "package": f"tiny sha256:{whole['package']['sha256'][:16]}",
+        "cluster": "CUSTOM: 1 ps (n1-standard-4), 1 master (n1-highcpu-8), 2 worker (n1-highcpu-8), 1 evaluator (n1-highcpu-8)",
+        "versions": f"scaletier {short['versions']['scaletier']}",
+        "data": "sha256:abababababababab (2 files, 58.9 MB)",
+    }
+    assert manifest.lines({"data": {"notHashed": "gone"}})["data"] == "not hashed: gone"
+
+
+def test_a_record_of_an_older_version_is_read() -> None:
+    record = JobRecord.from_json('{"jobId": "old", "state": "SUCCEEDED", "createTime": "2026-01-01T00:00:00Z"}')
+    assert record.manifest == {}
+    assert set(manifest.lines(record.manifest).values()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("args", "paths"),
+    [
+        ([], []),
+        (["--train-data", "/a,/b", "--eval_data_paths=/c"], ["/a", "/b", "/c"]),
+        (["--data-dir=/d", "--metadata", "x", "--data-format=nchw", "--data"], ["/d"]),
+    ],
+)
+def test_the_data_that_arguments_name(inventory: Inventory, args: list[str], paths: list[str]) -> None:
+    assert manifest.data_paths(args) == paths
+    (file, *_) = render(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny"))["master-0"]
+    assert json.loads(file.content)["data"] == (paths or ["/bucket/data/mnist"])
+
+
+def test_output_folders_are_redirected() -> None:
+    args = ["--job-dir", "/bucket/x", "--steps=3", "--output_path=/bucket/y", "--job-dir"]
+    assert manifest.redirected(args, "/new") == ["--job-dir", "/new", "--steps=3", "--output_path=/new", "--job-dir"]
+
+
+def test_flags_are_left_out_with_their_values() -> None:
+    args = ["--model", "cnn", "--max-steps", "5", "--job-dir=/x", "--train-data", "/d", "--max-steps=6", "last"]
+    assert manifest.without(args, ["--max-steps"]) == ["--model", "cnn", "last"]
+
+
+@given(some.lists(some.text(alphabet="-=ab/ ", max_size=8)))
+def test_arguments_that_name_no_folder_stay_as_they_are(args: list[str]) -> None:
+    assert manifest.redirected(args, "/new") == args
+    assert manifest.without(args, []) == args
