@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 from trainer.mnist import LABELS, Example, InputError
 from trainer.progress import counted
-from trainer.runtime import available_cpus, import_tensorflow, one_line
+from trainer.runtime import available_cpus, import_tensorflow
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+KINDS = "png, jpg and bmp"
 _SIDE = 28
 
 
@@ -58,9 +60,10 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _images(directory: Path) -> list[Path]:
-    found = sorted(path for path in directory.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    visible = (path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
+    found = sorted(path for path in visible if path.suffix.lower() in SUFFIXES)
     if not found:
-        raise InputError(f"{directory} holds no image; valid are {', '.join(suffix[1:] for suffix in SUFFIXES)}")
+        raise InputError(f"{directory} holds no image; valid are {KINDS}")
     return found
 
 
@@ -76,6 +79,7 @@ def read(folder: Folder) -> dict[str, list[Example]]:
 
 def _decoded(paths: Sequence[Path]) -> Iterator[bytes]:
     """Each image's 784 bytes, in the order of the paths."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its decoders write lines of their own about what they refuse
     tf = import_tensorflow()
 
     def decode(path: Any) -> Any:
@@ -90,5 +94,5 @@ def _decoded(paths: Sequence[Path]) -> Iterator[bytes]:
     for path in paths:
         try:
             yield next(images).numpy().tobytes()
-        except tf.errors.OpError as error:
-            raise InputError(f"{path} cannot be decoded: {one_line(error)}") from None
+        except tf.errors.OpError:
+            raise InputError(f"{path} cannot be decoded; valid are {KINDS}") from None

