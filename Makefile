@@ -10,7 +10,7 @@ CACHE := .cache
 PYTHON ?= python3.11
 STACK ?= local
 
-.PHONY: help setup venv pulumi lxd image data stack demo test lint unit e2e bench clean
+.PHONY: help setup venv pulumi lxd image data stack browser demo test lint unit e2e bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -21,7 +21,7 @@ setup: venv pulumi lxd image data stack ## everything that a new machine needs; 
 
 venv: $(VENV)/.done ## Python environment with the versions of constraints.txt
 
-$(VENV)/.done: pyproject.toml constraints.txt trainer/requirements.txt
+$(VENV)/.done: pyproject.toml constraints.txt setup/constraints-dev.txt setup/requirements-dev.txt trainer/requirements.txt
 	@if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { echo "venv: install Python 3.11 with its venv module first" >&2; exit 2; }
 	  echo "venv: installing Debian's python3-venv"
@@ -29,7 +29,7 @@ $(VENV)/.done: pyproject.toml constraints.txt trainer/requirements.txt
 	fi
 	echo "venv: installing the packages of constraints.txt into $(VENV) (a minute or three, once)"
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --constraint setup/constraints-dev.txt --editable '.[dev]'
 	ln -sf ../../setup/pulumi.sh $(BIN)/pulumi
 	touch $@
 
@@ -66,6 +66,12 @@ stack: venv pulumi ## Pulumi's stack $(STACK), with a passphrase of its own
 	  echo "stack: made $(STACK)"
 	fi
 
+browser: ## Chromium and its driver for the tests of TensorBoard: yours if they are on PATH, else Debian's
+	@if command -v chromedriver && { command -v chromium || command -v google-chrome || command -v chrome; }; then exit 0; fi >/dev/null
+	command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { echo "browser: install Chromium or Chrome, with chromedriver, first" >&2; exit 2; }
+	echo "browser: installing Debian's chromium"
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null
+
 demo: setup ## STANDARD_1 up, train MNIST, show its logs, destroy
 	@setup/demo.sh
 
@@ -75,10 +81,10 @@ lint: venv ## ruff and mypy --strict
 unit: venv ## tests with no network, in seconds, and stack tests under Pulumi's mocks
 	@$(BIN)/pytest tests/unit tests/stack
 
-e2e: setup ## tests on real hosts
+e2e: setup browser ## tests on real hosts
 	@$(BIN)/pytest tests/e2e
 
-test: setup lint ## everything: ruff, mypy, unit, stack and e2e tests
+test: setup browser lint ## everything: ruff, mypy, unit, stack and e2e tests
 	@$(BIN)/pytest tests
 
 bench: setup ## figures against peers, in one run; ONLY=name for one

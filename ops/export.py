@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import io
 import shlex
 import shutil
+import tarfile
 import uuid
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ops.bucket import open_bucket
 from ops.errors import DONE, OpsError, UsageError
 from ops.inventory import Inventory
 from ops.ledger import Ledger
+from ops.manifest import flags
 from ops.output import Output
 from ops.push import PYTHON
 from ops.remote import Fleet
@@ -76,15 +78,15 @@ def _make(fleet: Fleet, ledger: Ledger, found: Output) -> None:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
     if not any(path.startswith("checkpoints/") for path in found.files):
         raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
-    manifest = json.loads(ledger.bucket.read(f"jobs/{job_id}/manifest.json") or b"{}")
     package = ledger.bucket.read(f"jobs/{job_id}/package.tar.gz")
-    if package is None or f"{_EXPORTER.replace('.', '/')}.py" not in manifest.get("files", {}):
+    if package is None or not _has_exporter(package):
         raise OpsError(
             f"job {job_id} ({state}) exported no model, and its trainer has no {_EXPORTER} to make one of a checkpoint: "
             f"fab get {job_id} DEST fetches its checkpoints"
         )
     chief = fleet.inventory.chief.name
-    arguments = ["--job-dir", found.job_dir, *_model(found.job.trainingInput.get("args", []))]
+    said = dict(flags(found.job.trainingInput.get("args", [])))
+    arguments = ["--job-dir", found.job_dir, *(["--model", said["--model"]] if "--model" in said else [])]
     with show.Step(f"exporting the latest checkpoint on {chief}"):
         fleet.must(chief, make_command(arguments), "could not export, it ended", package)
 
@@ -94,15 +96,9 @@ def make_command(arguments: list[str]) -> str:
     return shlex.join(["sudo", "-n", "-u", "trainer", "sh", "-c", _RUN, "sh", *arguments])
 
 
-def _model(args: list[str]) -> list[str]:
-    """What a job's arguments say of its model."""
-    said: list[str] = []
-    for arg, after in zip(args, [*args[1:], ""], strict=True):
-        if arg == "--model":
-            said = [arg, after]
-        elif arg.startswith("--model="):
-            said = [arg]
-    return said
+def _has_exporter(package: bytes) -> bool:
+    with tarfile.open(fileobj=io.BytesIO(package)) as tar:
+        return f"{_EXPORTER.replace('.', '/')}.py" in tar.getnames()
 
 
 def _fetch(found: Output, folder: str, target: Path) -> None:
