@@ -1,0 +1,54 @@
+"""What two runs of a job have in common, as `fab reproduce` tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ops import compare
+from replica.record import JobRecord
+
+FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
+
+
+def test_final_metrics_are_those_of_the_last_line_as_printed() -> None:
+    lines = [
+        "Eval, step 9: loss: 1, accuracy: 0",
+        FINAL.format(10, "0.300", "0.800"),
+        FINAL.format(20, "0.250", "0.810"),
+        "end",
+    ]
+    assert compare.final_metrics(lines) == {"steps": "20", "loss": "0.250", "accuracy": "0.810"}
+    assert compare.final_metrics(["nothing of the kind"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("original", "again", "change"),
+    [
+        ("0.9", "0.9", "same"),
+        ("0.90", "0.885", "-0.015"),
+        ("5006", "5008", "+2"),
+        ("a", "b", "differs"),
+        ("a", None, "not known"),
+    ],
+)
+def test_how_a_difference_is_told(original: str | None, again: str | None, change: str) -> None:
+    assert compare.Row("x", original, again).change == change
+
+
+def test_versions_data_and_replicas_are_compared_one_by_one() -> None:
+    def record(job_id: str, workers: int, data: dict[str, Any], **versions: str) -> JobRecord:
+        types = {"worker": "n1-highcpu-8"}
+        made = {"scaleTier": "CUSTOM", "replicas": {"worker": workers}, "machineTypes": types}
+        return JobRecord(job_id, manifest={"cluster": made, "versions": versions, "data": data})
+
+    hashed = {"sha256": "ab" * 32, "files": 1, "bytes": 1_000_000}
+    rows = compare.rows(record("a", 2, hashed, python="3.11"), record("b", 4, {"notHashed": "gone"}, python="3.12"), ({}, {}))
+    assert {row.what: (row.original, row.again) for row in rows} == {
+        "data": ("sha256:abababababababab (1 files, 1.0 MB)", "not hashed: gone"),
+        "python": ("3.11", "3.12"),
+        "scaleTier": ("CUSTOM", "CUSTOM"),
+        "worker": ("2 x n1-highcpu-8", "4 x n1-highcpu-8"),
+        "state": ("QUEUED", "QUEUED"),
+    }

@@ -1,0 +1,105 @@
+"""A job as one process of this machine: what is read from its lines, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ops import rehearsal
+from ops.errors import OpsError, UsageError
+from ops.rehearsal import Mark
+
+LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"
+
+
+def log(*points: tuple[int, float]) -> list[str]:
+    return ["noise", *(LINE.format(step, seconds) for step, seconds in points), "Eval, step 9: loss: 1, accuracy: 0"]
+
+
+def test_the_warm_up_and_other_replicas_do_not_count() -> None:
+    lines = log((4, 2.5), (20, 3.5), (40, 4.5), (60, 5.5))
+    other = LINE.format(999, 9.0).replace("master/0", "worker/0")
+    assert rehearsal.marks([*lines, other]) == [Mark(40, 4.5), Mark(60, 5.5)]
+    assert rehearsal.marks(log((4, 2.5), (20, 3.5))) == []
+
+
+def test_only_the_last_start_counts() -> None:
+    lines = log((4, 2.5), (20, 3.5), (40, 4.5), (30, 1.0), (50, 2.0), (70, 3.0), (90, 4.0))
+    assert rehearsal.marks(lines) == [Mark(70, 3.0), Mark(90, 4.0)]
+
+
+def test_a_step_is_the_median_and_the_speed_of_a_job_is_all_of_it() -> None:
+    found = [Mark(0, 0.0), Mark(20, 1.0), Mark(40, 2.0), Mark(45, 3.0)]  # an evaluation took most of the last second
+    assert rehearsal.step_seconds(found) == pytest.approx(0.05)
+    assert rehearsal.mean_rate(found) == pytest.approx(15)
+    for few in ([], [Mark(1, 1.0)], [Mark(1, 1.0), Mark(1, 1.0)]):
+        assert rehearsal.step_seconds(few) is None
+        assert rehearsal.mean_rate(few) is None
+
+
+def test_the_period_is_what_the_trainer_says() -> None:
+    assert rehearsal.period(["x", "Exchange every 8 steps: 46.1 ms a step, 9.9 ms an exchange"]) == 8
+    assert rehearsal.period(["x"]) is None
+
+
+def rehearse(tmp_path: Path, code: str, seconds: float = 20.0) -> list[str]:
+    (tmp_path / "mine.py").write_text(code)
+    return rehearsal.rehearse(["mine", "--a", "b c"], dict(os.environ), tmp_path, seconds)
+
+
+PRINTS = "import sys, time\nfor n in range(6):\n    print(f'Train [master/0], step {n}: x ({n}.0 sec) y', flush=True)\n"
+
+
+def test_one_that_goes_on_is_ended_with_its_children(tmp_path: Path) -> None:
+    code = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nprint(child.pid)\n" + PRINTS + "time.sleep(600)\n"
+    began = time.monotonic()
+    lines = rehearse(tmp_path, code, 2.0)
+    assert time.monotonic() - began < 60
+    assert len(rehearsal.marks(lines)) == 4
+    deadline = time.monotonic() + 10
+    while runs(int(lines[0])):
+        assert time.monotonic() < deadline, "the child goes on"
+        time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_one_that_ends_by_itself_has_said_enough(tmp_path: Path) -> None:
+    assert len(rehearsal.marks(rehearse(tmp_path, PRINTS + "print(sys.argv[1:])"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "kind", "says"),
+    [
+        ("raise ValueError('bad shape')", 20.0, OpsError, "mine ended with 1 after .* here: ValueError: bad shape"),
+        ("raise SystemExit(3)", 20.0, OpsError, "mine ended with 3 after .* here: it printed nothing"),
+        (
+            "import time; time.sleep(600)",
+            0.5,
+            UsageError,
+            "mine printed 0 lines of the form .*, 4 are needed in .*: give --seconds more",
+        ),
+        (PRINTS.replace("6", "2"), 20.0, UsageError, "mine printed 2 lines .*: give it more steps"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, code: str, seconds: float, kind: type[OpsError], says: str) -> None:
+    with pytest.raises(OpsError, match=says) as error:
+        rehearse(tmp_path, code, seconds)
+    assert type(error.value) is kind
+    assert "\n" not in str(error.value)
+
+
+def test_no_checkpoint_to_count_in(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"left no checkpoint below its --job-dir .*: give --parameters-mb"):
+        rehearsal.parameter_bytes(tmp_path)
+    (tmp_path / "model-1.index").write_bytes(b"x")
+    with pytest.raises(OpsError, match=r"the trainer's checkpoint cannot be read .*: give --parameters-mb"):
+        rehearsal.parameter_bytes(tmp_path)

@@ -1,0 +1,198 @@
+"""`fab reproduce`: a job out of the bucket alone, and what two runs have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_ops_submit import TINY, FakeFleet
+
+from ops import job, manifest, package, reproduce
+from ops.bucket import open_bucket
+from ops.config import Flags, build_job
+from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
+from ops.inventory import Inventory
+from ops.ledger import Ledger
+from ops.submit import Submission
+from replica.record import JobRecord, JobState
+
+FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
+
+
+class Runs:
+    """In place of the hosts: what was handed over, and how it ends."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.submissions, self.state = ledger, list[Submission](), JobState.SUCCEEDED
+
+    def run(self, fleet: Any, submission: Submission, follow: bool) -> int:
+        self.submissions.append(submission)
+        self.ledger.create(submission.record().to(JobState.PREPARING))
+        return self.watch(fleet, submission.job.id) if follow else DONE
+
+    def watch(self, fleet: Any, job_id: str) -> int:
+        print("a line of the log")
+        record = self.ledger.existing_job(job_id)
+        if not self.state.final:
+            return DETACHED
+        self.ledger.write(record if record.final else record.to(JobState.RUNNING).to(self.state))
+        return DONE if self.state == JobState.SUCCEEDED else FAILED
+
+
+@pytest.fixture
+def here(inventory: Inventory, tmp_path: Path) -> Inventory:
+    (tmp_path / "bucket").mkdir()
+    return replace(inventory, operator_bucket=str(tmp_path / "bucket"))
+
+
+@pytest.fixture
+def ledger(here: Inventory) -> Ledger:
+    return Ledger(open_bucket(here.operator_bucket, lambda: None))
+
+
+@pytest.fixture
+def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    made = Runs(ledger)
+    monkeypatch.setattr(reproduce, "Fleet", FakeFleet)
+    monkeypatch.setattr(job, "run", made.run)
+    monkeypatch.setattr(job, "watch", made.watch)
+    accuracies = {"job01": "0.9", "job01_2": "0.91"}
+
+    def read_logs(fleet: Any, replicas: list[str], job_id: str, lines: int | None) -> dict[str, list[Any]]:
+        assert (replicas, lines) == (["master-0"], None)
+        if job_id not in accuracies:
+            raise OpsError("it has no log")
+        message = FINAL.format(500, "0.2", accuracies[job_id])
+        return {"master-0": [type("Line", (), {"message": message})]}
+
+    monkeypatch.setattr(reproduce, "read_logs", read_logs)
+    return made
+
+
+def start(ledger: Ledger, inventory: Inventory, *args: str, job_id: str = "job01", **flags: Any) -> package.Package:
+    """A job that was run, as fab train leaves it."""
+    built = package.build(TINY, "tiny.task")
+    made = Submission(inventory, build_job(Flags(job_id, more_args=args, **flags), inventory, "tiny"), built, {})
+    ledger.write(made.record().to(JobState.PREPARING).to(JobState.RUNNING).to(JobState.SUCCEEDED))
+    ledger.bucket.upload(f"jobs/{job_id}/package.tar.gz", built.archive)
+    ledger.bucket.upload(f"jobs/{job_id}/manifest.json", manifest.to_json(made.manifest()))
+    return built
+
+
+def test_the_same_job_runs_again_under_the_next_free_id(
+    here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = start(ledger, here, "--a", "\udcff", "two words", labels=["owner=ann"])
+    assert reproduce.reproduce(here, "job01", None, True, False) == DONE
+    (made,) = runs.submissions
+    assert made.job.id == "job01_2"
+    assert made.job.args == ("--a", "\udcff", "two words")
+    assert made.job.labels == {"owner": "ann"}
+    assert made.package.archive == built.archive
+    assert made.package.files == built.files
+    assert made.data == {}
+    assert made.record().manifest["reproduces"] == "job01"
+    out = capsys.readouterr().out
+    assert "accuracy" in out
+    assert "+0.01" in out
+    assert out.endswith("job01_2 differs from job01 in accuracy\n")
+    ledger.create(JobRecord("job01_3"))
+    assert reproduce.reproduce(here, "job01", None, True, False) == DONE
+    assert runs.submissions[-1].job.id == "job01_4"
+
+
+def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("trainingInput: {useChiefInTfConfig: false, scheduling: {maxRestarts: 1}, jobDir: /bucket/shared}")
+    start(ledger, here, "--output_path=/bucket/shared", config=str(config))
+    reproduce.reproduce(here, "job01", "again", True, False)
+    made = runs.submissions[0].job
+    assert (made.id, made.use_chief, made.policy) == ("again", False, {"maxRestarts": 1})
+    own = "/bucket/jobs/again/output"
+    assert made.job_dir == own
+    assert made.args == (f"--output_path={own}", "--job-dir", own)
+    assert made.training_input["jobDir"] == own
+
+
+def test_json_is_alone_on_stdout(here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    start(ledger, here)
+    assert reproduce.reproduce(here, "job01", None, True, True) == DONE
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (told["original"], told["job"], told["differs"]) == ("job01", "job01_2", ["accuracy"])
+    accuracy = next(row for row in told["compared"] if row["what"] == "accuracy")
+    assert accuracy == {"what": "accuracy", "original": "0.9", "again": "0.91", "same": False}
+    assert "a line of the log" in err
+
+
+def test_the_exit_code_is_that_of_the_new_run(here: Inventory, ledger: Ledger, runs: Runs) -> None:
+    start(ledger, here)
+    runs.state = JobState.FAILED
+    assert reproduce.reproduce(here, "job01", None, True, False) == FAILED
+
+
+def test_one_that_was_left_is_come_back_to(
+    here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(ledger, here)
+    runs.state = JobState.RUNNING
+    assert reproduce.reproduce(here, "job01", None, True, False) == DETACHED
+    assert "fab reproduce job01 --job job01_2 comes back to it, and compares" in capsys.readouterr().err
+    runs.state = JobState.SUCCEEDED
+    assert reproduce.reproduce(here, "job01", "job01_2", True, False) == DONE
+    assert len(runs.submissions) == 1
+    assert "job01_2 differs from job01 in accuracy" in capsys.readouterr().out
+    assert reproduce.reproduce(here, "job01", "third", False, False) == DONE
+    assert "fab reproduce job01 --job third compares" in capsys.readouterr().err
+
+
+def test_another_cluster_and_an_original_that_runs_are_said(
+    here: Inventory, standard: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(ledger, replace(standard, operator_bucket=here.operator_bucket))
+    ledger.write(JobRecord("job01", state=JobState.RUNNING))
+    reproduce.reproduce(here, "job01", None, True, False)
+    err = capsys.readouterr().err.splitlines()
+    assert "job01 is RUNNING: it has no results yet to compare with" in err
+    (line,) = [line for line in err if "another cluster" in line]
+    assert "STANDARD_1: 1 ps" in line
+    assert "now it is CUSTOM: 1 ps" in line
+    assert runs.submissions[0].job.training_input["scaleTier"] == "CUSTOM"
+
+
+@pytest.mark.parametrize(
+    ("change", "new", "says", "kind"),
+    [
+        (lambda bucket: None, "9lives", "job id '9lives' breaks the rule", UsageError),
+        (lambda bucket: None, "job01", "job id 'job01' was used before", UsageError),
+        (lambda bucket: bucket.upload("jobs/job01/package.tar.gz", b"x"), None, "the package of job01 is damaged", OpsError),
+        (lambda bucket: bucket.write("jobs/job01/manifest.json", b"{"), None, "the manifest of job01 is no JSON", OpsError),
+        (lambda bucket: bucket.write("jobs/job01/manifest.json", b'{"package": "x"}'), None, "of an older version", UsageError),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(
+    here: Inventory, ledger: Ledger, runs: Runs, change: Callable[[Any], None], new: str | None, says: str, kind: type[OpsError]
+) -> None:
+    start(ledger, here)
+    change(ledger.bucket)
+    with pytest.raises(OpsError, match=says) as error:
+        reproduce.reproduce(here, "job01", new, True, False)
+    assert type(error.value) is kind
+    assert "\n" not in str(error.value)
+    assert runs.submissions == []
+
+
+def test_jobs_without_manifest_or_package(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no job 'job01'; none was started yet"):
+        reproduce.reproduce(here, "job01", None, True, False)
+    ledger.create(JobRecord("job01"))
+    with pytest.raises(UsageError, match="job job01 has no manifest, so it cannot be run from the bucket alone"):
+        reproduce.reproduce(here, "job01", None, True, False)
+    start(ledger, here)
+    (tmp_path / "bucket/jobs/job01/package.tar.gz").unlink()
+    with pytest.raises(OpsError, match="the package of job01 is no longer in the bucket"):
+        reproduce.reproduce(here, "job01", None, True, False)
