@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
+import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -61,14 +63,14 @@ def plan(call: Call, as_json: bool) -> int:
         raise UsageError(
             f"--seconds {call.seconds:g} is too short to see a step; valid are {_SHORTEST_SECONDS:g} and above, such as 60"
         )
-    root = job.find_package(call.folder)
+    found = job.find_package(call.folder)
     given = read_config(call.config).get("trainingInput", {})
-    module = call.module or given.get("pythonModule") or f"{root.name}.task"
+    module = call.module or given.get("pythonModule") or f"{found.name}.task"
     args = [*given.get("args", []), *split_args(call.args), *call.more_args]
-    built = package.build(root, module)
+    built = package.build(found, module)
     if job.wants_mnist(built, args) and not job.mnist():
         raise UsageError(job.NO_MNIST)
-    work = measure(root, module, args, call)
+    work = measure(built, module, args, call)
     made = {
         "module": module,
         "args": args,
@@ -91,13 +93,15 @@ def plan(call: Call, as_json: bool) -> int:
     return DONE
 
 
-def measure(root: Path, module: str, args: Sequence[str], call: Call) -> Work:
+def measure(built: package.Package, module: str, args: Sequence[str], call: Call) -> Work:
     """What a step of the job costs, by running it here; see ops.rehearsal for what can go wrong."""
     with tempfile.TemporaryDirectory(prefix="scaletier-plan-") as place:
-        folder = Path(place)
-        output = folder / "output"
+        folder, output = Path(place), Path(place, "output")
+        with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
+            tar.extractall(folder)  # noqa: S202  we have just packed it
         env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        env |= {"PYTHONPATH": str(root.parent), "SCALETIER_DATA": str(job.MNIST), "JOB_DIR": str(output)}
+        env |= {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(job.MNIST), "JOB_DIR": str(output)}
+        env |= {"TYPE": str(Role.MASTER), "INDEX": "0", "JOB_ID": "plan"}
         lines = rehearsal.rehearse([module, *redirected(args, str(output))], env, folder, call.seconds)
         seconds = rehearsal.step_seconds(rehearsal.marks(lines))
         if not seconds:

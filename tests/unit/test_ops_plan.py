@@ -1,0 +1,188 @@
+"""`fab plan`: from a short run of a package here to a plan that is kept, and from a job's log to how right it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_ops_submit import FakeFleet
+
+from infra.spec import SpecError
+from ops import job, manifest, plan, planned
+from ops.bucket import open_bucket
+from ops.config import Flags, build_job
+from ops.errors import DONE, OpsError, UsageError
+from ops.inventory import Inventory
+from ops.ledger import Ledger
+from ops.package import build
+from ops.plan import Call
+from ops.scaling import Machine, Shape, Work
+from ops.submit import Submission
+
+TRAINER = """
+import os, sys, pathlib
+seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
+assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
+assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
+if "--fail" in sys.argv:
+    raise SystemExit("the data is gone")
+for n in range(8):
+    print(f"Train [master/0], step {10 * n}: loss: 1, accuracy: 0 ({n}.000 sec) 10.0 global steps/s, 10.0 local steps/s")
+"""
+LINE = "Train [master/0], step {}: loss: 1, accuracy: 0 ({}.000 sec) 9.0 global steps/s, 2.0 local steps/s"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
+    monkeypatch.setattr(plan, "vcpus_per_cpu", lambda: 2)
+    monkeypatch.setattr(plan.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setenv("TF_CONFIG", "{}")
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "task.py").write_text(TRAINER)
+    return tmp_path / "mine"
+
+
+def call(folder: Path, args: str = "", **changes: Any) -> Call:
+    told = {"module": None, "config": None, "more_args": [], "seconds": 30.0, "parameters_mb": 40.0, **changes}
+    return Call(str(folder), args=args, **told)
+
+
+def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.plan(call(mine, "--sync-period 8 --job-dir /bucket/x"), True) == DONE
+    made = json.loads(capsys.readouterr().out)
+    # 10 steps/s on 2 cpus of 2 vCPUs each.
+    assert made["work"] == {"cpu_seconds": pytest.approx(0.4), "parameters": 40e6, "period": 8}
+    assert set(made["predictions"]) == {"STANDARD_1", "PREMIUM_1"}
+    asynchronous = made["predictions"]["STANDARD_1"]["async"]
+    assert asynchronous["alone"] == pytest.approx(20)
+    assert asynchronous["stepsPerSecond"] == pytest.approx(5 * 8 / (8 * 0.05 + 2 * 20e6 / 2e9), rel=0.01)
+    assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()) == made
+    assert plan.plan(call(mine, "--sync-period 8"), False) == DONE
+    out = capsys.readouterr().out
+    assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, taken for" in out
+    assert "parameters: 40.0 MB as float32; async exchanges them every 8 steps" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith(("STANDARD_1", "PREMIUM_1"))]
+    assert [row[:4] for row in rows] == [
+        ["STANDARD_1", "async", "5", "3"],
+        ["STANDARD_1", "sync", "5", "3"],
+        ["PREMIUM_1", "async", "20", "11"],
+        ["PREMIUM_1", "sync", "20", "11"],
+    ]
+    assert len(list(plan.PLANS.iterdir())) == 1
+
+
+def test_config_is_read(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("trainingInput: {pythonModule: mine.task, args: [--sync-period, '3']}")
+    plan.plan(call(mine, "--more", config=str(tmp_path / "config.yaml")), True)
+    made = json.loads(capsys.readouterr().out)
+    assert (made["module"], made["args"], made["work"]["period"]) == ("mine.task", ["--sync-period", "3", "--more"], 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "changes", "says", "kind"),
+    [
+        ("--fail", {}, r"mine.task ended with 1 after .* here: the data is gone", OpsError),
+        ("", {"seconds": 1.0}, "--seconds 1 is too short to see a step; valid are 5 and above", UsageError),
+        ("'", {}, "--args cannot be split", UsageError),
+        ("", {"module": "mine.none"}, "mine.none", UsageError),
+        ("", {"parameters_mb": None}, "no checkpoint .*: give --parameters-mb", UsageError),
+    ],
+)
+def test_bad_input_is_one_line_and_keeps_nothing(
+    mine: Path, args: str, changes: dict[str, Any], says: str, kind: type[OpsError]
+) -> None:
+    with pytest.raises(OpsError, match=says) as error:
+        plan.plan(call(mine, args, **changes), False)
+    assert type(error.value) is kind
+    assert "\n" not in str(error.value)
+    assert not plan.PLANS.exists()
+
+
+def test_no_data_is_said_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "MNIST", tmp_path / "none")
+    with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
+        plan.plan(call(job.SHIPPED), False)
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "inf", "nan"])
+def test_numbers(text: str) -> None:
+    assert plan.number("1.5", "--seconds") == 1.5
+    with pytest.raises(UsageError, match=f"--seconds '{text}' is no number above 0"):
+        plan.number(text, "--seconds")
+
+
+def test_the_same_work_has_one_plan() -> None:
+    same = plan.path("m.task", ["--model", "cnn", "--max-steps", "5", "--strategy=sync"])
+    assert same == plan.path("m.task", ["--job-dir=/x", "--model", "cnn", "--sync-period", "9"])
+    assert len({same, plan.path("m.task", ["--model", "mlp"]), plan.path("n.task", ["--model", "cnn"])}) == 3
+
+
+def test_hosts_of_one_machine_share_its_processors_and_others_have_their_own(inventory: Inventory) -> None:
+    here = planned.shape(replace(inventory, shared_cpus=2), 2)
+    assert here == Shape([Machine(2)] * 3, [Machine(2)], 4)
+    assert planned.shape(inventory, 2) == Shape([Machine(1, 2e9)] * 3, [Machine(1, 1.25e9)])
+    odd = replace(inventory, hosts=tuple(replace(host, machine_type="odd") for host in inventory.hosts))
+    assert planned.shape(replace(odd, shared_cpus=2), 2) == here
+    with pytest.raises(SpecError, match="machine type 'odd'"):
+        planned.shape(odd, 2)
+
+
+def ran(inventory: Inventory, folder: Path, *args: str) -> None:
+    """A job that ended, as the bucket has it."""
+    made = Submission(inventory, build_job(Flags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {})
+    bucket = open_bucket(inventory.operator_bucket, lambda: None)
+    Ledger(bucket).create(made.record())
+    bucket.upload("jobs/job01/manifest.json", manifest.to_json(made.manifest()))
+
+
+def log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
+    lines = [type("Line", (), {"message": message}) for message in messages]
+    monkeypatch.setattr(planned, "Fleet", FakeFleet)
+    monkeypatch.setattr(planned, "read_logs", lambda *_: {"master-0": lines})
+
+
+def test_a_job_is_compared_with_its_plan(
+    inventory: Inventory, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
+    plan.plan(call(mine, parameters_mb=1e-9), True)
+    ran(here, mine, "--max-steps", "9")
+    log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
+    capsys.readouterr()
+    assert planned.check(here, "job01", True) == DONE
+    told = json.loads(capsys.readouterr().out)
+    # One process had 10 steps/s of the two processors, and so have three that share them; the job had 9.
+    assert told["measured"] == 9
+    assert told["predicted"]["stepsPerSecond"] == pytest.approx(10)
+    assert told["predicted"]["bound"] == "shared cpus"
+    assert told["errorPercent"] == pytest.approx(11.1)
+    planned.check(here, "job01", False)
+    assert "job01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_one_line(
+    inventory: Inventory, standard: Inventory, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
+    log(monkeypatch, LINE.format(1, 1))
+    with pytest.raises(UsageError, match="there is no job 'job01'"):
+        planned.check(here, "job01", False)
+    ran(here, mine)
+    with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
+        planned.check(here, "job01", False)
+    plan.plan(call(mine), True)
+    with pytest.raises(UsageError, match="job01 logged too few Train lines to tell its speed"):
+        planned.check(here, "job01", False)
+    with pytest.raises(UsageError, match=r"job01 ran on another cluster: CUSTOM.* - now it is STANDARD_1"):
+        planned.check(replace(standard, operator_bucket=here.operator_bucket), "job01", False)
+    with pytest.raises(UsageError, match="there is no model of --strategy odd; there is one of async, sync"):
+        planned.predict(Work(1, 1), here, ["--strategy=odd"], 1)
