@@ -1,0 +1,97 @@
+"""A job's manifest, the job again from the bucket alone, and its plan beside what it did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from stacks import Stack
+
+from ops import plan
+
+ARGS = "--model mlp --max-steps 2000 --seed 7"
+
+
+@pytest.fixture(scope="module")
+def original(cluster: Stack) -> str:
+    """A job that has ended."""
+    result = cluster.fab("train", "--job", "original", "--args", ARGS)
+    assert result.code == 0, result.text
+    return "original"
+
+
+@pytest.fixture
+def _plan() -> Iterator[None]:
+    """Nobody else plans with this seed; what is kept goes."""
+    yield
+    plan.path("trainer.task", ARGS.split()).unlink(missing_ok=True)
+
+
+def test_the_manifest_has_what_the_hosts_found(cluster: Stack, original: str) -> None:
+    whole = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/{original}/manifest.json").out)
+    hashed = cluster.ssh("worker-0", "cd /bucket/data/mnist && sha256sum * | sha256sum").out.split()[0]
+    assert whole["data"]["sha256"] == hashed
+    assert whole["data"]["paths"] == ["/bucket/data/mnist"]
+    packed = cluster.ssh("worker-0", f"sha256sum /bucket/jobs/{original}/package.tar.gz").out.split()[0]
+    assert whole["package"]["sha256"] == packed
+    assert whole["args"] == ARGS.split()
+    found = cluster.ssh("master-0", "/opt/scaletier/venv/bin/python -c 'import platform; print(platform.python_version())'").out
+    assert whole["versions"]["python"] == found.strip()
+    assert whole["versions"]["tensorflow"]
+    record = cluster.describe(original)
+    assert record["manifest"]["data"] == whole["data"]
+    assert record["manifest"]["versions"] == whole["versions"]
+    assert record["manifest"]["cluster"]["replicas"] == {"ps": 2, "master": 1, "worker": 2, "evaluator": 1}
+    shown = cluster.fab("describe", original).out
+    assert f"sha256:{hashed[:16]}" in shown
+    assert f"trainer sha256:{packed[:16]}" in shown
+
+
+def test_a_job_runs_again_from_the_bucket_and_what_differs_is_said(cluster: Stack, original: str) -> None:
+    result = cluster.fab("reproduce", original, "--json")
+    assert result.code == 0, result.text
+    told = json.loads(result.out)
+    assert (told["original"], told["job"]) == (original, f"{original}_2")
+    compared = {row["what"]: row for row in told["compared"]}
+    for what in ("package", "data", "python", "tensorflow", "scaleTier", "ps", "worker", "state"):
+        assert compared[what]["same"], compared[what]
+    for what in ("steps", "loss", "accuracy"):
+        assert float(compared[what]["original"]) > 0
+        assert float(compared[what]["again"]) > 0
+    assert set(told["differs"]) <= {"steps", "loss", "accuracy"}
+    record = cluster.describe(f"{original}_2")
+    assert record["manifest"]["reproduces"] == original
+    assert record["trainingInput"]["jobDir"] == f"/bucket/jobs/{original}_2/output"
+    again = cluster.fab("reproduce", original, "--job", f"{original}_2")
+    assert again.code == 0, again.text
+    assert "differs from original in" in again.out or "is original over again" in again.out
+
+
+def test_a_damaged_package_is_one_line_and_starts_nothing(cluster: Stack, original: str) -> None:
+    package = f"/bucket/jobs/{original}/package.tar.gz"
+    assert cluster.ssh("master-0", f"sudo cp {package} /tmp/whole && sudo sh -c 'echo >>{package}'").code == 0
+    try:
+        result = cluster.fab("reproduce", original, "--job", "damaged", timeout=60)
+    finally:
+        assert cluster.ssh("master-0", f"sudo sh -c 'cat /tmp/whole >{package}'").code == 0
+    assert result.code == 1
+    (line,) = result.err.strip().splitlines()
+    assert line.startswith(f"error: the package of {original} is damaged")
+    assert cluster.fab("describe", "damaged").code == 2
+
+
+@pytest.mark.usefixtures("_plan")
+def test_a_plan_is_compared_with_the_job(cluster: Stack, original: str) -> None:
+    early = cluster.fab("plan", "--job", original, timeout=60)
+    assert early.code == 2
+    assert "no plan was made of trainer.task" in early.err
+    made = cluster.fab("plan", "--args", ARGS, "--seconds", "45")
+    assert made.code == 0, made.text
+    assert "PREMIUM_1" in made.out
+    result = cluster.fab("plan", "--job", original, "--json")
+    assert result.code == 0, result.text
+    told = json.loads(result.out)
+    assert told["predicted"]["replicas"] == 3
+    assert told["predicted"]["bound"] == "shared cpus"
+    assert told["measured"] > 0
