@@ -1,0 +1,60 @@
+"""One process with one seed: whenever it runs, the same numbers come out, down to the bytes of the checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer import records
+from trainer.mnist import Split
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNT = 200
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of noise, in two files, whose first pixels tell the digit."""
+    directory = tmp_path_factory.mktemp("data")
+    noise = bytes((pixel * 7919 + pixel // 13) % 256 for pixel in range(COUNT * 784))
+    labels = bytes(number % 10 for number in range(COUNT))
+    for split in ("train", "test"):
+        for shard in range(2):
+            records.write_shard(directory / f"{split}-0000{shard}-of-00002.tfrecord", Split(noise, labels), shard, 2)
+    return directory
+
+
+def run(data: Path, folder: Path, seed: int) -> tuple[list[str], bytes]:
+    """The lines that hold no times, and the last checkpoint."""
+    env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+    env |= {"SCALETIER_DATA": str(data), "JOB_DIR": str(folder), "PYTHONPATH": str(ROOT)}
+    flags = ["--model=mlp", "--batch-size=20", f"--max-steps={STEPS}", f"--seed={seed}"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "trainer.task", *flags],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    lines = [line for line in ran.stdout.splitlines() if re.match(r"(Eval|Final)", line)]
+    return lines, (folder / f"checkpoints/model-{STEPS}.data-00000-of-00001").read_bytes()
+
+
+def test_the_same_seed_gives_the_same_model_and_another_gives_another(data: Path, tmp_path: Path) -> None:
+    runs = []
+    for place, seed in enumerate((5, 5, 6)):
+        (tmp_path / str(place)).mkdir()
+        runs.append(run(data, tmp_path / str(place), seed))
+    first, again, other = runs
+    assert first[0][-1].startswith(f"Final metrics after {STEPS} steps")
+    assert again[0][-1] == first[0][-1]
+    assert again[1] == first[1]
+    assert other[1] != first[1]
