@@ -52,11 +52,10 @@ def check(files: Files, batch_size: int) -> None:
             what = f"{found[0].file} … hold {held} records" if found else "no record of it can be read"
             raise DataError(f"batch size {batch_size} is larger than the data: {what}")
         _parse(batch)
-    except tf.errors.DataLossError:
-        raise DataError(damaged(files) or "") from None
     except tf.errors.OpError as error:
-        reason = one_line(error)
-        raise DataError(f"{found[0].file} … cannot be read as TFRecords of image_raw and label: {reason}") from None
+        line = damaged(files) if isinstance(error, tf.errors.DataLossError) else None
+        reason = f"{found[0].file} … cannot be read as TFRecords of image_raw and label: {one_line(error)}"
+        raise DataError(line or reason) from None
 
 
 def damaged(files: Files) -> str | None:
@@ -98,8 +97,9 @@ def _options() -> Any:
 def train_pipeline(files: Files, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Any:
     """Endless full batches of one shard of the data, (index, count), (0, 1) being all; of another seed in another order.
 
-    A shard is every `count`-th file where that gives all shards the same number of files, so that no replica reads what is
-    another's. Otherwise it is every `count`-th record of each file, so that no replica has less to learn from.
+    A shard is every `count`-th file where all shards get the same number of files, so that no replica reads what is
+    another's. Otherwise it is every `count`-th record of each file: shards of files would differ in size, and a replica with
+    a smaller one sees its records more often. There must be a record for each shard.
     """
     found, (index, count) = _segments(files), shard
     names = sorted({segment.file for segment in found})
