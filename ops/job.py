@@ -52,8 +52,8 @@ def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submissio
     return Submission(inventory, job, built, mnist() if wants_mnist(built, job.args) else {})
 
 
-def find_package(folder: str | None) -> Path:
-    """The directory of the package that is meant, the shipped trainer where none is named; UsageError where there is none."""
+def find_package(folder: str | None) -> package.Source:
+    """The package that is meant, the shipped trainer where none is named; UsageError where there is none."""
     here = Path("trainer")
     return package.find(folder or (here if here.is_dir() else SHIPPED))
 

@@ -1,4 +1,4 @@
-"""The trainer package: found, checked without importing it, and packed the same way every time."""
+"""The trainer package: found or built, checked without importing it, and packed the same way every time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.errors import UsageError
 from ops.imports import check_module
+from ops.inventory import ROOT
 
 MEGABYTE = 1_000_000
-LIMIT = 50 * MEGABYTE
+LIMIT = 250 * MEGABYTE
+_PROJECT = ("setup.py", "pyproject.toml")
+# What the hosts have; importing all that finds out what others want takes time.
+_HOSTS_HAVE = ROOT / "trainer" / "requirements.txt"
 _SKIPPED_DIRS = frozenset(
     {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
 )
@@ -23,45 +27,127 @@ _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 
 
 @dataclass(frozen=True)
+class Source:
+    """A trainer package as it was found: `name` is its own, or that of a project with several packages.
+
+    `requirements` lists what it depends on, in the format of pip.
+    """
+
+    name: str
+    files: dict[str, bytes]
+    requirements: Path | None = None
+    folder: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The packages and modules at the top of it."""
+        return sorted({path.partition("/")[0].removesuffix(".py") for path in self.files if path.endswith(".py")})
+
+
+@dataclass(frozen=True)
 class Package:
     """A packed trainer package. `files` maps a path such as `trainer/task.py` to its content.
 
-    `imports` are the modules that the hosts must have, each with the `file:line` that wants it.
+    `imports` are the modules that the hosts must have, each with the `file:line` that wants it. `wheels` are the files of
+    the dependencies that they lack, which lie beside the package.
     """
 
     name: str
     files: dict[str, bytes]
     imports: dict[str, str]
     archive: bytes
+    wheels: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.archive).hexdigest()
 
+    @property
+    def pushed(self) -> dict[str, bytes]:
+        """All files that go to the hosts, by their paths there."""
+        return {**self.wheels, **self.files}
 
-def build(folder: str | Path, module: str) -> Package:
+
+def build(folder: str | Path | Source, module: str) -> Package:
     """Pack the package in `folder`, which is to run `module`; UsageError for all that would fail on the hosts later."""
-    root = find(folder)
-    files = {path.as_posix(): content for path, content in _read(root)}
-    imports = check_module(files, root.name, module, str(root.parent))
-    return Package(root.name, files, imports, pack(files))
+    source = folder if isinstance(folder, Source) else find(folder)
+    name = module.partition(".")[0]
+    if len(source.names) > 1 and name not in source.names:
+        raise UsageError(
+            f"project {source.name} has the packages {', '.join(source.names)}: say which module to run by --module"
+        )
+    name = name if len(source.names) > 1 else source.name
+    wheels = _dependencies(source)
+    imports = _imports(source.files, wheels, name, module, source.folder)
+    return Package(name, source.files, imports, pack({**wheels, **source.files}), wheels)
 
 
-def find(folder: str | Path) -> Path:
-    """The package's directory; UsageError where there is none."""
+def unpack(archive: bytes, name: str, own: Collection[str], module: str) -> Package:
+    """The package of an archive that `build` made; `own` are the paths that are no dependency's."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
+    files = {path: content[path] for path in content if path in own}
+    wheels = {path: content[path] for path in content if path not in own}
+    return Package(name, files, _imports(files, wheels, name, module), archive, wheels)
+
+
+def find(folder: str | Path) -> Source:
+    """The package in a directory, or the one that its setup.py or pyproject.toml builds; UsageError where there is none."""
     root = Path(folder).resolve()
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
         raise UsageError(f"package {folder} {what}: give --package the directory of a Python package")
-    if not (root / "__init__.py").is_file():
-        raise UsageError(f"package {folder} has no __init__.py: make an empty one there, or give --package another directory")
-    if not root.name.isidentifier():
-        raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
-    return root
+    if (root / "__init__.py").is_file():
+        if not root.name.isidentifier():
+            raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
+        requirements = root / "requirements.txt"
+        return Source(root.name, dict(_read(root)), requirements if requirements.is_file() else None, str(root.parent))
+    if any((root / name).is_file() for name in _PROJECT):
+        return _project(root)
+    raise UsageError(
+        f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, "
+        "or give --package another directory"
+    )
 
 
-def _read(root: Path) -> Iterator[tuple[Path, bytes]]:
-    """Every file of the package, in order; stops as soon as there is too much."""
+def _project(root: Path) -> Source:
+    from ops import wheels
+
+    built = wheels.project(root.name, dict(_read(root)))
+    source = Source(root.name, wheels.project_files(built), built / "requirements.txt")
+    if not source.names:
+        raise UsageError(
+            f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"
+        )
+    return Source(source.names[0], source.files, source.requirements) if len(source.names) == 1 else source
+
+
+def _dependencies(source: Source) -> dict[str, bytes]:
+    """The files of what the package depends on and the hosts lack."""
+    if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
+        return {}
+    from ops import wheels
+
+    fetched = wheels.fetch(source.requirements)
+    sizes = {wheel.name: wheel.stat().st_size for wheel in fetched}
+    if (total := sum(sizes.values()) + sum(map(len, source.files.values()))) > LIMIT:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise UsageError(
+            f"{source.name} and its dependencies have {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
+            f"{largest} with {sizes[largest] / MEGABYTE:.0f} MB: leave out what it can do without"
+        )
+    return wheels.unpack(fetched)
+
+
+def _imports(files: dict[str, bytes], wheels: Mapping[str, bytes], name: str, module: str, folder: str = "") -> dict[str, str]:
+    """The modules that the hosts must have: what the package brings along, they need not."""
+    brought = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}
+    imports = check_module(files, name, module, folder)
+    return {wanted: where for wanted, where in imports.items() if wanted not in brought}
+
+
+def _read(root: Path) -> Iterator[tuple[str, bytes]]:
+    """Every file of the package, in order, by its path from beside the package; stops where there is too much."""
     sizes: dict[Path, int] = {}
     for directory, folders, names in os.walk(root):
         folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED_DIRS)
@@ -77,12 +163,12 @@ def _read(root: Path) -> Iterator[tuple[Path, bytes]]:
         )
     for path in sorted(sizes):
         try:
-            yield path.relative_to(root.parent), path.read_bytes()
+            yield path.relative_to(root.parent).as_posix(), path.read_bytes()
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def pack(files: dict[str, bytes]) -> bytes:
+def pack(files: Mapping[str, bytes]) -> bytes:
     """package.tar.gz; the same files give the same bytes."""
     packed = io.BytesIO()
     with (

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import itertools
 import json
 import sys
-import tarfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,11 +14,10 @@ from ops import compare, job, show
 from ops.bucket import Bucket, open_bucket
 from ops.config import Job
 from ops.errors import DETACHED, OpsError, UsageError
-from ops.imports import check_module
 from ops.inventory import Inventory
 from ops.ledger import Ledger
 from ops.manifest import cluster, cluster_line, redirected
-from ops.package import Package
+from ops.package import Package, unpack
 from ops.reading import read_logs
 from ops.remote import Fleet
 from ops.schema import check_job_id
@@ -93,9 +90,7 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
     if (found := hashlib.sha256(archive).hexdigest()) != wanted:
         what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        files = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
-    return Package(name, files, check_module(files, name, whole["module"]), archive)
+    return unpack(archive, name, whole["package"]["files"], whole["module"])
 
 
 def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str) -> Job:

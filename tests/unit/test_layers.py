@@ -35,7 +35,7 @@ OUTSIDE = {
         "psutil",
         "yaml",
     },
-    "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "yaml"},
+    "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "packaging", "yaml"},
     "fabfile.py": {"fabric"},
     "replica": {"fsspec"},
     "trainer": {"tensorflow", "numpy", "fsspec", "tensorboard"},

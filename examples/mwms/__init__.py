@@ -1,0 +1,1 @@
+"""tf-keras and `fit` under MultiWorkerMirroredStrategy: the chief and the workers take every step together."""

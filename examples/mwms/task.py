@@ -1,0 +1,123 @@
+"""`python -m mwms.task`: the chief or a worker of a synchronous training, as TF_CONFIG says; without it, all in one process."""
+
+import argparse
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+MODELS = {
+    "cnn": [
+        keras.layers.Conv2D(32, 5, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Conv2D(64, 5, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(1024, activation="relu"),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(10),
+    ],
+    "mlp": [
+        keras.layers.Flatten(),
+        keras.layers.Dense(128, activation="relu"),
+        keras.layers.Dense(32, activation="relu"),
+        keras.layers.Dense(10),
+    ],
+}
+
+
+class Report(keras.callbacks.Callback):
+    """A line about every second. Each replica's batch counts as a step, so that rates compare with other ways of training."""
+
+    def __init__(self, replica, replicas, batch_size):
+        super().__init__()
+        self.replica, self.replicas, self.batch_size = replica, replicas, batch_size
+        self.began = self.last_time = 0.0
+        self.last_batch = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        now = time.monotonic()
+        if batch == 0:  # the first step builds the graph
+            self.began = self.last_time = now
+        elif now - self.last_time >= 1:
+            local = (batch - self.last_batch) / (now - self.last_time)
+            print(
+                f"Train [{self.replica}], step {(batch + 1) * self.replicas}: loss: {logs['loss']:.3f}, "
+                f"accuracy: {logs['accuracy']:.3f} ({now - self.began:.3f} sec) {local * self.replicas:.1f} global steps/s, "
+                f"{local:.1f} local steps/s, {local * self.replicas * self.batch_size:.0f} examples/s",
+                flush=True,
+            )
+            self.last_time, self.last_batch = now, batch
+
+
+def records(folder, split):
+    """Images [28, 28, 1] from 0 to 1, and labels."""
+
+    def parse(record):
+        features = tf.io.parse_single_example(
+            record,
+            {"image_raw": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)},
+        )
+        image = tf.reshape(tf.io.decode_raw(features["image_raw"], tf.uint8), [28, 28, 1])
+        return tf.cast(image, tf.float32) / 255.0, features["label"]
+
+    files = tf.data.Dataset.list_files(f"{folder}/{split}*.tfrecord*", shuffle=False)
+    return tf.data.TFRecordDataset(files).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def train(args, replica):
+    """`fit` and `evaluate` by all replicas together; the chief saves the weights."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    replicas = strategy.num_replicas_in_sync
+    with strategy.scope():
+        model = keras.Sequential(MODELS[args.model])
+        model.compile(
+            keras.optimizers.Adam(args.learning_rate),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        model.distribute_reduction_method = "first"  # metrics are of all replicas already, and "auto" would add them up
+    # The strategy gives each replica its own part of the data, and divides the batches.
+    batch = args.batch_size * replicas
+    data = records(args.data, "train").shuffle(10_000).repeat().batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    steps = math.ceil(args.max_steps / replicas)
+    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[Report(replica, replicas, args.batch_size)])
+    if replica == "chief/0":  # Keras would save the metrics too, which only all replicas together can read
+        Path(args.job_dir).mkdir(parents=True, exist_ok=True)
+        np.savez(f"{args.job_dir}/weights.npz", *model.get_weights())
+    by_record = tf.data.Options()
+    by_record.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA  # there is one file
+    loss, accuracy = model.evaluate(records(args.data, "test").batch(1000).with_options(by_record), verbose=0)
+    if replica == "chief/0":
+        print(f"Final metrics after {steps * replicas} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=sorted(MODELS), default="cnn")
+    parser.add_argument("--batch-size", type=int, default=100, help="of each replica")
+    parser.add_argument("--max-steps", type=int, default=2000, help="batches, of all replicas together")
+    parser.add_argument("--learning-rate", type=float, default=0.001)
+    parser.add_argument("--data", default=os.environ.get("SCALETIER_DATA", ".cache/mnist"), help="folder of TFRecords")
+    parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR", "output"), help="for the trained model")
+    args = parser.parse_args()
+
+    config = json.loads(os.environ.get("TF_CONFIG", "{}"))
+    task = config.get("task", {"type": "chief", "index": 0})
+    replica = f"{task['type']}/{task['index']}"
+    if task["type"] in ("ps", "evaluator"):
+        print(f"{replica} has nothing to do: chief and workers hold all variables, and evaluate", flush=True)
+        return
+    if "cluster" in config:
+        config["cluster"].pop("ps", None)  # they take no part, and their servers would be waited for
+        os.environ["TF_CONFIG"] = json.dumps(config)
+    train(args, replica)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What pip says when it fails, as one line."""
+
+from __future__ import annotations
+
+import re
+
+HOSTS = "the hosts' Python 3.11 on Linux x86-64"
+_NOT_FOUND = re.compile(r"No matching distribution found for (.+)")
+_VERSIONS = re.compile(r"\(from versions: (.+?)\)")
+_WRONG_WHEEL = re.compile(r"(\S+\.whl) is not a supported wheel on this platform")
+_BUILD_OUTPUT = re.compile(r"\[\d+ lines? of output\]\n(.*?)\n\s*\[end of output\]", re.DOTALL)
+_CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\s*\n", re.DOTALL)
+_UNREACHABLE = ("NewConnectionError", "ConnectTimeoutError", "Temporary failure in name resolution", "ReadTimeoutError")
+# Tried versions are listed; the newest say enough.
+_SHOWN_VERSIONS = 5
+
+
+def explain(output: str) -> str:
+    """Why pip failed, by what it printed, and what to do."""
+    if found := _WRONG_WHEEL.search(output):
+        return unfit(found[1].rpartition("/")[2])
+    if found := _NOT_FOUND.search(output):
+        return _not_found(found[1].strip(), output)
+    if found := _CONFLICT.search(output):
+        wanted = "; ".join(line.strip() for line in found[1].splitlines())
+        return f"dependencies contradict one another or what the hosts have: {wanted}"
+    if outputs := _BUILD_OUTPUT.findall(output):
+        lines = [line.strip() for line in outputs[-1].splitlines() if line.strip()]
+        return f"a build by setup.py or pyproject.toml failed: {lines[-1] if lines else 'it printed nothing'}"
+    errors = [line.partition("ERROR: ")[2] for line in output.splitlines() if "ERROR: " in line]
+    last = output.strip().splitlines()[-1:] or ["it printed nothing"]
+    return f"pip failed: {(errors or last)[0]}"
+
+
+def unfit(wheel: str) -> str:
+    """What to say of a wheel that the hosts cannot use."""
+    if wheel.endswith("-linux_x86_64.whl"):
+        return f"{wheel} was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
+    return f"{wheel} is not a wheel for {HOSTS}: take one for cp311, abi3 or py3, and for any platform or manylinux"
+
+
+def _not_found(wanted: str, output: str) -> str:
+    if any(word in output for word in _UNREACHABLE):
+        return (
+            f"dependency {wanted} cannot be fetched, the package index does not answer: check the network, or pip config list"
+        )
+    listed = _VERSIONS.search(output)
+    versions = listed[1].split(", ") if listed and listed[1] != "none" else []
+    there = f"there are {', '.join(versions[-_SHOWN_VERSIONS:])}" if versions else "no version of it fits"
+    return f"dependency {wanted} cannot be found for {HOSTS}, {there}: check its name and version"
