@@ -71,7 +71,7 @@ def test_what_is_skipped_is_said(directory: Path, capsys: pytest.CaptureFixture[
     flip(Path(many), *(24 * number + 12 for number in range(7)))
     flip(Path(cut), 24 + 12, 24 * 3)
     assert len(read_all(segments([one, many, cut, sound], skip=True))) == 9 + 3 + 2 + 10
-    assert capsys.readouterr().out.splitlines() == [
+    assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("looking for")] == [
         f"Skipping 1 corrupt record of {one}: byte 48 (record 2)",
         f"Skipping 7 corrupt records of {many}: byte 0 (record 0), byte 24 (record 1), byte 48 (record 2), byte 72 (record 3), "
         "byte 96 (record 4) and 2 more",

@@ -78,7 +78,7 @@ def test_records_are_made_once(source: Path, tmp_path: Path, capsys: pytest.Capt
     note = json.loads((dest / "manifest.json").read_text())
     assert small(5).digests[0] in note["recipe"]["sha256"]
     assert note["records"] == {"train": 20, "test": 5}
-    assert "train: 20 records in 20 files\ntest: 5 records in 1 file\n" in capsys.readouterr().out
+    assert {"train: 20 records in 20 files", "test: 5 records in 1 file"} <= set(capsys.readouterr().out.splitlines())
     before = {path: path.stat().st_mtime_ns for path in dest.iterdir()}
     assert records.main(arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in dest.iterdir()} == before

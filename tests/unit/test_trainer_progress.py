@@ -1,0 +1,24 @@
+"""A line every two seconds, and none from what is quick."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.progress import counted
+
+
+def test_only_what_takes_its_time_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def items(seconds: float) -> list[int]:
+        found = []
+        for item in counted(range(5), "reading row", 5000):
+            now[0] += seconds
+            found.append(item)
+        return found
+
+    assert items(0.1) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().out == ""
+    assert items(1.5) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().out.splitlines() == ["reading row 3 of 5,000", "reading row 5 of 5,000"]
