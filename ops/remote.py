@@ -31,6 +31,7 @@ _STAGGER_SECONDS = 0.7
 # A host that lost its power says nothing: after so long without an answer to our own packets it is gone.
 _SILENT_SECONDS = 30
 _CHUNK = 1 << 15
+_BURST = 1 << 18
 ADVICE = "run pulumi up, which brings back what is missing"
 
 
@@ -102,7 +103,8 @@ class Fleet:
                 if stdin is not None:
                     # A command that ends before it has read all says why by its exit code.
                     with contextlib.suppress(OSError):
-                        channel.sendall(stdin)
+                        for start in range(0, len(stdin), _BURST):  # sendall copies all that it has left for each packet
+                            channel.sendall(stdin[start : start + _BURST])
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
                 return Ran(name, channel.recv_exit_status(), output.decode("utf-8", "replace"))

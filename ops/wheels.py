@@ -136,6 +136,5 @@ def _only_wheel(folder: Path) -> Path:
 
 
 def _distribution(wheel: Path) -> metadata.Distribution:
-    with zipfile.ZipFile(wheel) as opened:
-        info = next(name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
-    return metadata.Distribution.at(zipfile.Path(wheel, info.removesuffix("METADATA")))  # type: ignore[arg-type]
+    info = next(name for name in zipfile.Path(wheel).iterdir() if name.name.endswith(".dist-info"))
+    return metadata.PathDistribution(info)

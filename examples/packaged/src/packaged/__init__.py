@@ -1,0 +1,1 @@
+"""A trainer that is a project with dependencies."""

@@ -1,0 +1,35 @@
+"""`python -m packaged.task`: the master fits a line, and shows in a table how it went; the others have nothing to do."""
+
+import argparse
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+from tabulate import tabulate
+
+from packaged.model import LEVEL, SLOPE, Line, step
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--max-steps", type=int, default=200)
+    args = parser.parse_args()
+    replica = f"{os.environ.get('TYPE', 'master')}/{os.environ.get('INDEX', '0')}"
+    print(f"Started [{replica}], packaged-trainer {version('packaged-trainer')}, tabulate {version('tabulate')}", flush=True)
+    if replica != "master/0":
+        return
+    line, rows, every = Line(), [], max(args.max_steps // 5, 1)
+    for number in range(1, args.max_steps + 1):
+        loss = float(step(line, 0.1, 100))
+        if number % every == 0:
+            rows.append((number, loss, float(line.slope), float(line.level)))
+    table = tabulate(rows, ("step", "loss", f"slope ({SLOPE:g})", f"level ({LEVEL:g})"), floatfmt=".3f")
+    print(table, flush=True)
+    folder = Path(os.environ.get("JOB_DIR", "output"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.txt").write_text(table)
+    print(f"Final metrics after {args.max_steps} steps, loss: {loss:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
