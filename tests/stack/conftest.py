@@ -5,10 +5,12 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import runpy
 from collections.abc import Mapping
 
 import pytest
+from gcpcases import ALL
 from stackmocks import PROJECT, ZONE, Program, Stack, declared
 
 from infra.gcp import target as gcp_target
@@ -41,3 +43,9 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         return stack
 
     return run
+
+
+@pytest.fixture(params=ALL, ids=lambda config: "-".join(re.findall(r"\w+", str([*config.values()])))[:60])
+def stack(request: pytest.FixtureRequest, program: Program) -> Stack:
+    """Each of the clusters of the Google Cloud target in turn."""
+    return program("gcp", **request.param)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pulumi_policy
 import pytest
+from gcpcases import A100, GPUS, L4
 from pulumi_gcp.compute import (
     Address,
     Firewall,
@@ -26,7 +27,6 @@ from pulumi_gcp.projects import IAMMember
 from pulumi_gcp.storage import Bucket, BucketAccessControl, BucketIAMMember
 from stackmocks import Program, Stack, declared
 from test_firewall_answers import TIERS
-from test_gcp import A100, GPUS, L4
 
 from infra.policy.pack import policies
 from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, RULES, hourly_cost

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from opsdata import inventory_json
+from replicahosts import Cluster, Make
 
 from ops.inventory import Inventory, parse
 
@@ -58,3 +59,17 @@ def inventory(tmp_path: Path) -> Inventory:
 def standard(tmp_path: Path) -> Inventory:
     """The same hosts, as if they were STANDARD_1's."""
     return parse(inventory_json(scaleTier="STANDARD_1"), tmp_path)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes a cluster of replica processes, which end with the test."""
+    made: list[Cluster] = []
+
+    def cluster(trainer: str, *replicas: str, args: list[str] | None = None, **plan: Any) -> Cluster:
+        made.append(Cluster(tmp_path, trainer, list(replicas) or ["master-0"], args or [], **plan))
+        return made[-1]
+
+    yield cluster
+    for each in made:
+        each.close()

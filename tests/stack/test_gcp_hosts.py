@@ -1,0 +1,146 @@
+"""The hosts of the Google Cloud target: safety, addresses, machine types, disks, GPUs, spot and the startup script."""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from gcpcases import A100, GPUS, HOSTS, L4, email, role_of
+from stackmocks import KEY, STACK, Program, Recorded, Stack
+from test_firewall_answers import CUSTOM, TIERS
+
+from infra.spec import ScaleTier
+
+
+def test_every_host_is_as_safe_as_it_can_be(stack: Stack) -> None:
+    for item in stack.of("Instance"):
+        inputs = item.inputs
+        assert inputs["shieldedInstanceConfig"] == {
+            "enableSecureBoot": True,
+            "enableVtpm": True,
+            "enableIntegrityMonitoring": True,
+        }
+        assert inputs["canIpForward"] is False
+        assert inputs["serviceAccount"]["email"] == email(role_of(item), stack)
+        metadata = inputs["metadata"]
+        assert metadata["block-project-ssh-keys"] == "true"
+        assert metadata["enable-oslogin"] == "FALSE"
+        assert metadata["enable-guest-attributes"] == "TRUE"
+        assert metadata["serial-port-enable"] == "FALSE"
+        assert metadata["ssh-keys"] == f"scaletier:{KEY}"
+        assert len(metadata["startup-script"]) < 2**18
+        assert inputs["allowStoppingForUpdate"] is True
+        assert inputs["desiredStatus"] == "RUNNING"
+        assert inputs["labels"] == {
+            "scaletier-stack": STACK,
+            "scaletier-role": role_of(item),
+            "scaletier-replica": item.name,
+        }
+        assert item.options.deleteBeforeReplace
+
+
+def test_no_host_has_a_public_address_unless_asked_for(program: Program) -> None:
+    for item in program("gcp", scaleTier="STANDARD_1").of("Instance"):
+        (interface,) = item.inputs["networkInterfaces"]
+        assert set(interface) == {"subnetwork", "networkIp"}
+    for item in program("gcp", scaleTier="STANDARD_1", publicAddress="true").of("Instance"):
+        assert item.inputs["networkInterfaces"][0]["accessConfigs"] == [{"networkTier": "PREMIUM"}]
+
+
+def test_addresses_are_the_roles_and_stay(program: Program) -> None:
+    def addresses(**config: str) -> dict[str, str]:
+        return {item.name: item.inputs["networkInterfaces"][0]["networkIp"] for item in program("gcp", **config).of("Instance")}
+
+    small, large = addresses(scaleTier="STANDARD_1"), addresses(scaleTier="PREMIUM_1")
+    assert small.items() <= large.items()
+    assert len(set(large.values())) == len(large)
+    assert all(ipaddress.ip_address(found) in ipaddress.ip_network("10.64.0.0/20") for found in large.values())
+
+
+@pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])
+def test_machine_types_and_disks_are_the_tiers(program: Program, config: dict[str, str]) -> None:
+    stack = program("gcp", **config)
+    found = {item.name: item.inputs["machineType"] for item in stack.of("Instance")}
+    assert len(found) == HOSTS.get(ScaleTier(config["scaleTier"]), 7)
+    assert found == {host["name"]: host["machineType"] for host in stack.inventory["hosts"]}
+    for item in stack.of("Instance"):
+        disk = item.inputs["bootDisk"]
+        assert disk["autoDelete"] is True
+        assert disk["initializeParams"]["type"] == "pd-ssd"
+        assert disk["initializeParams"]["size"] == 100
+        assert item.inputs["bootDisk"]["initializeParams"]["image"].startswith("projects/")
+
+
+def test_a_disk_can_be_of_another_kind(program: Program) -> None:
+    stack = program("gcp", scaleTier="BASIC", bootDiskType="pd-balanced", bootDiskSize="200", image="my-project/my-family")
+    disk = stack.one("Instance").inputs["bootDisk"]["initializeParams"]
+    assert (disk["type"], disk["size"], disk["image"]) == ("pd-balanced", 200, "my-project/my-family")
+
+
+STANDARD = {"provisioningModel": "STANDARD", "preemptible": False, "automaticRestart": True}
+SPOT = {
+    "provisioningModel": "SPOT",
+    "preemptible": True,
+    "automaticRestart": False,
+    "onHostMaintenance": "TERMINATE",
+    "instanceTerminationAction": "STOP",
+}
+
+
+def shape(item: Recorded) -> tuple[Any, Mapping[str, Any], str]:
+    image = item.inputs["bootDisk"]["initializeParams"]["image"]
+    return item.inputs.get("guestAccelerators"), item.inputs["scheduling"], image.rpartition("/")[2]
+
+
+def test_gpus_and_spot_are_by_role(program: Program) -> None:
+    found = {item.name: shape(item) for item in program("gcp", **GPUS).of("Instance")}
+    assert found["master-0"] == (None, STANDARD | {"onHostMaintenance": "MIGRATE"}, "debian-12")
+    assert found["ps-0"] == (None, SPOT, "debian-12")
+    assert found["worker-2"] == ([{"type": "nvidia-tesla-v100", "count": 2}], SPOT, "ubuntu-2404-lts-amd64")
+    assert found["evaluator-0"] == (
+        [{"type": "nvidia-tesla-t4", "count": 1}],
+        STANDARD | {"onHostMaintenance": "TERMINATE"},
+        "ubuntu-2404-lts-amd64",
+    )
+
+
+def test_a_host_that_loses_its_gpus_or_its_address_is_made_anew(program: Program) -> None:
+    def triggers(**config: str) -> dict[str, str]:
+        stack = program("gcp", **config)
+        return {item.name: item.options.replacement_trigger.string_value for item in stack.of("Instance")}
+
+    plain, gpus = triggers(**CUSTOM), triggers(**GPUS)
+    assert {name for name in plain if plain[name] != gpus[name]} == {"worker-0", "worker-1", "worker-2", "evaluator-0"}
+    assert gpus["worker-0"] == "private, 2 x nvidia-tesla-v100"
+    assert triggers(scaleTier="BASIC", publicAddress="true") == {"master-0": "public"}
+
+
+def test_basic_gpu_has_a_t4_and_machine_types_with_gpus_bring_theirs(program: Program) -> None:
+    terminates = STANDARD | {"onHostMaintenance": "TERMINATE"}
+    basic = program("gcp", scaleTier="BASIC_GPU")
+    assert shape(basic.one("Instance"))[:2] == ([{"type": "nvidia-tesla-t4", "count": 1}], terminates)
+    assert shape(program("gcp", **L4).one("Instance"))[:2] == ([{"type": "nvidia-l4", "count": 2}], SPOT)
+    a100 = program("gcp", **A100)
+    assert shape(a100.one("Instance"))[:2] == ([{"type": "nvidia-tesla-a100", "count": 2}], terminates)
+    assert a100.inventory["hosts"][0]["accelerator"] == {"type": "nvidia-tesla-a100", "count": 2}
+
+
+def test_a_startup_script_makes_the_host_and_is_bash(program: Program) -> None:
+    stack = program("gcp", **GPUS, idleTimeout="30m")
+    scripts = {item.name: item.inputs["metadata"]["startup-script"] for item in stack.of("Instance")}
+    assert scripts["worker-0"] == scripts["worker-1"]
+    assert "tensorflow-cpu==2.21.0" in scripts["ps-0"]
+    assert "nvidia" not in scripts["ps-0"]
+    assert "tensorflow[and-cuda]==2.21.0" in scripts["worker-0"]
+    assert "linux-modules-nvidia-" in scripts["worker-0"]
+    assert "AllowUsers scaletier" in scripts["ps-0"]
+    assert "-lt 1800 ]" in scripts["ps-0"]
+    for script in scripts.values():
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    other = program("gcp", scaleTier="BASIC", runtimeVersion="2.20.0").one("Instance").inputs["metadata"]["startup-script"]
+    assert "tensorflow-cpu==2.20.0" in other
+    assert "numpy==" not in other
+    assert "enable --now --quiet scaletier-idle.timer" not in other

@@ -1,0 +1,107 @@
+"""What the Google Cloud target makes once: names, network, firewall, accounts, bucket; for all tiers, with GPUs and spot."""
+
+from __future__ import annotations
+
+import re
+
+from gcpcases import email, role_of
+from stackmocks import PROJECT, STACK, ZONE, Program, Stack
+
+from infra.gcp.firewall import DENY_PRIORITY, IAP_RANGE
+
+LEGAL = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
+
+
+def test_every_name_is_legal_and_used_once(stack: Stack) -> None:
+    names: set[tuple[str, str]] = set()
+    for item in stack.resources:
+        name = item.inputs.get("accountId") or item.inputs.get("name")
+        if item.type.startswith("gcp:") and "IAMMember" not in item.type:
+            assert LEGAL.match(name), name
+            assert (item.type, name) not in names
+            names.add((item.type, name))
+        if "accountId" in item.inputs:
+            assert 6 <= len(name) <= 30
+
+
+def test_everything_says_its_project_and_place(stack: Stack) -> None:
+    for item in stack.resources:
+        if item.type.startswith("gcp:") and "IAMMember" not in item.type:
+            assert item.inputs["project"] == PROJECT
+        if "region" in item.inputs:
+            assert item.inputs["region"] == ZONE[:-2]
+
+
+def test_the_network_has_one_subnet_with_private_access_and_nat(stack: Stack) -> None:
+    (network,) = [item for item in stack.of("Network") if item.type.startswith("gcp:")]
+    assert network.inputs["autoCreateSubnetworks"] is False
+    assert network.inputs["routingMode"] == "REGIONAL"
+    subnet, nat = stack.one("Subnetwork"), stack.one("RouterNat")
+    assert subnet.inputs["privateIpGoogleAccess"] is True
+    assert subnet.inputs["ipCidrRange"] == "10.64.0.0/20"
+    assert "logConfig" not in subnet.inputs
+    assert nat.inputs["natIpAllocateOption"] == "AUTO_ONLY"
+    assert nat.inputs["sourceSubnetworkIpRangesToNat"] == "LIST_OF_SUBNETWORKS"
+    assert nat.inputs["subnetworks"][0]["sourceIpRangesToNats"] == ["ALL_IP_RANGES"]
+    assert nat.inputs["logConfig"] == {"enable": True, "filter": "ERRORS_ONLY"}
+
+
+def test_flow_logs_are_there_when_asked_for(program: Program) -> None:
+    assert program("gcp", flowLogs="true").one("Subnetwork").inputs["logConfig"]["flowSampling"] == 0.5
+
+
+def test_what_no_rule_allows_is_refused_and_logged(stack: Stack) -> None:
+    (deny,) = [item for item in stack.of("Firewall") if item.inputs.get("denies")]
+    assert deny.inputs["priority"] == DENY_PRIORITY
+    assert deny.inputs["denies"] == [{"protocol": "all"}]
+    assert deny.inputs["sourceRanges"] == ["0.0.0.0/0"]
+    assert deny.inputs["logConfig"] == {"metadata": "INCLUDE_ALL_METADATA"}
+    for key in ("targetServiceAccounts", "targetTags"):
+        assert key not in deny.inputs
+
+
+def test_rules_go_by_service_account_and_ssh_comes_from_iap(stack: Stack) -> None:
+    for item in stack.of("Firewall"):
+        if "allows" not in item.inputs:
+            continue
+        assert len(item.inputs["targetServiceAccounts"]) == 1
+        (allow,) = item.inputs["allows"]
+        assert allow["protocol"] == "tcp"
+        if allow["ports"] == ["22"]:
+            assert item.inputs["sourceRanges"] == [str(IAP_RANGE)]
+            assert "sourceServiceAccounts" not in item.inputs
+        else:
+            assert allow["ports"] == ["2222"]
+            assert "sourceRanges" not in item.inputs
+            assert len(item.inputs["sourceServiceAccounts"]) == 1
+
+
+def test_a_role_has_one_account_which_may_use_the_bucket_alone(stack: Stack) -> None:
+    roles = {role_of(item) for item in stack.of("Instance")}
+    assert {item.name for item in stack.of("Account")} == {f"account-{role}" for role in roles}
+    assert {item.type for item in stack.resources if "IAM" in item.type} == {"gcp:storage/bucketIAMMember:BucketIAMMember"}
+    granted = {(item.inputs["member"], item.inputs["role"]) for item in stack.of("BucketIAMMember")}
+    assert granted == {
+        (f"serviceAccount:{email(role, stack)}", name)
+        for role in roles
+        for name in ("roles/storage.objectUser", "roles/storage.legacyBucketReader")
+    }
+
+
+def test_the_bucket_is_private_versioned_and_not_destroyed_with_data(stack: Stack) -> None:
+    bucket = stack.one("Bucket")
+    assert bucket.inputs["uniformBucketLevelAccess"] is True
+    assert bucket.inputs["publicAccessPrevention"] == "enforced"
+    assert bucket.inputs["versioning"] == {"enabled": True}
+    assert bucket.inputs["forceDestroy"] is False
+    assert bucket.inputs["location"] == "US-CENTRAL1"
+    assert [rule["action"]["type"] for rule in bucket.inputs["lifecycleRules"]] == ["Delete", "AbortIncompleteMultipartUpload"]
+    assert bucket.inputs["labels"]["scaletier-stack"] == STACK
+    assert not bucket.options.retainOnDelete
+
+
+def test_the_bucket_is_kept_or_emptied_when_asked_for(program: Program) -> None:
+    kept = program("gcp", retainBucket="true", bucket="my-own-bucket").one("Bucket")
+    assert kept.options.retainOnDelete
+    assert kept.inputs["name"] == "my-own-bucket"
+    assert program("gcp", forceDestroy="true").one("Bucket").inputs["forceDestroy"] is True

@@ -1,0 +1,126 @@
+"""The Google Cloud target as a whole: what changes with what, in which order, and what the operator gets."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pulumi
+import pytest
+from gcpcases import GPUS, role_of
+from stackmocks import PROJECT, ZONE, Program, Stack
+
+from infra.cost import price_list
+from infra.gcp.cluster import _warn
+
+
+def test_nothing_changes_by_itself(program: Program) -> None:
+    first, second = program("gcp", **GPUS), program("gcp", **GPUS)
+    assert {item.urn: item.inputs for item in first.resources} == {item.urn: item.inputs for item in second.resources}
+
+
+def test_another_tier_touches_the_difference_alone(program: Program) -> None:
+    small = {item.urn: item.inputs for item in program("gcp", scaleTier="STANDARD_1").resources}
+    large = {
+        item.urn: item.inputs
+        for item in program(
+            "gcp",
+            scaleTier="CUSTOM",
+            masterType="n1-highcpu-8",
+            workerType="n1-highcpu-8",
+            workerCount="5",
+            parameterServerType="n1-standard-4",
+            parameterServerCount="3",
+            evaluatorType="n1-standard-4",
+            evaluatorCount="1",
+        ).resources
+    }
+    changed = {urn.rpartition("::")[2] for urn, inputs in small.items() if large.get(urn) != inputs}
+    assert changed == {"host-keys", "operator-files"}
+    new = {urn.rpartition("::")[2] for urn in large if urn not in small}
+    assert new == {
+        "worker-4",
+        "evaluator-0",
+        "account-evaluator",
+        "evaluator-bucket",
+        "evaluator-objects",
+        "operator-evaluator-22",
+    }
+
+
+def test_the_longest_chain_has_five_links(stack: Stack) -> None:
+    assert stack.chain == 5
+
+
+def test_hosts_wait_for_the_firewall_and_for_their_right_to_the_bucket(stack: Stack) -> None:
+    rules = {item.urn for item in stack.of("Firewall") if item.type.startswith("gcp:")}
+    for item in stack.of("Instance"):
+        grants = {found.urn for found in stack.of("BucketIAMMember") if found.name.startswith(f"{role_of(item)}-")}
+        assert rules | grants <= item.depends
+        assert not {found.urn for found in stack.of("Instance")} & item.depends
+
+
+def test_the_outputs_are_of_the_one_schema(program: Program) -> None:
+    stack = program("gcp", scaleTier="STANDARD_1", labels='{"team": "vision"}')
+    inventory = stack.inventory
+    assert set(inventory) == set(program("lxd", scaleTier="STANDARD_1").inventory)
+    assert inventory["bucket"] == inventory["operatorBucket"] == f"gs://{stack.one('Bucket').inputs['name']}"
+    assert inventory["labels"] == {"team": "vision"}
+    ps = inventory["hosts"][0]
+    assert (ps["name"], ps["address"], ps["cpus"], ps["memoryBytes"]) == ("ps-0", "10.64.4.0", 4, 15 * 2**30)
+    assert ps["hourlyCost"] == pytest.approx(0.2133, abs=1e-4)
+    assert all(host["createTime"] == f"created-{host['name']}" for host in inventory["hosts"])
+
+
+def ssh_of(stack: Stack) -> tuple[dict[str, str], str]:
+    hosts = dict(re.findall(r"^Host (\S+) .*\n  HostName (.*)$", stack.files["ssh_config"], re.MULTILINE))
+    return hosts, stack.files["ssh_config"]
+
+
+def test_ssh_goes_through_iap_by_the_instances_names(program: Program) -> None:
+    stack = program("gcp", scaleTier="BASIC")
+    hosts, text = ssh_of(stack)
+    name = stack.one("Instance").inputs["name"]
+    assert hosts == {"master-0": name}
+    assert f"ProxyCommand gcloud compute start-iap-tunnel %h %p --listen-on-stdin --project {PROJECT} --zone {ZONE}" in text
+    assert "StrictHostKeyChecking yes" in text
+    assert stack.files["known_hosts"] == f"{name} ssh-ed25519 master-0\n"
+
+
+@pytest.mark.parametrize(("public", "host"), [("false", "10.64.0.2"), ("true", "203.0.113.9")])
+def test_ssh_goes_straight_from_an_operators_range(program: Program, public: str, host: str) -> None:
+    stack = program("gcp", scaleTier="BASIC", operatorCidr="198.51.100.0/24", publicAddress=public)
+    hosts, text = ssh_of(stack)
+    assert hosts == {"master-0": host}
+    assert "ProxyCommand" not in text
+    assert stack.files["known_hosts"] == f"{host} ssh-ed25519 master-0\n"
+    assert stack.one("Firewall", "operator-master-22").inputs["sourceRanges"] == ["198.51.100.0/24"]
+
+
+def test_no_secret_and_no_token_is_in_a_resource(program: Program) -> None:
+    stack = program("gcp", provider={"project": PROJECT, "zone": ZONE, "accessToken": "ya29.secret"}, scaleTier="BASIC")
+    assert "ya29" not in json.dumps([item.inputs for item in stack.resources], default=str)
+
+
+def test_host_keys_are_asked_for_where_the_provider_is_pointed(program: Program) -> None:
+    place = {"project": PROJECT, "zone": ZONE, "computeCustomEndpoint": "http://127.0.0.1:1/compute/v1"}
+    assert program("gcp", provider=place).one("HostKeys").inputs["endpoint"] == "http://127.0.0.1:1/compute/v1/"
+
+
+def test_a_host_whose_key_is_late_is_named(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda message, *_: said.append(message))
+    program("gcp", scaleTier="BASIC")
+    assert said == []
+    _warn(["worker-1"])
+    assert said[0].startswith("no host key yet of worker-1, so ssh refuses them: `pulumi up` looks again")
+
+
+def test_the_price_is_said_at_every_preview(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lambda message, *_: said.append(message))
+    program("gcp", scaleTier="STANDARD_1")
+    assert said == [
+        "about 2.18 USD an hour in us-central1: ps 0.64, master 0.31, worker 1.23, network 0.01 "
+        f"(estimated on {price_list()['date']}, without traffic and the bucket)"
+    ]
