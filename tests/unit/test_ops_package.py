@@ -102,9 +102,9 @@ def test_too_much(tmp_path: Path) -> None:
     root = make(tmp_path, {"task.py": ""})
     (root / "data").mkdir()
     with (root / "data" / "train.bin").open("wb") as file:
-        file.truncate(200_000_000)
+        file.truncate(300_000_000)
     says = refused(root)
-    assert "has 200 MB, 50 MB at most; largest is data/train.bin with 200 MB: keep data in the bucket" in says
+    assert "has 300 MB, 250 MB at most; largest is data/train.bin with 300 MB: keep data in the bucket" in says
 
 
 def test_an_import_that_python_2_would_have_found() -> None:

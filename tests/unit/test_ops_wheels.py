@@ -1,0 +1,231 @@
+"""Dependencies: what pip is asked, what goes along, and one clear line for what cannot. pip runs for real, without an index."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ops import hostpython, package, piperror, wheels
+from ops.errors import UsageError
+
+# A build backend of a project's own, so that a build needs nothing from elsewhere.
+_BACKEND = """
+import pathlib, zipfile
+
+def build_wheel(directory, config=None, metadata=None):
+    {before}
+    name = "mine-2.0-py3-none-any.whl"
+    with zipfile.ZipFile(pathlib.Path(directory, name), "w") as wheel:
+        for path in sorted(pathlib.Path(".").rglob("*.py")):
+            if path.name != "backend.py":
+                wheel.write(path)
+        wheel.writestr("mine-2.0.dist-info/METADATA", {metadata!r})
+        wheel.writestr("mine-2.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("mine-2.0.dist-info/RECORD", "")
+    pathlib.Path("left-behind").touch()
+    return name
+"""
+_PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in the place of the package index, and a cache of its own."""
+    (folder := tmp_path / "index").mkdir()
+    for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
+    return folder
+
+
+def wheel(
+    folder: Path, name: str = "far", tags: str = "py3-none-any", files: Mapping[str, str] | None = None, needs: str = ""
+) -> Path:
+    path = folder / f"{name}-1.0-{tags}.whl"
+    with zipfile.ZipFile(path, "w") as opened:
+        for inside, content in (files or {f"{name}/__init__.py": ""}).items():
+            opened.writestr(inside, content)
+        requires = "".join(f"Requires-Dist: {need}\n" for need in needs.split(",") if need)
+        opened.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}")
+        opened.writestr(f"{name}-1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tags}\n")
+        opened.writestr(f"{name}-1.0.dist-info/RECORD", "")
+    return path
+
+
+def trainer(tmp_path: Path, requirements: str, task: str = "") -> Path:
+    (root := tmp_path / "mine").mkdir(exist_ok=True)
+    for name, content in {"__init__.py": "", "task.py": task, "requirements.txt": requirements}.items():
+        (root / name).write_text(content)
+    return root
+
+
+def project(tmp_path: Path, packages: tuple[str, ...] = ("mine",), requires: str = "", before: str = "pass") -> Path:
+    metadata = f"Metadata-Version: 2.1\nName: mine\nVersion: 2.0\n{requires}"
+    (root := tmp_path / "some-project").mkdir()
+    (root / "pyproject.toml").write_text(_PROJECT)
+    (root / "backend.py").write_text(_BACKEND.format(before=before, metadata=metadata))
+    for name in packages:
+        (root / name).mkdir()
+        (root / name / "__init__.py").touch()
+        (root / name / "task.py").write_text("import far, numpy\n")
+    return root
+
+
+def refused(root: Path, module: str = "mine.task") -> str:
+    with pytest.raises(UsageError) as error:
+        package.build(root, module)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def no_pip(*_: object) -> None:
+    raise AssertionError("pip is not needed")
+
+
+def test_what_the_hosts_have() -> None:
+    have = hostpython.hosts()
+    assert have["tensorflow"] == have["tensorflow-cpu"]
+    assert {"numpy", "fsspec", "keras", "protobuf"} <= have.keys()
+    assert not {"fabric", "pytest", "pulumi", "tf-keras"} & have.keys()
+
+
+def test_what_the_hosts_have_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "_pip", no_pip)
+    lines = "# what we use\nnumpy>=1.20  # any\ntensorflow[and-cuda]\n\nTensorFlow_CPU\nwinonly; sys_platform == 'win32'\n"
+    assert package.build(trainer(tmp_path, lines), "mine.task").wheels == {}
+
+
+def test_another_version_of_what_the_hosts_have(tmp_path: Path) -> None:
+    says = refused(trainer(tmp_path, "tensorflow==1.15.0\n"))
+    assert says.startswith("tensorflow==1.15.0 is asked for, but the hosts have tensorflow 2.")
+    assert "contradict" in refused(trainer(tmp_path, f"{wheel(tmp_path / 'index', needs='numpy<1.0')}\n"))
+
+
+def test_a_dependency_goes_along(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(index, needs="near,numpy,tensorflow>=2.16")
+    wheel(index, "near", files={"near.py": "", "near-1.0.data/purelib/deep/x.txt": "x", "near-1.0.data/scripts/near": "#!"})
+    root = trainer(tmp_path, "far\n", "import far, near, numpy\nfrom mine import other\n")
+    (root / "other.py").write_text("import somewhere\n")
+    built = package.build(root, "mine.task")
+    brought = {path for path in built.wheels if ".dist-info/" not in path}
+    assert brought == {"far/__init__.py", "near.py", "deep/x.txt"}
+    assert built.imports == {"numpy": "mine/task.py:1", "somewhere": "mine/other.py:1"}
+    assert built.pushed.keys() == built.wheels.keys() | built.files.keys()
+    assert package.unpack(built.archive, "mine", built.files, "mine.task") == built
+    monkeypatch.setattr(wheels, "_pip", no_pip)
+    assert package.build(root, "mine.task") == built
+
+
+def test_a_change_of_a_file_that_is_a_dependency_is_seen(tmp_path: Path) -> None:
+    (root := trainer(tmp_path, "./far-1.0-py3-none-any.whl\n-r more.txt\n")).joinpath("more.txt").write_text("")
+    wheel(root, files={"far.py": "one"})
+    assert package.build(root, "mine.task").wheels["far.py"] == b"one"
+    wheel(root, files={"far.py": "two"})
+    assert package.build(root, "mine.task").wheels["far.py"] == b"two"
+
+
+@pytest.mark.parametrize(
+    ("tags", "says"),
+    [
+        (
+            "cp39-cp39-manylinux2014_x86_64",
+            "far-1.0-cp39-cp39-manylinux2014_x86_64.whl is not a wheel for the hosts' Python 3.11",
+        ),
+        ("cp311-cp311-manylinux_2_17_aarch64", "is not a wheel for the hosts' Python 3.11 on Linux x86-64: take one for cp311"),
+        ("cp311-cp311-linux_x86_64", "was compiled here, and may not run on the hosts: ask for a version that has a manylinux"),
+    ],
+)
+def test_a_wheel_that_the_hosts_cannot_use(tmp_path: Path, tags: str, says: str) -> None:
+    root = trainer(tmp_path, f"./far-1.0-{tags}.whl\n")
+    wheel(root, tags=tags)
+    assert says in refused(root)
+    assert not list((tmp_path / "cache").iterdir()), "what failed is not kept"
+
+
+def test_what_fits_the_hosts() -> None:
+    tags = {str(tag) for tag in hostpython.tags()}
+    assert {"cp311-cp311-manylinux_2_36_x86_64", "cp37-abi3-manylinux2014_x86_64", "py3-none-any"} <= tags
+    assert not {"cp311-cp311-linux_x86_64", "cp312-cp312-manylinux2014_x86_64", "cp311-cp311-manylinux_2_39_x86_64"} & tags
+
+
+def test_a_dependency_that_is_nowhere(tmp_path: Path, index: Path) -> None:
+    says = refused(trainer(tmp_path, "no-such-thing>=2\n"))
+    assert says.startswith("dependency no-such-thing>=2 cannot be found for the hosts' Python 3.11 on Linux x86-64, no version")
+    wheel(index)
+    assert "there are 1.0: check its name and version" in refused(trainer(tmp_path, "far==3\n"))
+    assert "there are none" not in says
+
+
+def test_a_project(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(index)
+    root = project(tmp_path, requires="Requires-Dist: far\nRequires-Dist: tensorflow\nRequires-Dist: no-such; extra == 'dev'\n")
+    before = sorted(root.rglob("*"))
+    source = package.find(root)
+    assert source.name == "mine"
+    built = package.build(source, "mine.task")
+    assert {"mine/task.py", "mine-2.0.dist-info/METADATA"} <= built.files.keys()
+    assert "far/__init__.py" in built.wheels
+    assert built.imports == {"numpy": "mine/task.py:1"}
+    assert sorted(root.rglob("*")) == before, "a build leaves nothing in the user's folder"
+    monkeypatch.setattr(wheels, "_pip", no_pip)
+    assert package.build(root, "mine.task") == built
+
+
+def test_a_project_of_several_packages(tmp_path: Path, index: Path) -> None:
+    wheel(index)
+    root = project(tmp_path, ("mine", "yours"), "Requires-Dist: far\n")
+    source = package.find(root)
+    says = refused(root, f"{source.name}.task")
+    assert says == "project some-project has the packages mine, yours: say which module to run by --module"
+    assert package.build(source, "yours.task").name == "yours"
+
+
+def test_a_project_that_does_not_build(tmp_path: Path) -> None:
+    says = refused(project(tmp_path, before="raise ValueError('no compiler')"))
+    assert says == "a build by setup.py or pyproject.toml failed: ValueError: no compiler"
+
+
+def test_a_project_without_a_package(tmp_path: Path) -> None:
+    assert "builds a wheel without a Python package" in refused(project(tmp_path, ()))
+
+
+def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(tmp_path / "index", files={"far.bin": "x" * 2_000_000})
+    monkeypatch.setattr(package, "LIMIT", package.MEGABYTE)
+    says = refused(trainer(tmp_path, "far\n"))
+    assert says.startswith("mine and its dependencies have 2 MB, 1 MB at most; largest is far-1.0-py3-none-any.whl with 2 MB")
+
+
+def test_a_wheel_that_would_leave_the_package(tmp_path: Path) -> None:
+    for name in ("../../etc/passwd", "/etc/passwd", "far-1.0.data/purelib/../../x"):
+        with pytest.raises(UsageError, match="would leave the package"):
+            wheels.unpack([wheel(tmp_path, files={name: ""})])
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (
+            "ERROR: No matching distribution found for x\nNewConnectionError",
+            "cannot be fetched, the package index does not answer",
+        ),
+        (
+            "ERROR: Package 'x' requires a different Python: 3.11.2 not in '>=3.13'\n",
+            "pip failed: Package 'x' requires a different",
+        ),
+        ("boom\n", "pip failed: boom"),
+        ("", "pip failed: it printed nothing"),
+    ],
+)
+def test_what_pip_says(output: str, says: str) -> None:
+    assert says in piperror.explain(output)
+
+
+def test_python_is_the_hosts() -> None:
+    assert sys.version_info[:2] == (3, 11), "wheels are made and chosen by this Python"
