@@ -14,7 +14,6 @@ from ops.bucket import open_bucket
 from ops.errors import DONE, OpsError, UsageError
 from ops.inventory import Inventory
 from ops.ledger import Ledger
-from ops.manifest import flags
 from ops.output import Output
 from ops.push import PYTHON
 from ops.remote import Fleet
@@ -85,8 +84,7 @@ def _make(fleet: Fleet, ledger: Ledger, found: Output) -> None:
             f"fab get {job_id} DEST fetches its checkpoints"
         )
     chief = fleet.inventory.chief.name
-    said = dict(flags(found.job.trainingInput.get("args", [])))
-    arguments = ["--job-dir", found.job_dir, *(["--model", said["--model"]] if "--model" in said else [])]
+    arguments = [*found.job.trainingInput.get("args", []), "--job-dir", found.job_dir]  # of two the last counts
     with show.Step(f"exporting the latest checkpoint on {chief}"):
         fleet.must(chief, make_command(arguments), "could not export, it ended", package)
 

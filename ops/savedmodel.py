@@ -30,16 +30,16 @@ _TYPES = {
 
 def signatures(content: bytes) -> dict[str, dict[str, dict[str, str]]]:
     """Each signature's `inputs` and `outputs`, tensors by name, such as `float32 [?, 784]`; ValueError for no SavedModel."""
+    found = {}
     try:
-        found = {}
         for graph in _all(content, 2):  # SavedModel.meta_graphs
             for entry in _all(graph, 5):  # MetaGraphDef.signature_def
                 name, signature = _entry(entry)
                 if name != _INTERNAL:
                     found[name] = {"inputs": _tensors(signature, 1), "outputs": _tensors(signature, 2)}
-        return dict(sorted(found.items()))
-    except (IndexError, TypeError) as error:
-        raise ValueError(f"not a SavedModel: {error}") from None
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"not a SavedModel ({error})") from None
+    return dict(sorted(found.items()))
 
 
 def _tensors(signature: bytes, field: int) -> dict[str, str]:
@@ -82,7 +82,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
-            raise ValueError(f"not a SavedModel: a field of kind {kind}")
+            raise ValueError(f"a field of kind {kind}")
+        if at + size > len(message):
+            raise ValueError("it ends too early")
         yield tag >> 3, message[at : at + size]
         at += size
 

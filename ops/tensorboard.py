@@ -58,11 +58,7 @@ def tensorboard(inventory: Inventory, job_id: str | None, every_job: bool, port:
     if job_id and every_job:
         raise UsageError("--job shows one job and --all every one: leave one of them out")
     fleet = Fleet(inventory)
-    with show.Step("opening the bucket"):
-        ledger = Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
-    logdir, title = _logdir(inventory, ledger, job_id)
-    if every_job:
-        logdir, title = f"{inventory.bucket}/jobs", inventory.stack
+    logdir, title = (f"{inventory.bucket}/jobs", inventory.stack) if every_job else _logdir(fleet, job_id)
     connection = fleet.connection(inventory.chief.name)
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -88,13 +84,15 @@ def _ports(port: str | None) -> range:
     return range(int(port), int(port) + 1)
 
 
-def _logdir(inventory: Inventory, ledger: Ledger, job_id: str | None) -> tuple[str, str]:
+def _logdir(fleet: Fleet, job_id: str | None) -> tuple[str, str]:
     """Where a job's summaries are, as the hosts see it, and its id; an error where there are none."""
+    with show.Step("opening the bucket"):
+        ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, fleet.any_connection))
     wanted = job_id or ledger.newest()
     if wanted is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
     record = ledger.existing_job(wanted)
-    found = output.find(inventory, ledger.bucket, record)
+    found = output.find(fleet.inventory, ledger.bucket, record)
     if not any(_EVENTS in path for path in found.files):
         later = "" if record.final else ", try again in a moment"
         raise OpsError(f"job {wanted} ({record.state}) has no summaries in {found.job_dir}{later}")

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer import checkpoint
+from trainer import checkpoint, flags
 from trainer.mnist import PIXELS
 from trainer.model import MODELS, Model
 from trainer.runtime import import_tensorflow, say
@@ -53,17 +53,18 @@ def export(model: Model, variables: Mapping[str, Any], job_dir: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0 and the path on stdout, 2 where there is no checkpoint of this model."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Exports a job's latest checkpoint.")
-    parser.add_argument("--job-dir", required=True, metavar="DIR", help="where the job's checkpoints are, and the export goes")
-    parser.add_argument("--model", choices=sorted(MODELS), default="cnn", help="what was trained (default: cnn)")
-    flags = parser.parse_args(arguments)
-    job_dir, model = flags.job_dir.rstrip("/"), MODELS[flags.model]
+    """The command, with the flags of trainer.task, of which --job-dir and those of the model count.
+
+    0 and the path on stdout; 2 where there is no checkpoint of this model.
+    """
+    parser = flags.parser(os.environ)
+    parser.prog, parser.description = "python -m trainer.export", "Exports the latest checkpoint of a job."
+    given = parser.parse_args(arguments)
+    job_dir, model = given.job_dir.rstrip("/"), MODELS[given.model]
     found = checkpoint.latest(job_dir)
-    if found is None:
-        print(f"error: there is no checkpoint in {checkpoint.directory(job_dir)}", file=sys.stderr)
-        return 2
     try:
+        if found is None:
+            raise checkpoint.CheckpointError(f"there is no checkpoint in {checkpoint.directory(job_dir)}")
         values, _ = checkpoint.read(found, model)
     except checkpoint.CheckpointError as error:
         print(f"error: {error}", file=sys.stderr)

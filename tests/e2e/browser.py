@@ -1,0 +1,78 @@
+"""A real browser without a window, which reaches nothing but this machine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--window-size=1400,1000",
+)
+# TensorBoard's page is made of elements that hide theirs in shadow trees.
+_DEEP = """
+function deep(root, selector) {
+  const found = [...root.querySelectorAll(selector)];
+  for (const element of root.querySelectorAll('*'))
+    if (element.shadowRoot) found.push(...deep(element.shadowRoot, selector));
+  return found;
+}
+function above(element, name) {
+  while (element && element.localName !== name) element = element.parentElement || element.getRootNode().host;
+  return element;
+}
+"""
+
+
+class Browser:
+    """Chromium or Chrome with an empty profile in `folder`; the context ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        names = ("chromium", "google-chrome", "chrome")
+        binary, driver = next(filter(None, map(shutil.which, names)), None), shutil.which("chromedriver")
+        if binary is None or driver is None:
+            pytest.fail("there is no Chromium or Chrome with its chromedriver on PATH: run make browser")
+        options = webdriver.ChromeOptions()
+        options.binary_location = binary
+        for flag in (*_FLAGS, f"--user-data-dir={folder}"):
+            options.add_argument(flag)
+        self._driver = webdriver.Chrome(options=options, service=Service(driver))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._driver.quit()
+
+    def open(self, url: str) -> None:
+        """A page from its beginning, also where only the part behind # is another."""
+        self._driver.get("about:blank")
+        self._driver.get(url)
+
+    def await_value(self, script: str, good: Callable[[Any], bool], seconds: float = 60) -> Any:
+        """What a script returns, once it is good; it may use deep(root, selector) and above(element, name)."""
+        deadline = time.monotonic() + seconds
+        while not good(value := self._driver.execute_script(_DEEP + script)):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"after {seconds:.0f} s the page still says {value!r} to {script}")
+            time.sleep(0.5)
+        return value
+
+    def screenshot(self, path: Path) -> None:
+        self._driver.save_screenshot(str(path))

@@ -1,0 +1,164 @@
+"""`fab tensorboard` in a real browser, and `fab export`: a job that ended, one that runs, one that was cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser
+from stacks import Stack
+
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
+LOSS = """
+const lines = deep(document, 'path.line').filter(path => (above(path, 'tf-scalar-card') || {}).tag === 'loss');
+return lines.map(path => path.getAttribute('d') || '');
+"""
+PICTURES = """
+const shown = deep(document, 'img').filter(image => image.complete && image.naturalWidth === 28);
+return shown.map(image => (above(image, 'tf-image-loader') || {}).tag);
+"""
+NODES = "return deep(document, 'g.node').length"
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Stack) -> str:
+    """A job that has trained a little."""
+    result = cluster.fab("train", "--job", "seen", "--args", "--model mlp --max-steps 3000 --log-interval 0.1")
+    assert result.code == 0, result.text
+    return "seen"
+
+
+@contextlib.contextmanager
+def tensorboard(cluster: Stack, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`fab tensorboard` and the URL that it prints; killed with the context."""
+    process = cluster.start("fab", "tensorboard", *arguments)
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("http://127.0.0.1:"):
+                yield process, line.strip()
+                return
+        raise AssertionError(f"fab tensorboard gave no URL: {said}")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=30)
+
+
+def fetch(url: str, path: str) -> str:
+    """A page of TensorBoard, or what its data say, at once and without a proxy."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200, path
+        return answer.read().decode()
+
+
+def await_true(what: str, check: Callable[[], object], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, f"not after {seconds:.0f} s: {what}"
+        time.sleep(0.5)
+
+
+def runs_there(cluster: Stack) -> bool:
+    return cluster.ssh("master-0", "pgrep -u scaletier -f [t]ensorboard.main").code == 0
+
+
+def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, job: str, tmp_path: Path) -> None:
+    with tensorboard(cluster) as (process, url), Browser(tmp_path / "profile") as browser:
+        browser.open(f"{url}#scalars&tagFilter=%5Eloss%24")  # a card below the window is not drawn
+        points = [re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path) for path in browser.await_value(LOSS, any)]
+        curve = max(points, key=len)
+        assert len(curve) >= 10
+        assert len({x for x, _ in curve}) == len(curve), "one point a step"
+        assert len({y for _, y in curve}) > 5, "the loss changes"
+        browser.open(f"{url}#images")
+        tags = browser.await_value(PICTURES, any)
+        assert all(re.fullmatch(r"mistakes/\d taken for \d", tag) for tag in tags), tags
+        browser.open(f"{url}#graphs")
+        browser.await_value(NODES, lambda count: count > 0)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert process.stdout is not None
+        assert "Traceback" not in process.stdout.read()
+    await_true("TensorBoard ended on the host", lambda: not runs_there(cluster), 30)
+
+
+def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp_path: Path) -> None:
+    assert cluster.fab("train", "--job", "live", "--args", "--model mlp --max-steps 10000000", "--no-follow").code == 0
+    cluster.wait("live", "RUNNING")
+    early = cluster.fab("export", "live")
+    assert (early.code, early.out) == (1, "")
+    assert early.err.endswith("and exports at its end: wait for it, or fab cancel live\n")
+    events = "ls /bucket/jobs/live/output/summaries/*tfevents*"
+    await_true("the job has summaries", lambda: cluster.ssh("master-0", events).code == 0)
+    with tensorboard(cluster, "--job", "live") as (process, url):
+
+        def steps() -> list[int]:
+            found = json.loads(fetch(url, "/data/plugin/scalars/tags"))
+            if "loss" not in found.get("summaries", {}):
+                return []
+            return [point[1] for point in json.loads(fetch(url, "/data/plugin/scalars/scalars?tag=loss&run=summaries"))]
+
+        await_true("there is a point", steps)
+        before = steps()
+        await_true("there are more", lambda: len(steps()) > len(before))
+        assert steps()[-1] > before[-1]
+        process.kill()  # as when the laptop dies: nothing is said to the host
+        await_true("TensorBoard ended on the host", lambda: not runs_there(cluster), 30)
+    assert cluster.fab("cancel", "live").code == 0
+    shown = cluster.fab("export", "live", "--dest", str(tmp_path / "live"), "--json")
+    assert shown.code == 0, shown.text
+    assert re.fullmatch(r"/bucket/jobs/live/output/export/Servo/\d{10}", json.loads(shown.out)["source"])
+    assert (tmp_path / "live" / "saved_model.pb").is_file()
+
+
+def test_the_export_of_a_job_comes_once(cluster: Stack, job: str, tmp_path: Path) -> None:
+    dest = tmp_path / "model"
+    shown = cluster.fab("export", job, "--dest", str(dest), "--json")
+    assert shown.code == 0, shown.text
+    assert json.loads(shown.out)["signatures"]["serving_default"] == {
+        "inputs": {"image": "float32 [?, 784]", "key": "int64 [?]"},
+        "outputs": {
+            "classes": "int64 [?]",
+            "key": "int64 [?]",
+            "probabilities": "float32 [?, 10]",
+            "scores": "float32 [?, 10]",
+        },
+    }
+    assert {path.name for path in dest.iterdir()} >= {"saved_model.pb", "variables"}
+    again = cluster.fab("export", job, "--dest", str(dest))
+    assert (again.code, again.err) == (2, f"error: {dest} is there already: remove it, or give another --dest\n")
+
+
+def test_what_cannot_be_shown_is_one_line(cluster: Stack, tmp_path: Path) -> None:
+    assert cluster.fab("train", "--job", "bare", *TINY, "--args", "--seconds 2").code == 0
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for arguments, code, says in [
+            (("tensorboard", "--job", "nobody"), 2, "there is no job 'nobody'"),
+            (("tensorboard", "--job", "bare"), 1, "job bare (SUCCEEDED) has no summaries in /bucket/jobs/bare/output"),
+            (("tensorboard", "--all", "--port", str(port)), 2, f"port {port} is taken on this machine: give another --port"),
+            (("tensorboard", "--port", "0"), 2, "--port '0' is no port; valid are 1 to 65535"),
+            (("tensorboard", "--job", "bare", "--all"), 2, "leave one of them out"),
+            (("export", "nobody"), 2, "there is no job 'nobody'"),
+            (("export", "bare"), 1, "job bare (SUCCEEDED) has neither an exported model nor a checkpoint in"),
+        ]:
+            result = cluster.fab(*arguments, timeout=60)
+            assert (result.code, result.out) == (code, ""), (arguments, result.text)
+            assert says in result.err
+            assert len(result.err.splitlines()) == 1, result.err

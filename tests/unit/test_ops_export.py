@@ -1,0 +1,151 @@
+"""`fab export` against a bucket that is a directory: which model, where it goes, and every way in which there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops import export as module
+from ops import package
+from ops.bucket import open_bucket
+from ops.errors import OpsError, UsageError
+from ops.inventory import Inventory
+from ops.ledger import Ledger
+from ops.savedmodel import signatures
+from replica.record import JobRecord
+
+# A SavedModel as its protocol buffers are written: one graph, the signature that initializes, and one that serves.
+_FLOAT = b"\x10\x01" + b"\x1a\x12" + b"\x12\x0b\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x03\x08\x90\x06"
+_TEXT = b"\x10\x07\x1a\x02\x18\x01"
+
+
+def field(number: int, content: bytes) -> bytes:
+    assert len(content) < 128
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def tensor(number: int, name: bytes, info: bytes) -> bytes:
+    return field(number, field(1, name) + field(2, info))
+
+
+def saved_model() -> bytes:
+    serve = field(1, b"serve") + field(2, tensor(1, b"x", _FLOAT) + tensor(2, b"y", _TEXT) + field(3, b"predict"))
+    start = field(1, b"__saved_model_init_op") + field(2, b"")
+    return b"\x08\x01" + field(2, field(5, serve) + field(5, start))
+
+
+SHOWN = {"serve": {"inputs": {"x": "float32 [?, 784]"}, "outputs": {"y": "string of any shape"}}}
+
+
+class FakeFleet:
+    """Hosts that do what they are asked by `must`."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory, self.asked = inventory, []
+
+    def any_connection(self) -> None:
+        raise AssertionError("the bucket is a directory")
+
+    def must(self, name: str, command: str, what: str, stdin: bytes) -> str:
+        self.asked.append((name, command))
+        put(self.inventory, "export/Servo/1800000000/saved_model.pb", saved_model())
+        return ""
+
+
+def put(inventory: Inventory, path: str, content: bytes) -> None:
+    file = Path(inventory.operator_bucket) / "jobs/job01/output" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
+@pytest.fixture
+def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    """A cluster whose job01 has ended and has no output yet."""
+    (tmp_path / "bucket").mkdir()
+    changed = replace(inventory, operator_bucket=f"{tmp_path}/bucket")
+    ledger = Ledger(open_bucket(changed.operator_bucket, lambda: None))
+    ledger.create(JobRecord("job01", state="FAILED", trainingInput={"args": ["--model", "cnn", "--max-steps=9"]}))
+    fleet = FakeFleet(changed)
+    monkeypatch.setattr(module, "Fleet", lambda _: fleet)
+    monkeypatch.chdir(tmp_path)
+    return changed
+
+
+def run(cluster: Inventory, capsys: pytest.CaptureFixture[str], dest: str | None = None) -> Any:
+    assert module.export(cluster, "job01", dest, as_json=True) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_saved_model_is_read_without_tensorflow() -> None:
+    assert signatures(saved_model()) == SHOWN
+    for wrong in (b"\xff", b"\x0f\x01", saved_model()[:-3]):
+        with pytest.raises(ValueError, match="not a SavedModel"):
+            signatures(wrong)
+
+
+def test_the_newest_whole_model_is_fetched_whole(cluster: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content in (("999", b"old"), ("1700000000", saved_model()), ("temp-1900000000", b"half")):
+        put(cluster, f"export/Servo/{name}/saved_model.pb", content)
+    put(cluster, "export/Servo/1700000000/variables/variables.index", b"i")
+    shown = run(cluster, capsys)
+    assert shown == {
+        "path": "export/job01/1700000000",
+        "source": "/bucket/jobs/job01/output/export/Servo/1700000000",
+        "signatures": SHOWN,
+    }
+    there = sorted(path.relative_to("export/job01").as_posix() for path in Path("export/job01").rglob("*") if path.is_file())
+    assert there == ["1700000000/saved_model.pb", "1700000000/variables/variables.index"]
+    with pytest.raises(UsageError, match=r"^export/job01/1700000000 is there already: remove it, or give another --dest$"):
+        module.export(cluster, "job01", None, as_json=False)
+
+
+def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    put(cluster, "my model/saved_model.pb", saved_model())
+    Path("empty").mkdir()
+    assert run(cluster, capsys, "empty")["source"] == "/bucket/jobs/job01/output/my model"
+    assert Path("empty/saved_model.pb").read_bytes() == saved_model()
+    Path("file").write_text("mine")
+    with pytest.raises(UsageError, match=r"^file is there already"):
+        module.export(cluster, "job01", "file", as_json=False)
+
+
+def test_a_model_that_is_none_is_one_line(cluster: Inventory) -> None:
+    put(cluster, "export/Servo/1/saved_model.pb", b"\xff")
+    with pytest.raises(OpsError, match=r"^export/job01/1/saved_model.pb: not a SavedModel"):
+        module.export(cluster, "job01", None, as_json=False)
+
+
+def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
+    cluster: Inventory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cluster, "checkpoints/model-7.index", b"")
+    bucket = open_bucket(cluster.operator_bucket, lambda: None)
+    foreign = r"^job job01 \(FAILED\) exported no model, and its trainer has no trainer.export"
+    with pytest.raises(OpsError, match=foreign):
+        module.export(cluster, "job01", None, as_json=False)
+    bucket.write("jobs/job01/package.tar.gz", package.pack({"mine/__init__.py": b""}))
+    with pytest.raises(OpsError, match=foreign):
+        module.export(cluster, "job01", None, as_json=False)
+    bucket.write("jobs/job01/package.tar.gz", package.pack({"trainer/__init__.py": b"", "trainer/export.py": b""}))
+    assert run(cluster, capsys)["path"] == "export/job01/1800000000"
+    ((host, command),) = module.Fleet(cluster).asked
+    assert host == "master-0"
+    assert command.startswith("sudo -n -u trainer sh -c ")
+    assert command.endswith(" sh --model cnn --max-steps=9 --job-dir /bucket/jobs/job01/output")
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("FAILED", r"^job job01 \(FAILED\) has neither an exported model nor a checkpoint in /bucket/jobs/job01/output$"),
+        ("RUNNING", r"^job job01 is RUNNING and exports at its end: wait for it, or fab cancel job01$"),
+    ],
+)
+def test_nothing_to_export(cluster: Inventory, state: str, says: str) -> None:
+    Ledger(open_bucket(cluster.operator_bucket, lambda: None)).write(JobRecord("job01", state=state))
+    with pytest.raises(OpsError, match=says):
+        module.export(cluster, "job01", None, as_json=False)

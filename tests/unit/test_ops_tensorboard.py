@@ -1,0 +1,182 @@
+"""`fab tensorboard` without a host: what runs there, when it ends, which port leads to it, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops import tensorboard as module
+from ops.bucket import open_bucket
+from ops.errors import HostError, OpsError, UsageError
+from ops.forward import Forward
+from ops.inventory import Inventory
+from ops.ledger import Ledger
+from ops.push import PYTHON
+from replica.record import JobRecord
+
+
+class FakeFleet:
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.any_connection = None
+
+
+class FakeChannel:
+    """A channel that has these pieces to say, None for a silence, and then has ended."""
+
+    def __init__(self, *pieces: bytes | None) -> None:
+        self.pieces, self.sent = list(pieces), b""
+
+    def settimeout(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def recv(self, size: int) -> bytes:
+        piece = self.pieces.pop(0) if self.pieces else b""
+        if piece is None:
+            raise TimeoutError
+        return piece
+
+    def sendall(self, content: bytes) -> None:
+        self.sent += content
+
+
+@pytest.fixture
+def fleet(inventory: Inventory, tmp_path: Path) -> Any:
+    (tmp_path / "bucket").mkdir()
+    return FakeFleet(replace(inventory, operator_bucket=f"{tmp_path}/bucket"))
+
+
+def test_the_command_reads_any_bucket_and_serves_the_host_alone() -> None:
+    python, dash_c, code, *flags = shlex.split(module.command("gs://b/jobs/it's", "job01"))
+    assert (python, dash_c) == (PYTHON, "-c")
+    compile(code, "serve", "exec")
+    assert flags == [
+        *("--logdir", "gs://b/jobs/it's", "--window_title", "job01", "--host", "127.0.0.1", "--port", "0"),
+        *("--reload_interval", "5", "--load_fast=false"),
+    ]
+
+
+@pytest.mark.parametrize("how", ["ended", "silent", "still there"])
+def test_what_runs_there_ends_with_whoever_started_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard's place is taken by a module that runs until it is told to end."""
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").touch()
+    serve = "def run_main():\n    print('up', flush=True)\n    import time\n    time.sleep(60)\n"
+    (tmp_path / "tensorboard" / "main.py").write_text(serve)
+    code = module._SERVE.replace(f"{module._SILENCE_SECONDS})", "0.5)")
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, **pipes) as process:
+        try:
+            assert process.stdout.readline() == b"up\n"
+            if how == "still there":
+                for _ in range(8):
+                    process.stdin.write(b"\n")
+                    process.stdin.flush()
+                    with pytest.raises(subprocess.TimeoutExpired):
+                        process.wait(0.1)
+            if how != "silent":
+                process.stdin.close()
+            assert process.wait(20) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_the_port_is_what_tensorboard_says() -> None:
+    said = b"\nTensorBoard 2.21.0 at http://127.0.0.1:43", b"210/ (Press CTRL+C to quit)\n"
+    channel = FakeChannel(None, *said)
+    assert module._Server("master-0", channel).await_port() == 43210
+    assert channel.sent, "the host is told that somebody is here"
+
+
+def test_an_end_is_an_error_with_its_last_line() -> None:
+    host = module._Server("master-0", FakeChannel(b"Traceback\nModuleNotFoundError: No module named 'tensorboard'\n"))
+    with pytest.raises(HostError, match=r"^master-0 has ended TensorBoard: ModuleNotFoundError: No module named"):
+        host.await_port()
+    with pytest.raises(HostError, match="has ended TensorBoard: late"):
+        module._Server("master-0", FakeChannel(None, b"late\n", None)).await_end()
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
+def test_a_port_that_is_none(fleet: Any, port: str) -> None:
+    with pytest.raises(UsageError, match="is no port; valid are 1 to 65535"):
+        module.tensorboard(fleet.inventory, None, every_job=False, port=port)
+
+
+def test_which_job_is_shown(fleet: Any) -> None:
+    ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, lambda: None))
+    with pytest.raises(UsageError, match="no job has run on this cluster yet"):
+        module._logdir(fleet, None)
+    for job in ("old", "new"):
+        ledger.create(JobRecord(job, state="RUNNING"))
+    with pytest.raises(UsageError, match=r"there is no job 'other'; there are"):
+        module._logdir(fleet, "other")
+    why = r"^job old \(RUNNING\) has no summaries in /bucket/jobs/old/output, try again in a moment$"
+    with pytest.raises(OpsError, match=why):
+        module._logdir(fleet, "old")
+    ledger.bucket.write("jobs/old/output/summaries/events.out.tfevents.1.v2", b"")
+    assert module._logdir(fleet, "old") == ("/bucket/jobs/old/output", "old")
+    ledger.acquire("old")
+    assert module._logdir(fleet, None) == ("/bucket/jobs/old/output", "old")
+
+
+class FakeTransport:
+    """An SSH transport whose host has one service: it answers with what it got, twice, when that has ended."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def open_channel(self, kind: str, dest: tuple[str, int], peer: tuple[str, int], timeout: float) -> socket.socket:
+        self.asked.append((kind, dest))
+        ours, theirs = socket.socketpair()
+
+        def serve() -> None:
+            with theirs:
+                got = b"".join(iter(lambda: theirs.recv(1000), b""))
+                theirs.sendall(got * 2)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return ours
+
+
+def listening(ports: list[int]) -> Callable[[FakeTransport], Forward]:
+    return lambda transport: Forward(transport, "127.0.0.1", ports)  # type: ignore[arg-type]
+
+
+def test_connections_are_carried_side_by_side_to_their_ends() -> None:
+    transport = FakeTransport()
+    with listening([0])(transport) as forward:
+        forward.port_there = 6006
+        pairs = [socket.socketpair() for _ in range(20)]
+        threads = [threading.Thread(target=forward.carry, args=(there, ("127.0.0.1", 1))) for _, there in pairs]
+        for thread in threads:
+            thread.start()
+        for number, (here, _) in enumerate(pairs):
+            here.sendall(bytes([number]) * 100_000)
+            here.shutdown(socket.SHUT_WR)
+        for number, (here, _) in enumerate(pairs):
+            assert b"".join(iter(lambda here=here: here.recv(65536), b"")) == bytes([number]) * 200_000
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+    assert transport.asked == [("direct-tcpip", ("127.0.0.1", 6006))] * 20
+
+
+def test_the_next_free_port_is_taken_and_else_it_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"^port {port} is taken on this machine: give another --port$"):
+            listening([port])(FakeTransport())
+        with listening([port, 0])(FakeTransport()) as forward:
+            assert forward.port not in (0, port)
