@@ -10,7 +10,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ _TOPOLOGY = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
 # How long a job runs, how it shares the work and where its files are changes nothing of what a step costs.
-_NOT_THE_WORK = ("--max-steps", "--strategy", "--sync-period")
+_PERIOD_FLAG = "--sync-period"
+_NOT_THE_WORK = ("--max-steps", "--strategy", _PERIOD_FLAG)
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,15 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
             raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else rehearsal.parameter_bytes(output)
     cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
-    return Work(seconds * cpus, size, period_of(args, lines))
+    work = Work(seconds * cpus, size)
+    if any(_PERIOD_FLAG.encode() in content for content in built.files.values()):
+        return replace(work, period=period_of(args, lines))
+    return replace(work, period=1, share=1.0)  # TensorFlow's own way with parameter servers
 
 
 def period_of(args: Sequence[str], lines: Sequence[str]) -> int:
-    """Local steps between two exchanges: as the log says, else as the arguments do, else the trainer's default."""
-    told = next((value for flag, value in flags(args) if flag == "--sync-period" and value.isdecimal()), None)
+    """Local steps between two exchanges: as the log says, else as the arguments do, else the shipped trainer's default."""
+    told = next((value for flag, value in flags(args) if flag == _PERIOD_FLAG and value.isdecimal()), None)
     return rehearsal.period(lines) or int(told or Work.period)
 
 
@@ -159,7 +163,9 @@ def _show(work: Work, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -
     here = len(os.sched_getaffinity(0))
     seconds = work.cpu_seconds / (here * vcpus_per_cpu())
     show.out(f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, taken for {kind}")
-    show.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; async exchanges them every {work.period} steps")
+    often = f"every {work.period} steps" if work.period > 1 else "every step"
+    moved = f"async moves {work.parameters * work.share / _MEGA:.1f} MB each way {often}"
+    show.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
     show.out()
     rows = []
     for tier, of_tier in predicted.items():

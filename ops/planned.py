@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from infra.spec import Role, network_gbits
@@ -37,7 +38,9 @@ def check(inventory: Inventory, job_id: str, as_json: bool) -> int:
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
-    work = Work(**{**made["work"], "period": period_of(whole["args"], messages)})
+    planned = Work(**made["work"])
+    # A period that was chosen as the job ran is known from its log alone.
+    work = replace(planned, period=period_of(whole["args"], messages)) if planned.share < 1 else planned
     found = predict(work, inventory, whole["args"], made["vcpusPerCpu"])
     _show(job_id, made, found, measured, as_json)
     return DONE

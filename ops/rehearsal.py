@@ -25,7 +25,7 @@ _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
 _END_SECONDS = 20.0
 _COUNT_SECONDS = 120.0
-_TRAIN = re.compile(r"Train \[master/0\], step (\d+): .*\((\d+\.\d+) sec\)")
+_TRAIN = re.compile(r"Train \[\w+/\d+\], step (\d+): .*\((\d+\.\d+) sec\)")
 _PERIOD = re.compile(r"Exchange every (\d+) steps")
 # float32 without what an optimizer keeps of each variable, which does not travel.
 _COUNT = """
@@ -41,14 +41,14 @@ print(sum(4 * tf.TensorShape(shape).num_elements() for shape in travel))
 
 @dataclass(frozen=True)
 class Mark:
-    """A Train line of the master: the global step, and the seconds since training began."""
+    """A Train line: the global step, and the seconds since training began."""
 
     step: int
     seconds: float
 
 
 def marks(lines: Iterable[str]) -> list[Mark]:
-    """The master's Train lines after its last start, without those of its warm-up."""
+    """The Train lines of one replica after its last start, without those of its warm-up."""
     found: list[Mark] = []
     for line in lines:
         if match := _TRAIN.search(line):

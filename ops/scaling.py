@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Downpour's exchange carries float16 (trainer.elastic), an all-reduce float32.
-_ASYNC_SHARE = 0.5
 # vCPU-seconds to move a byte between two hosts of one machine: both ends, with gRPC and the conversion to float16.
 COPY_SECONDS = 3e-9
 _BITS = 8
@@ -22,12 +20,14 @@ _GIGA = 1e9
 class Work:
     """What one process was measured to need.
 
-    `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32, `period` in local steps between two exchanges.
+    `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32. Between two exchanges with the parameter servers are
+    `period` local steps, and an exchange moves `share` of the parameters' bytes each way: half of them as float16.
     """
 
     cpu_seconds: float
     parameters: float
     period: int = 4
+    share: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Prediction:
 
 
 def asynchronous(work: Work, shape: Shape) -> Prediction:
-    """Every replica for itself: a round of `period` steps, then the parameters once each way, as float16."""
-    each_way = work.parameters * _ASYNC_SHARE if shape.servers else 0.0
+    """Every replica for itself: a round of `period` steps, then an exchange of the parameters, once each way."""
+    each_way = work.parameters * work.share if shape.servers else 0.0
     compute = [work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers]
     transfer = [2 * each_way / machine.bandwidth for machine in shape.trainers]
     limits = {

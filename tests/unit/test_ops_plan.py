@@ -23,6 +23,7 @@ from ops.scaling import Machine, Shape, Work
 from ops.submit import Submission
 
 TRAINER = """
+# It knows --sync-period.
 import os, sys, pathlib
 seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
@@ -60,7 +61,7 @@ def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFix
     assert plan.plan(call(mine, "--sync-period 8 --job-dir /bucket/x"), True) == DONE
     made = json.loads(capsys.readouterr().out)
     # 10 steps/s on 2 cpus of 2 vCPUs each.
-    assert made["work"] == {"cpu_seconds": pytest.approx(0.4), "parameters": 40e6, "period": 8}
+    assert made["work"] == {"cpu_seconds": pytest.approx(0.4), "parameters": 40e6, "period": 8, "share": 0.5}
     assert set(made["predictions"]) == {"STANDARD_1", "PREMIUM_1"}
     asynchronous = made["predictions"]["STANDARD_1"]["async"]
     assert asynchronous["alone"] == pytest.approx(20)
@@ -69,7 +70,7 @@ def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFix
     assert plan.plan(call(mine, "--sync-period 8"), False) == DONE
     out = capsys.readouterr().out
     assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, taken for" in out
-    assert "parameters: 40.0 MB as float32; async exchanges them every 8 steps" in out
+    assert "parameters: 40.0 MB as float32; async moves 20.0 MB each way every 8 steps" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("STANDARD_1", "PREMIUM_1"))]
     assert [row[:4] for row in rows] == [
         ["STANDARD_1", "async", "5", "3"],
@@ -78,6 +79,12 @@ def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFix
         ["PREMIUM_1", "sync", "20", "11"],
     ]
     assert len(list(plan.PLANS.iterdir())) == 1
+
+
+def test_others_exchange_all_of_it_every_step(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (mine / "task.py").write_text(TRAINER.replace("--sync-period", "nothing"))
+    plan.plan(call(mine), False)
+    assert "parameters: 40.0 MB as float32; async moves 40.0 MB each way every step" in capsys.readouterr().out
 
 
 def test_config_is_read(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
