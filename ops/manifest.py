@@ -16,6 +16,7 @@ from ops.package import Package
 
 # `--train-data`, `--eval_data_paths`, `--data-dir` and the like.
 _DATA_FLAG = re.compile(r"--(\w+[-_])?data([-_](path|dir|file)s?)?")
+_DIST = ".dist-info/"
 # What the record of a job has of it.
 _SHORT = ("cluster", "versions", "data", "reproduces")
 _OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_path", "output-path", "output-dir", "output_dir"))
@@ -30,6 +31,7 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
             "name": package.name,
             "sha256": package.sha256,
             "files": {path: hashlib.sha256(content).hexdigest() for path, content in package.files.items()},
+            "dependencies": sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path}),
         },
         "module": job.module,
         "args": list(job.args),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def test_it_has_all_that_a_job_is_made_of(inventory: Inventory) -> None:
     whole = json.loads(manifest.to_json(manifest.manifest(inventory, job, built)))
     assert (whole["job"], whole["module"], whole["args"]) == ("job01", "tiny.task", ["--a", "\udcff"])
     assert whole["package"]["sha256"] == built.sha256
+    assert whole["package"]["dependencies"] == []
+    wheels = {"tabulate-0.9.0.dist-info/METADATA": b"", "tabulate-0.9.0.dist-info/RECORD": b"", "tabulate.py": b""}
+    brought = manifest.manifest(inventory, job, replace(built, wheels=wheels))
+    assert brought["package"]["dependencies"] == ["tabulate-0.9.0"]
     assert set(whole["package"]["files"]) == set(built.files)
     assert whole["cluster"] == {
         "scaleTier": "CUSTOM",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from replicahosts import Make, end
+from replicahosts import Make, end, until
 
 
 def test_success(make: Make) -> None:
@@ -50,6 +50,20 @@ def test_arguments_and_environment_arrive_byte_for_byte(make: Make) -> None:
     seen, directory, socket, host = json.loads((cluster.package / "seen").read_text())
     assert [bytes.fromhex(text).decode("utf-8", "surrogateescape") for text in seen] == args
     assert (directory, socket, host) == (str(cluster.package), None, str(cluster.host("master-0")))
+
+
+def test_the_chief_s_facts_are_in_the_manifest_and_in_both_records(make: Make) -> None:
+    cluster = make("import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.02)")
+    manifest = cluster.job_folder / "manifest.json"
+    manifest.write_text('{"versions": {"scaletier": "9"}}')
+    cluster.start()
+    until(lambda: "data" in cluster.job.manifest)
+    written = json.loads(manifest.read_text())
+    assert written["versions"]["scaletier"] == "9"
+    assert written["data"] == cluster.job.manifest["data"] == cluster.record("master-0").facts["data"]
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0]
+    assert (cluster.job.state, cluster.job.manifest["data"]) == ("SUCCEEDED", written["data"])
 
 
 def test_an_exit_fails_the_job_with_the_end_of_the_log(make: Make) -> None:
