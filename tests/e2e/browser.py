@@ -73,6 +73,3 @@ class Browser:
                 raise AssertionError(f"after {seconds:.0f} s the page still says {value!r} to {script}")
             time.sleep(0.5)
         return value
-
-    def screenshot(self, path: Path) -> None:
-        self._driver.save_screenshot(str(path))
