@@ -31,7 +31,8 @@ _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
 # How long a job runs, how it shares the work and where its files are changes nothing of what a step costs.
 _PERIOD_FLAG = "--sync-period"
-_NOT_THE_WORK = ("--max-steps", "--strategy", _PERIOD_FLAG)
+_ENDLESS = ("--max-steps", "1000000000")  # --seconds ends it
+_NOT_THE_WORK = (_ENDLESS[0], "--strategy", _PERIOD_FLAG)
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,22 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
         env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
         env |= {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(job.MNIST), "JOB_DIR": str(output)}
         env |= {"TYPE": str(Role.MASTER), "INDEX": "0", "JOB_ID": "plan"}
-        lines = rehearsal.rehearse([module, *redirected(args, str(output))], env, folder, call.seconds)
+        argv = [module, *redirected(args, str(output)), *(_ENDLESS if _knows(built, _ENDLESS[0]) else ())]
+        lines = rehearsal.rehearse(argv, env, folder, call.seconds)
         seconds = rehearsal.step_seconds(rehearsal.marks(lines))
         if not seconds:
             raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else rehearsal.parameter_bytes(output)
     cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
     work = Work(seconds * cpus, size)
-    if any(_PERIOD_FLAG.encode() in content for content in built.files.values()):
+    if _knows(built, _PERIOD_FLAG):
         return replace(work, period=period_of(args, lines))
     return replace(work, period=1, share=1.0)  # TensorFlow's own way with parameter servers
+
+
+def _knows(built: package.Package, flag: str) -> bool:
+    """True where the package has the flag somewhere."""
+    return any(flag.encode() in content for content in built.files.values())
 
 
 def period_of(args: Sequence[str], lines: Sequence[str]) -> int:

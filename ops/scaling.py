@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 # vCPU-seconds to move a byte between two hosts of one machine: both ends, with gRPC and the conversion to float16.
 COPY_SECONDS = 3e-9
+# Seconds for a small message from one host to another of its zone, gRPC at both ends included.
+HOP_SECONDS = 2.5e-4
+_EXCHANGE_HOPS = 4  # read, answer, write, answer
 _BITS = 8
 _GIGA = 1e9
 
@@ -77,7 +80,8 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
     """Every replica for itself: a round of `period` steps, then an exchange of the parameters, once each way."""
     each_way = work.parameters * work.share if shape.servers else 0.0
     compute = [work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers]
-    transfer = [2 * each_way / machine.bandwidth for machine in shape.trainers]
+    hops = _EXCHANGE_HOPS * HOP_SECONDS if each_way else 0.0
+    transfer = [2 * each_way / machine.bandwidth + hops for machine in shape.trainers]
     limits = {
         # What the replicas would do if nothing else were slow, named after what a round mostly waits for.
         "compute" if sum(compute) >= sum(transfer) else "a worker's network": sum(
@@ -95,7 +99,7 @@ def synchronous(work: Work, shape: Shape, accumulated: int = 1) -> Prediction:
     count = len(shape.trainers)
     sent = 2 * (count - 1) / count * work.parameters
     compute = max(accumulated * work.cpu_seconds / machine.cpus for machine in shape.trainers)
-    transfer = sent / min(machine.bandwidth for machine in shape.trainers)
+    transfer = sent / min(machine.bandwidth for machine in shape.trainers) + 2 * (count - 1) * HOP_SECONDS
     limits = {
         "compute" if compute >= transfer else "a worker's network": 1 / (compute + transfer),
         "shared cpus": _rounds(shape.shared, count * (accumulated * work.cpu_seconds + sent * COPY_SECONDS)),

@@ -23,11 +23,12 @@ from ops.scaling import Machine, Shape, Work
 from ops.submit import Submission
 
 TRAINER = """
-# It knows --sync-period.
+# It knows --sync-period, and --max-steps.
 import os, sys, pathlib
 seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
 assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
+assert sys.argv[-2:] == ["--max-steps", "1000000000"], sys.argv
 if "--fail" in sys.argv:
     raise SystemExit("the data is gone")
 for n in range(8):

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from infra.spec import ScaleTier, SpecError, network_gbits, preset, vcpus
 from ops.plan import tier_shape
-from ops.scaling import COPY_SECONDS, Machine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.scaling import COPY_SECONDS, HOP_SECONDS, Machine, Prediction, Shape, Work, asynchronous, synchronous
 
 Model = Callable[[Work, Shape], Prediction]
 MODELS = pytest.mark.parametrize("model", [asynchronous, synchronous])
@@ -83,9 +83,10 @@ def test_what_bounds() -> None:
 def test_figures_by_hand() -> None:
     machine = Machine.of(8, 16)  # 2 GB/s
     work = Work(cpu_seconds=0.8, parameters=40e6, period=4)  # 0.1 s a step; 20 MB each way, 10 ms
-    assert asynchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + 2 * 0.01))
-    assert synchronous(work, shape(machine, 5)).rate == pytest.approx(5 / (0.1 + 2 * 4 / 5 * 40e6 / 2e9))
-    assert synchronous(work, shape(machine, 5), 4).rate == pytest.approx(20 / (0.4 + 2 * 4 / 5 * 40e6 / 2e9))
+    assert asynchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + 2 * 0.01 + 4 * HOP_SECONDS))
+    reduced = 2 * 4 / 5 * 40e6 / 2e9 + 2 * 4 * HOP_SECONDS
+    assert synchronous(work, shape(machine, 5)).rate == pytest.approx(5 / (0.1 + reduced))
+    assert synchronous(work, shape(machine, 5), 4).rate == pytest.approx(20 / (0.4 + reduced))
     here = asynchronous(work, Shape([Machine(4)] * 3, [Machine(4)], 4))
     assert here.rate == pytest.approx(4 * 4 / (4 * 0.8 + 2 * 20e6 * COPY_SECONDS))
 
