@@ -167,7 +167,7 @@ def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
     import fsspec  # a twentieth of a second, which a push of files need not wait for
 
     try:
-        return Bucket(fsspec.filesystem(scheme), path, renames=False)
+        return Bucket(fsspec.filesystem(scheme, use_listings_cache=False), path, renames=False)  # others write there, too
     except (ImportError, ValueError) as error:
         raise OpsError(f"the bucket {url} cannot be opened: {error}") from None
 

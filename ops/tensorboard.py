@@ -49,7 +49,10 @@ def command(logdir: str, title: str) -> str:
     """The command line of TensorBoard on a host; it takes a free port, and says which."""
     flags = ["--logdir", logdir, "--window_title", title, "--host", _LOOPBACK, "--port", "0"]
     loading = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
-    return shlex.join([PYTHON, "-c", _SERVE, *flags, *loading])
+    scheme, is_url, _ = logdir.partition("://")
+    # fsspec would go on with the sizes and names that it saw first.
+    fresh = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
+    return shlex.join(["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
 
 
 def tensorboard(inventory: Inventory, job_id: str | None, every_job: bool, port: str | None) -> int:

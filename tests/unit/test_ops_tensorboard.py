@@ -58,8 +58,10 @@ def fleet(inventory: Inventory, tmp_path: Path) -> Any:
 
 
 def test_the_command_reads_any_bucket_and_serves_the_host_alone() -> None:
-    python, dash_c, code, *flags = shlex.split(module.command("gs://b/jobs/it's", "job01"))
-    assert (python, dash_c) == (PYTHON, "-c")
+    env, fresh, python, dash_c, code, *flags = shlex.split(module.command("gs://b/jobs/it's", "job01"))
+    assert (env, python, dash_c) == ("env", PYTHON, "-c")
+    assert fresh == 'FSSPEC_GS={"use_listings_cache": false}'
+    assert shlex.split(module.command("/bucket/jobs", "x"))[:2] == ["env", PYTHON]
     compile(code, "serve", "exec")
     assert flags == [
         *("--logdir", "gs://b/jobs/it's", "--window_title", "job01", "--host", "127.0.0.1", "--port", "0"),
