@@ -30,7 +30,7 @@ def _task(**options: Any) -> Callable[[Callable[..., int]], Any]:
     iterable=["labels"],
     help={
         "job": _JOB,
-        "package": "directory of the trainer package (default: trainer)",
+        "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',

@@ -48,7 +48,8 @@ def missing_line(name: str, where: str, package: str, files: Mapping[str, bytes]
     folder = where.rpartition(":")[0].rpartition("/")[0]
     if f"{folder}/{name}.py" in files:  # Python 2 looked beside the file that imports
         return f"{where} imports {name}, which is only in the package: write from {folder.replace('/', '.')} import {name}"
-    return f"{where} imports {name}, which neither the package {package} nor the hosts have: put it into the package"
+    what = f"{where} imports {name}, which neither the package {package} nor the hosts have"
+    return f"{what}: put it into the package, or into its requirements"
 
 
 def _note(outside: dict[str, str], name: str, where: str) -> None:

@@ -6,11 +6,13 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ops import show
 from ops.errors import UsageError
 from ops.imports import check_module
 from ops.inventory import ROOT
@@ -24,6 +26,8 @@ _SKIPPED_DIRS = frozenset(
     {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
 )
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
+# What earlier builds left in a project: a new one would take it in.
+_BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,9 @@ def build(folder: str | Path | Source, module: str) -> Package:
     name = name if len(source.names) > 1 else source.name
     wheels = _dependencies(source)
     imports = _imports(source.files, wheels, name, module, source.folder)
-    return Package(name, source.files, imports, pack({**wheels, **source.files}), wheels)
+    with show.Step(f"packing {source.name}"):
+        archive = pack({**wheels, **source.files})
+    return Package(name, source.files, imports, archive, wheels)
 
 
 def unpack(archive: bytes, name: str, own: Collection[str], module: str) -> Package:
@@ -113,7 +119,7 @@ def find(folder: str | Path) -> Source:
 def _project(root: Path) -> Source:
     from ops import wheels
 
-    built = wheels.project(root.name, dict(_read(root)))
+    built = wheels.project(root.name, {path: content for path, content in _read(root) if not _BUILT.match(path)})
     source = Source(root.name, wheels.project_files(built), built / "requirements.txt")
     if not source.names:
         raise UsageError(

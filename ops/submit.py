@@ -38,7 +38,8 @@ class Submission:
 
     def streams(self) -> Callable[[str], bytes]:
         """What each host receives, by its name."""
-        shared = push.shared_stream(self.job.id, self.package.pushed, push.replica_package(ROOT / "replica"))
+        with show.Step(f"{self.job.id}: compressing {self.package.name}"):
+            shared = push.shared_stream(self.job.id, self.package.pushed, push.replica_package(ROOT / "replica"))
         files = render(self.inventory, self.job)
         return lambda name: shared + push.host_stream(files[name])
 

@@ -165,11 +165,15 @@ def test_a_dependency_that_is_nowhere(tmp_path: Path, index: Path) -> None:
 def test_a_project(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel(index)
     root = project(tmp_path, requires="Requires-Dist: far\nRequires-Dist: tensorflow\nRequires-Dist: no-such; extra == 'dev'\n")
+    for left in ("build/lib/mine", "mine.egg-info"):
+        (root / left).mkdir(parents=True)
+        (root / left / "gone.py").write_text("")
     before = sorted(root.rglob("*"))
     source = package.find(root)
     assert source.name == "mine"
     built = package.build(source, "mine.task")
     assert {"mine/task.py", "mine-2.0.dist-info/METADATA"} <= built.files.keys()
+    assert not [path for path in built.files if path.endswith("gone.py")], "what an earlier build left is not taken in"
     assert "far/__init__.py" in built.wheels
     assert built.imports == {"numpy": "mine/task.py:1"}
     assert sorted(root.rglob("*")) == before, "a build leaves nothing in the user's folder"
