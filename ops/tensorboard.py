@@ -137,6 +137,8 @@ class _Server:
         self._channel.settimeout(seconds)
         try:
             heard = self._channel.recv(1 << 15)
+            if not heard and self._channel.recv_exit_status() == -1:
+                raise HostError(self.name, "broke off: run fab tensorboard again")
             if not heard:
                 raise HostError(self.name, "has ended TensorBoard", output=self._said)
             self._said = (self._said + heard.decode("utf-8", "replace"))[-2000:]

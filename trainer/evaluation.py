@@ -61,6 +61,6 @@ def make_evaluate(logits: Callable[[Any], Any], files: Files) -> Callable[[], Me
             mistaken.append([values.numpy() for values in found])
         images, predicted, labels = (np.concatenate(values)[:_MISTAKES] for values in zip(*mistaken, strict=True))
         pictures = np.rint(images * 255).astype(np.uint8).reshape(-1, 28, 28)
-        return Metrics(loss / records, 1 - wrong / records, Mistakes(pictures, predicted, labels))
+        return Metrics(loss / records, (records - wrong) / records, Mistakes(pictures, predicted, labels))
 
     return evaluate

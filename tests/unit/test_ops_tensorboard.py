@@ -35,8 +35,11 @@ class FakeFleet:
 class FakeChannel:
     """A channel that has these pieces to say, None for a silence, and then has ended."""
 
-    def __init__(self, *pieces: bytes | None) -> None:
-        self.pieces, self.sent = list(pieces), b""
+    def __init__(self, *pieces: bytes | None, exited: int = 1) -> None:
+        self.pieces, self.sent, self.exited = list(pieces), b"", exited
+
+    def recv_exit_status(self) -> int:
+        return self.exited
 
     def settimeout(self, seconds: float) -> None:
         assert seconds > 0
@@ -108,6 +111,8 @@ def test_an_end_is_an_error_with_its_last_line() -> None:
         host.await_port()
     with pytest.raises(HostError, match="has ended TensorBoard: late"):
         module._Server("master-0", FakeChannel(None, b"late\n", None)).await_end()
+    with pytest.raises(HostError, match=r"^master-0 broke off: run fab tensorboard again$"):
+        module._Server("master-0", FakeChannel(b"TensorBoard 2.21.0 at", exited=-1)).await_end()
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
