@@ -154,6 +154,7 @@ class Chief:
 
     def _finish(self) -> None:
         step = self._save()
+        self._summaries.graph(self._round)
         path = export(self._model, self._copy.variables, self._flags.job_dir)
         say(f"Exporting prediction graph to {path}")
         metrics = self._evaluate_at(step)
