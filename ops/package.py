@@ -174,11 +174,17 @@ def _read(root: Path) -> Iterator[tuple[str, bytes]]:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def compression(size: int) -> int:
+    """gzip's level for so many bytes: of what is large, time is worth more than the last tenth of it."""
+    return 6 if size < 20 * MEGABYTE else 1
+
+
 def pack(files: Mapping[str, bytes]) -> bytes:
     """package.tar.gz; the same files give the same bytes."""
     packed = io.BytesIO()
+    level = compression(sum(map(len, files.values())))
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=6, filename="") as zipped,
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=level, filename="") as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for path in sorted(files):

@@ -10,6 +10,7 @@ _VERSIONS = re.compile(r"\(from versions: (.+?)\)")
 _WRONG_WHEEL = re.compile(r"(\S+\.whl) is not a supported wheel on this platform")
 _BUILD_OUTPUT = re.compile(r"\[\d+ lines? of output\]\n(.*?)\n\s*\[end of output\]", re.DOTALL)
 _CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\s*\n", re.DOTALL)
+_COMPILED = re.compile(r"-(cp311|abi3|none)-linux_x86_64\.whl$")
 _UNREACHABLE = ("NewConnectionError", "ConnectTimeoutError", "Temporary failure in name resolution", "ReadTimeoutError")
 # Tried versions are listed; the newest say enough.
 _SHOWN_VERSIONS = 5
@@ -34,7 +35,7 @@ def explain(output: str) -> str:
 
 def unfit(wheel: str) -> str:
     """What to say of a wheel that the hosts cannot use."""
-    if wheel.endswith("-linux_x86_64.whl"):
+    if _COMPILED.search(wheel):
         return f"{wheel} was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
     return f"{wheel} is not a wheel for {HOSTS}: take one for cp311, abi3 or py3, and for any platform or manylinux"
 

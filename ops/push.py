@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ops.package import compression
 from ops.render import UNIT, UNIT_FILE, File
 
 STATE_DIR = "/var/lib/scaletier"
@@ -66,7 +67,7 @@ def shared_stream(job_id: str, package: Mapping[str, bytes], replica: Mapping[st
         for path, content in sorted(replica.items()):
             _add(tar, f"{REPLICA_DIR}/{path}", content, 0o644, "root", "root")
         end = tar.offset
-    return gzip.compress(packed.getvalue()[:end], 6, mtime=0)
+    return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
 
 
 def host_stream(files: Iterable[File]) -> bytes:

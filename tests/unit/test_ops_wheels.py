@@ -137,6 +137,7 @@ def test_a_change_of_a_file_that_is_a_dependency_is_seen(tmp_path: Path) -> None
             "cp39-cp39-manylinux2014_x86_64",
             "far-1.0-cp39-cp39-manylinux2014_x86_64.whl is not a wheel for the hosts' Python 3.11",
         ),
+        ("cp39-cp39-linux_x86_64", "far-1.0-cp39-cp39-linux_x86_64.whl is not a wheel for the hosts' Python 3.11"),
         ("cp311-cp311-manylinux_2_17_aarch64", "is not a wheel for the hosts' Python 3.11 on Linux x86-64: take one for cp311"),
         ("cp311-cp311-linux_x86_64", "was compiled here, and may not run on the hosts: ask for a version that has a manylinux"),
     ],
