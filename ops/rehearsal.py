@@ -71,8 +71,9 @@ def mean_rate(found: Sequence[Mark]) -> float | None:
 
 
 def period(lines: Iterable[str]) -> int | None:
-    """Local steps between two exchanges, where the trainer says so."""
-    return next((int(match[1]) for line in lines if (match := _PERIOD.search(line))), None)
+    """Local steps between two exchanges as the trainer said last, where it does."""
+    told = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
+    return told[-1] if told else None
 
 
 def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# vCPU-seconds to move a byte between two hosts of one machine: both ends, with gRPC and the conversion to float16.
+# vCPU-seconds to move a byte between two hosts of one machine: both ends, with gRPC and the conversion to 16 bits.
 COPY_SECONDS = 3e-9
 # Seconds for a small message from one host to another of its zone, gRPC at both ends included.
 HOP_SECONDS = 2.5e-4
@@ -23,8 +23,8 @@ _GIGA = 1e9
 class Work:
     """What one process was measured to need.
 
-    `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32. Between two exchanges with the parameter servers are
-    `period` local steps, and an exchange moves `share` of the parameters' bytes each way: half of them as float16.
+    `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32. Between two exchanges are `period` local steps; one
+    with the parameter servers moves `share` of the parameters' bytes each way: half of them as numbers of 16 bits.
     """
 
     cpu_seconds: float
@@ -94,18 +94,18 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
     return Prediction(work.period * limits[bound], _alone(work, shape), len(shape.trainers), bound)
 
 
-def synchronous(work: Work, shape: Shape, accumulated: int = 1) -> Prediction:
-    """All replicas in step: `accumulated` batches each, then a ring all-reduce of the float32 gradients."""
+def synchronous(work: Work, shape: Shape) -> Prediction:
+    """All replicas together: the gradients of `period` batches each, then a ring all-reduce of them as float32."""
     count = len(shape.trainers)
     sent = 2 * (count - 1) / count * work.parameters
-    compute = max(accumulated * work.cpu_seconds / machine.cpus for machine in shape.trainers)
+    compute = max(work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers)
     transfer = sent / min(machine.bandwidth for machine in shape.trainers) + 2 * (count - 1) * HOP_SECONDS
     limits = {
         "compute" if compute >= transfer else "a worker's network": 1 / (compute + transfer),
-        "shared cpus": _rounds(shape.shared, count * (accumulated * work.cpu_seconds + sent * COPY_SECONDS)),
+        "shared cpus": _rounds(shape.shared, count * (work.period * work.cpu_seconds + sent * COPY_SECONDS)),
     }
     bound = min(limits, key=lambda name: limits[name])
-    return Prediction(count * accumulated * limits[bound], _alone(work, shape), count, bound)
+    return Prediction(count * work.period * limits[bound], _alone(work, shape), count, bound)
 
 
 def _rounds(capacity: float | None, needed: float) -> float:

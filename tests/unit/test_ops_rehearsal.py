@@ -41,7 +41,8 @@ def test_a_step_is_the_median_and_the_speed_of_a_job_is_all_of_it() -> None:
 
 
 def test_the_period_is_what_the_trainer_says() -> None:
-    assert rehearsal.period(["x", "Exchange every 8 steps: 46.1 ms a step, 9.9 ms an exchange"]) == 8
+    told = [f"Exchange every {steps} steps: 46.1 ms a step, 9.9 ms an exchange" for steps in (4, 8)]
+    assert rehearsal.period(["x", *told]) == 8
     assert rehearsal.period(["x"]) is None
 
 
