@@ -30,25 +30,19 @@ class Cluster:
     jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def distributed(self) -> bool:
-        """True where there are parameter servers and workers to train with."""
-        return bool(self.jobs.get("ps") and self.jobs.get("worker"))
-
-    @property
     def address(self) -> str:
         """This task's own `host:port`."""
         return self.jobs[self.task_type][self.task_index]
 
     def peers(self) -> dict[str, str]:
         """Name and address of every parameter server and worker: `worker/0` to `10.0.0.2:2222`."""
-        return {f"{job}/{index}": address for job in ("ps", "worker") for index, address in enumerate(self.jobs[job])}
+        return {f"{job}/{index}": address for job in ("ps", "worker") for index, address in enumerate(self.jobs.get(job, ()))}
 
 
 def parse(tf_config: str | None) -> Cluster:
     """The cluster in TF_CONFIG's JSON; one process where it is absent, empty, or holds no cluster.
 
-    Raises ClusterError for JSON that is not TF_CONFIG, for an unknown task, and for parameter servers without workers
-    or the reverse.
+    Raises ClusterError for JSON that is not TF_CONFIG, for an unknown task, and for a cluster without a chief.
     """
     try:
         config = json.loads(tf_config or "{}")
@@ -64,12 +58,11 @@ def parse(tf_config: str | None) -> Cluster:
     task_type = "chief" if task_type == "master" else task_type
     if task_type == "evaluator" or set(jobs) <= {"chief"}:
         return Cluster(task_type, task_index)
-    for job in ("ps", "worker", "chief"):
-        if not jobs.get(job):
-            raise ClusterError(f"TF_CONFIG's cluster has no {job}; it needs ps, worker and chief, or a chief alone")
-    if not 0 <= task_index < len(jobs[task_type]):
+    if not jobs.get("chief"):
+        raise ClusterError("TF_CONFIG's cluster has no chief; it needs one, which may be called master")
+    if not 0 <= task_index < len(jobs.get(task_type, ())):
         raise ClusterError(f"TF_CONFIG's cluster has no {task_type} {task_index}")
-    return Cluster(task_type, task_index, {job: jobs[job] for job in ("ps", "worker", "chief")})
+    return Cluster(task_type, task_index, {job: jobs[job] for job in ("ps", "worker", "chief") if jobs.get(job)})
 
 
 def await_peers(peers: Mapping[str, str], report: Callable[[str], None]) -> None:
@@ -95,3 +88,16 @@ def _accepts(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def unfit(cluster: Cluster, strategy: str) -> str | None:
+    """Why this cluster cannot train by this strategy, in one line; None where it can."""
+    servers, workers = cluster.jobs.get("ps"), cluster.jobs.get("worker")
+    if cluster.task_type == "evaluator" or (strategy == "async" and bool(servers) == bool(workers)):
+        return None
+    if not workers:
+        fix = "take --strategy async and no parameter servers" if servers else "take --strategy async"
+        return f"--strategy {strategy} needs a worker, and this cluster has none: {fix}, or a cluster with workers"
+    if strategy == "async":
+        return "--strategy async needs a parameter server for its workers, and this cluster has none: take --strategy sync"
+    return None

@@ -7,12 +7,11 @@ import threading
 import time
 
 from trainer import checkpoint
-from trainer.corrupt import segments
-from trainer.data import check, find_files
 from trainer.evaluation import make_evaluate
 from trainer.flags import Flags
+from trainer.keeper import evaluation_data
 from trainer.lines import EvalInterval, eval_line
-from trainer.model import MODELS
+from trainer.model import make_model
 from trainer.runtime import say, set_threads
 from trainer.summaries import Summaries
 
@@ -23,11 +22,10 @@ def run(flags: Flags) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     set_threads()
-    model = MODELS[flags.model]
-    files = segments(find_files(flags.eval_data, "test"), flags.skip_corrupt_records)
-    check(files, 1)
-    copy = checkpoint.LocalCopy(model, flags.job_dir, flags.keep_checkpoints)
-    evaluate = make_evaluate(lambda images: model.logits(copy.variables, images, False), files)
+    model = make_model(flags.model, flags.hidden_units)
+    files = evaluation_data(flags)
+    copy = checkpoint.LocalCopy(model)
+    evaluate = make_evaluate(copy.logits, files)
     summaries = Summaries(f"{flags.job_dir}/evaluator")
     interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/0], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")

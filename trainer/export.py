@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer import checkpoint, flags
 from trainer.mnist import PIXELS
-from trainer.model import MODELS, Model
+from trainer.model import Model, make_model
 from trainer.runtime import import_tensorflow, say
 
 tf = import_tensorflow()
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = flags.parser(os.environ)
     parser.prog, parser.description = "python -m trainer.export", "Exports the latest checkpoint of a job."
     given = parser.parse_args(arguments)
-    job_dir, model = given.job_dir.rstrip("/"), MODELS[given.model]
+    job_dir, model = given.job_dir.rstrip("/"), make_model(given.model, given.hidden_units)
     found = checkpoint.latest(job_dir)
     try:
         if found is None:

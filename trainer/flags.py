@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 MODELS = ("cnn", "mlp")
+STRATEGIES = ("async", "sync", "model-parallel")
+COMMUNICATION = ("auto", "ring", "nccl")
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,20 @@ class Flags:
     train_data: tuple[str, ...]
     eval_data: tuple[str, ...]
     job_dir: str
+    strategy: str
     model: str
+    hidden_units: tuple[int, ...]
     batch_size: int
     max_steps: int
     learning_rate: float
+    momentum: float
     eval_interval: float
     checkpoint_steps: int
+    checkpoint_seconds: float | None
     keep_checkpoints: int
-    sync_period: int
+    sync_period: int | None
+    communication: str
+    microbatches: int
     seed: int
     log_interval: float
     skip_corrupt_records: bool
@@ -52,6 +60,24 @@ def _positive(text: str) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return value
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to below 1")
+    return value
+
+
+def _period(text: str) -> int | None:
+    return None if text == "auto" else _at_least(1)(text)
+
+
+def widths(text: str) -> tuple[int, ...]:
+    return tuple(_at_least(1)(part) for part in text.split(","))
 
 
 def _paths(text: str) -> tuple[str, ...]:
@@ -97,10 +123,19 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=environ.get("JOB_DIR") or "output",
         help="where checkpoints, summaries and the exported model go",
     )
+    add(
+        "--strategy",
+        choices=STRATEGIES,
+        default="async",
+        help="async: parameter servers, every replica at its own speed; sync: all replicas step together; "
+        "model-parallel: the layers on several hosts",
+    )
     add("--model", choices=MODELS, default="cnn", help="what to train")
+    add("--hidden-units", type=widths, default="128,32", metavar="N,N,…", help="widths of the mlp's hidden layers")
     add("--batch-size", type=_at_least(1), default=100, metavar="N", help="images a step")
     add("--max-steps", type=_at_least(1), default=2000, metavar="N", help="batches to train on, over all replicas")
-    add("--learning-rate", type=_positive, default=0.2, metavar="X", help="of stochastic gradient descent")
+    add("--learning-rate", type=_positive, default=0.05, metavar="X", help="of stochastic gradient descent")
+    add("--momentum", type=_share, default=0.9, metavar="X", help="Nesterov's, 0 for none")
     add(
         "--eval-interval",
         type=_positive,
@@ -109,14 +144,18 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="between evaluations; grows by itself so that they stay a small part of the time",
     )
     add("--checkpoint-steps", type=_at_least(1), default=500, metavar="N", help="steps between checkpoints")
+    add("--checkpoint-seconds", type=_positive, metavar="SECONDS", help="also after this time; by default by steps alone")
     add("--keep-checkpoints", type=_at_least(1), default=5, metavar="N", help="how many checkpoints stay")
     add(
         "--sync-period",
-        type=_at_least(1),
-        default=4,
+        type=_period,
+        default="auto",
         metavar="K",
-        help="local steps between two exchanges with the parameter servers",
+        help="async: local steps between two exchanges with the parameter servers, auto as measured; "
+        "sync: batches whose gradients are summed before an exchange, auto is 4",
     )
+    add("--communication", choices=COMMUNICATION, default="auto", help="sync: how replicas exchange gradients")
+    add("--microbatches", type=_at_least(1), default=4, metavar="N", help="model-parallel: parts of a batch on their way")
     add("--seed", type=_at_least(0), default=0, metavar="N", help="of initial values, order of the data and dropout")
     add("--log-interval", type=_positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
     add("--skip-corrupt-records", action="store_true", help="train on without them, instead of refusing them")

@@ -1,10 +1,11 @@
-"""What is trained: the two networks of TensorFlow's MNIST tutorials, as shapes and a pure function of them."""
+"""What is trained: the two networks of TensorFlow's MNIST tutorials, as layers, each a pure function of its variables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,25 +17,53 @@ from trainer.runtime import import_tensorflow
 tf = import_tensorflow()
 
 CLASSES = 10
+HIDDEN_UNITS = (128, 32)
 _KEEP_HALF = 0.5
 Tensors = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Model:
-    """`shapes` of the variables by name, in the order in which they lie in the flat vector of parameters.
+class Layer:
+    """One layer: its variables `<name>_kernel`, of shape `kernel`, and `<name>_bias`, of the kernel's last dimension.
 
-    `logits(variables, images, training)` maps float32 images [N, 784], 0 to 1, to float32 [N, 10].
+    `apply(kernel, bias, inputs, training)` is what it does to a batch.
     """
 
     name: str
-    shapes: Mapping[str, tuple[int, ...]]
-    logits: Callable[[Tensors, Any, bool], Any]
+    kernel: tuple[int, ...]
+    apply: Callable[[Any, Any, Any, bool], Any]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the variables by name."""
+        return {f"{self.name}_kernel": self.kernel, f"{self.name}_bias": self.kernel[-1:]}
+
+    def __call__(self, variables: Tensors, inputs: Any, training: bool) -> Any:
+        return self.apply(variables[f"{self.name}_kernel"], variables[f"{self.name}_bias"], inputs, training)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Layers in order; their variables lie in this order in the flat vector of parameters."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all variables by name."""
+        return {name: shape for layer in self.layers for name, shape in layer.shapes.items()}
 
     @property
     def sizes(self) -> list[int]:
         """Elements of each variable, in order."""
         return [math.prod(shape) for shape in self.shapes.values()]
+
+    def logits(self, variables: Tensors, images: Any, training: bool) -> Any:
+        """Images, float32 [N, 784], 0 to 1, to float32 [N, 10]."""
+        for layer in self.layers:
+            images = layer(variables, images, training)
+        return images
 
     def unflatten(self, flat: Any) -> dict[str, Any]:
         """The variables, by name, in a flat float32 vector."""
@@ -42,57 +71,71 @@ class Model:
         return {name: tf.reshape(piece, shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
 
     def initial(self, seed: int) -> npt.NDArray[np.float32]:
-        """Initial parameters, flat: He's normal for kernels, zero for biases. Source: He et al. 2015, eq. 10."""
+        """Initial parameters, flat."""
         random = np.random.default_rng(seed)
-        pieces = []
-        for shape in self.shapes.values():
-            piece = np.zeros(math.prod(shape), np.float32)
-            if len(shape) > 1:
-                piece = random.standard_normal(piece.size, np.float32)
-                piece *= np.float32(math.sqrt(2.0 / math.prod(shape[:-1])))
-            pieces.append(piece)
-        return np.concatenate(pieces)
+        return np.concatenate([initial_value(shape, random).reshape(-1) for shape in self.shapes.values()])
 
 
-def _mlp(v: Tensors, images: Any, _training: bool) -> Any:
-    """TensorFlow's "MNIST for experts" of fully connected layers: 128, 32, 10."""
-    hidden = tf.nn.relu(images @ v["hidden1_kernel"] + v["hidden1_bias"])
-    hidden = tf.nn.relu(hidden @ v["hidden2_kernel"] + v["hidden2_bias"])
-    return hidden @ v["logits_kernel"] + v["logits_bias"]
+def initial_value(shape: Sequence[int], random: np.random.Generator) -> npt.NDArray[np.float32]:
+    """He's normal for a kernel, zero for a bias. Source: He et al. 2015, "Delving deep into rectifiers", eq. 10."""
+    if len(shape) == 1:
+        return np.zeros(shape, np.float32)
+    value = random.standard_normal(shape, np.float32)
+    value *= np.float32(math.sqrt(2.0 / math.prod(shape[:-1])))
+    return value
 
 
-def _cnn(v: Tensors, images: Any, training: bool) -> Any:
+def _dense(kernel: Any, bias: Any, inputs: Any, _training: bool) -> Any:
+    return inputs @ kernel + bias
+
+
+def _relu(kernel: Any, bias: Any, inputs: Any, _training: bool) -> Any:
+    return tf.nn.relu(inputs @ kernel + bias)
+
+
+def _convolution(kernel: Any, bias: Any, inputs: Any, _training: bool) -> Any:
+    maps = tf.nn.relu(tf.nn.conv2d(inputs, kernel, 1, "SAME") + bias)
+    return tf.nn.max_pool2d(maps, 2, 2, "SAME")
+
+
+def _first_convolution(kernel: Any, bias: Any, images: Any, training: bool) -> Any:
+    return _convolution(kernel, bias, tf.reshape(images, [-1, 28, 28, 1]), training)
+
+
+def _dropped_relu(kernel: Any, bias: Any, maps: Any, training: bool) -> Any:
+    hidden = _relu(kernel, bias, tf.reshape(maps, [-1, kernel.shape[0]]), training)
+    return tf.nn.dropout(hidden, _KEEP_HALF) if training else hidden
+
+
+def _mlp(hidden_units: Sequence[int]) -> Model:
+    """TensorFlow's fully connected network for MNIST; 128 and 32 hidden units in the tutorial."""
+    widths = (PIXELS, *hidden_units)
+    hidden = [Layer(f"hidden{number}", pair, _relu) for number, pair in enumerate(pairwise(widths), 1)]
+    return Model("mlp", (*hidden, Layer("logits", (widths[-1], CLASSES), _dense)))
+
+
+def _cnn(_hidden_units: Sequence[int]) -> Model:
     """TensorFlow's "deep MNIST": two convolutions of 5×5 (32 and 64 filters), 1024 fully connected, dropout of a half."""
-    maps = tf.reshape(images, [-1, 28, 28, 1])
-    for layer in ("conv1", "conv2"):
-        maps = tf.nn.relu(tf.nn.conv2d(maps, v[f"{layer}_kernel"], 1, "SAME") + v[f"{layer}_bias"])
-        maps = tf.nn.max_pool2d(maps, 2, 2, "SAME")
-    hidden = tf.reshape(maps, [-1, v["hidden_kernel"].shape[0]])
-    hidden = tf.nn.relu(hidden @ v["hidden_kernel"] + v["hidden_bias"])
-    if training:
-        hidden = tf.nn.dropout(hidden, _KEEP_HALF)
-    return hidden @ v["logits_kernel"] + v["logits_bias"]
-
-
-def _layers(**kernels: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, kernel in kernels.items():
-        shapes |= {f"{name}_kernel": kernel, f"{name}_bias": kernel[-1:]}
-    return shapes
-
-
-MODELS: Mapping[str, Model] = {
-    "mlp": Model("mlp", _layers(hidden1=(PIXELS, 128), hidden2=(128, 32), logits=(32, CLASSES)), _mlp),
-    "cnn": Model(
+    return Model(
         "cnn",
-        _layers(conv1=(5, 5, 1, 32), conv2=(5, 5, 32, 64), hidden=(7 * 7 * 64, 1024), logits=(1024, CLASSES)),
-        _cnn,
-    ),
-}
+        (
+            Layer("conv1", (5, 5, 1, 32), _first_convolution),
+            Layer("conv2", (5, 5, 32, 64), _convolution),
+            Layer("hidden", (7 * 7 * 64, 1024), _dropped_relu),
+            Layer("logits", (1024, CLASSES), _dense),
+        ),
+    )
 
 
-def loss_and_correct(model: Model, variables: Tensors, images: Any, labels: Any, training: bool) -> tuple[Any, Any]:
+_MAKERS: Mapping[str, Callable[[Sequence[int]], Model]] = {"cnn": _cnn, "mlp": _mlp}
+
+
+def make_model(name: str, hidden_units: Sequence[int] = HIDDEN_UNITS) -> Model:
+    """The model of this name; `hidden_units` are the widths of the mlp's hidden layers. KeyError for another name."""
+    return _MAKERS[name](hidden_units)
+
+
+def losses_and_correct(logits: Any, labels: Any) -> tuple[Any, Any]:
     """Cross entropy of each image in nats, float32 [N], and whether its class is right, float32 [N], 0 or 1."""
-    logits = model.logits(variables, images, training)
-    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    return loss, tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return losses, tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32)

@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.elastic import Round, take_round
+from trainer.downpour import Round, Run, State, take_round
 from trainer.lines import train_line
+from trainer.period import Period
 
-_START_SECONDS = 5.0
+_WARMSTART_STEPS = 50
+_WARMSTART_SECONDS = 2.0
 
 
 class DivergedError(RuntimeError):
     """The loss is no longer a number: the message is one line."""
 
 
+@dataclass
+class Pace:
+    """How a replica is doing, since its last line: global and own steps a second, and steps of others in each round."""
+
+    global_rate: float
+    local_rate: float
+    staleness: float
+
+
+@dataclass
 class Progress:
     """What the replicas, each a thread of the chief's process, tell one another."""
 
-    def __init__(self, step: int, replicas: int) -> None:
-        self.global_step = step
-        self._missing = replicas
-        self._lock = threading.Lock()
-        self._started = threading.Event()
-        self.stopped = threading.Event()
-        self.failure: Exception | None = None
+    global_step: int
+    failure: Exception | None = None
+    rounds: int = 0
+    paces: dict[str, Pace] = field(default_factory=dict)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    _training: set[str] = field(default_factory=set)
+    _open: threading.Event = field(default_factory=threading.Event)
 
-    def start(self) -> None:
-        """Returns once every replica has come here, or after some seconds, and at once for a replica that comes back.
+    @contextlib.contextmanager
+    def training(self, name: str, first: bool) -> Iterator[None]:
+        """Counts a replica in for as long as it trains. All but the first wait until that has warmed the parameters up."""
+        while not (first or self.stopped.is_set() or self._open.wait(0.1)):
+            pass
+        self._training.add(name)
+        try:
+            yield
+        finally:
+            self._training.discard(name)
 
-        A replica that trains slows down those that still prepare to, where they share cpus.
-        """
-        with self._lock:
-            self._missing -= 1
-            if self._missing <= 0:
-                self._started.set()
-        self._started.wait(_START_SECONDS)
-        self._started.set()
+    @property
+    def share(self) -> float:
+        """What a replica's steps count for: they are averaged over those that train."""
+        return 1.0 / max(1, len(self._training))
+
+    def tell(self, taken: Round, warmed: bool) -> None:
+        """Takes note of a replica's round, and lets the others begin where the first has warmed up."""
+        self.global_step = max(self.global_step, taken.global_step)
+        self.rounds += 1
+        if warmed or taken.global_step >= _WARMSTART_STEPS:
+            self._open.set()
 
     def fail(self, error: Exception) -> None:
         """Stops every replica for this error; the first one counts."""
@@ -47,36 +72,52 @@ class Progress:
         self.stopped.set()
 
 
-def train(
-    name: str,
-    run: Callable[[Any, Any], Any],
-    iterator: Any,
-    values: Any,
-    progress: Progress,
-    log_interval: float,
-    emit: Callable[[str], None],
-    after_round: Callable[[Round], None] | None = None,
-) -> None:
-    """Rounds from `values`, float32 [P], until the job's last step, or until it is stopped; `emit` gets the Train lines.
+@dataclass(frozen=True)
+class Replica:
+    """A replica, and where its Train lines go."""
+
+    name: str
+    run: Run
+    iterator: Any
+    period: Period
+    log_interval: float
+    emit: Callable[[str], None]
+
+
+def prepare(replica: Replica, zeros: Any) -> State:
+    """A round of no steps: it brings the graph to the replica's host and reads the parameters, float32 [P] as `zeros`."""
+    state, _ = take_round(replica.run, replica.iterator, State(zeros, zeros), 0, 0.0)
+    return State(state.values, zeros)
+
+
+def train(replica: Replica, state: State, progress: Progress, after_round: Callable[[Round], None] | None = None) -> None:
+    """Rounds until the job's last step, or until it is stopped.
 
     Raises DivergedError, and what TensorFlow raises where a host is lost.
     """
-    start = time.monotonic()
-    last_time, last_step, local_steps = start, progress.global_step, 0
-    first = True
+    name, period, emit = replica.name, replica.period, replica.emit
+    start = last = time.monotonic()
+    last_step, local_steps, rounds, staleness, told = progress.global_step, 0, 0, 0, period.told
     while not progress.stopped.is_set():
-        values, taken = take_round(run, iterator, values)
+        began = time.monotonic()
+        state, taken = take_round(replica.run, replica.iterator, state, period.steps, progress.share)
         if not taken.steps:
             return
         if not math.isfinite(taken.loss):
             raise DivergedError(f"the loss of {name} is {taken.loss} at step {taken.global_step}; try a lower --learning-rate")
-        progress.global_step = max(progress.global_step, taken.global_step)
-        local_steps += taken.steps
         now = time.monotonic()
-        if first or now - last_time >= log_interval:
-            elapsed = max(now - last_time, 1e-6)
-            global_rate, local_rate = (taken.global_step - last_step) / elapsed, local_steps / elapsed
-            emit(train_line(name, taken.global_step, taken.loss, taken.accuracy, now - start, global_rate, local_rate))
-            last_time, last_step, local_steps, first = now, taken.global_step, 0, False
+        period.observe(taken.steps, now - began, taken.compute)
+        progress.tell(taken, now - start > _WARMSTART_SECONDS)
+        local_steps, rounds, staleness = local_steps + taken.steps, rounds + 1, staleness + taken.staleness
+        if (local_steps == taken.steps and last == start) or now - last >= replica.log_interval:
+            elapsed = max(now - last, 1e-6)
+            pace = Pace((taken.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
+            rates = pace.global_rate, pace.local_rate
+            emit(train_line(name, taken.global_step, taken.loss, taken.accuracy, now - start, *rates))
+            progress.paces[name] = pace
+            last, last_step, local_steps, rounds, staleness = now, taken.global_step, 0, 0, 0
+            if after_round is not None and period.told != told:
+                told = period.told
+                emit(told)
         if after_round is not None:
             after_round(taken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import types
 from typing import Any, NoReturn
@@ -55,3 +56,11 @@ def serve(cluster: Cluster) -> NoReturn:
     print(f"Started [{role}] on {cluster.address}, {work}", flush=True)
     server.join()
     raise SystemExit(0)
+
+
+def idle(cluster: Cluster, strategy: str) -> int:
+    """A host that the strategy has no use for: it says so, and waits to be told to end; 0."""
+    role = f"{cluster.task_type}/{cluster.task_index}"
+    print(f"Idle [{role}]: strategy {strategy} needs no parameter servers; this one waits for the job's end", flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    return 0

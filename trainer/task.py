@@ -6,13 +6,14 @@ checkpoint, because a host was lost or this one was told to end.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from trainer.cluster import Cluster, ClusterError, parse
+from trainer.cluster import Cluster, ClusterError, parse, unfit
 from trainer.flags import Flags
 from trainer.flags import parse as parse_flags
 
@@ -28,7 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cluster = parse(os.environ.get("TF_CONFIG"))
     except ClusterError as error:
         return _fail(str(error), 2)
-    if cluster.task_type in ("ps", "worker"):
+    problem = unfit(cluster, flags.strategy)
+    if problem:
+        return _fail(problem, 2)
+    if cluster.task_type == "ps" and flags.strategy != "async":
+        from trainer.server import idle
+
+        return idle(cluster, flags.strategy)
+    if cluster.task_type == "ps" or (cluster.task_type == "worker" and flags.strategy != "sync"):
         from trainer.server import serve
 
         serve(cluster)
@@ -37,19 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(flags: Flags, cluster: Cluster) -> int:
     # Only here, so that a parameter server or a worker starts without TensorFlow's Python.
-    from trainer import evaluator
     from trainer.checkpoint import CheckpointError
-    from trainer.chief import Chief, PreemptedError
     from trainer.data import DataError, damaged, find_files
+    from trainer.keeper import PreemptedError
     from trainer.replica import DivergedError
     from trainer.runtime import import_tensorflow, one_line
 
     errors = import_tensorflow().errors
     try:
-        if cluster.task_type == "evaluator":
-            evaluator.run(flags)
-        else:
-            Chief(flags, cluster).run()
+        _runner(flags, cluster)()
     except (DataError, CheckpointError) as error:
         return _fail(str(error), 2)
     except DivergedError as error:
@@ -62,6 +66,25 @@ def _train(flags: Flags, cluster: Cluster) -> int:
         files = [*find_files(flags.train_data, "train"), *find_files(flags.eval_data, "test")]
         return _fail(damaged(files) or one_line(error), 2)
     return 0
+
+
+def _runner(flags: Flags, cluster: Cluster) -> Callable[[], None]:
+    """What this task does until its end; each strategy is imported only where it is asked for."""
+    if cluster.task_type == "evaluator":
+        from trainer import evaluator
+
+        return functools.partial(evaluator.run, flags)
+    if flags.strategy == "sync":
+        from trainer.synchronous import Synchronous
+
+        return Synchronous(flags, cluster).run
+    if flags.strategy == "model-parallel":
+        from trainer.pipeline import ModelParallel
+
+        return ModelParallel(flags, cluster).run
+    from trainer.asynchronous import Asynchronous
+
+    return Asynchronous(flags, cluster).run
 
 
 def _fail(message: str, code: int) -> int:

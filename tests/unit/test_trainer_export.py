@@ -9,19 +9,19 @@ import pytest
 
 from ops.savedmodel import signatures
 from trainer import checkpoint, export
-from trainer.model import MODELS
+from trainer.model import make_model
 from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
-MODEL = MODELS["mlp"]
+MODEL = make_model("mlp")
 
 
 def saved(job_dir: Path) -> np.ndarray:
     """A checkpoint of step 7 with made-up parameters."""
     values = MODEL.initial(3)
-    copy = checkpoint.LocalCopy(MODEL, str(job_dir), 1)
+    copy = checkpoint.LocalCopy(MODEL)
     copy.assign(values, 7)
-    copy.save()
+    checkpoint.Saver(copy.variables, copy.step, str(job_dir), 1).save()
     return values
 
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from trainer.cluster import Cluster, ClusterError, await_peers, parse
+from trainer.cluster import Cluster, ClusterError, await_peers, parse, unfit
+from trainer.flags import STRATEGIES
 
 JOBS = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
 
@@ -18,7 +19,7 @@ def config(task_type: str, index: int = 0, chief: str = "chief") -> str:
 @pytest.mark.parametrize("text", [None, "", "{}", '{"cluster": {}}', '{"cluster": null, "task": null}'])
 def test_no_cluster_is_one_process(text: str | None) -> None:
     assert parse(text) == Cluster("chief", 0)
-    assert not parse(text).distributed
+    assert not parse(text).jobs
 
 
 @pytest.mark.parametrize("key", ["chief", "master"])
@@ -29,7 +30,7 @@ def test_a_chief_alone_is_one_process(key: str) -> None:
 @pytest.mark.parametrize("key", ["chief", "master"])
 def test_the_chief_may_be_called_master(key: str) -> None:
     cluster = parse(config(key, chief=key))
-    assert (cluster.task_type, cluster.distributed, cluster.address) == ("chief", True, "d:2222")
+    assert (cluster.task_type, cluster.address) == ("chief", "d:2222")
     assert cluster.jobs["chief"] == ("d:2222",)
 
 
@@ -51,7 +52,7 @@ def test_the_evaluator_is_outside_the_cluster() -> None:
         ('{"task": {"type": "ps", "index": "x"}}', "not a JSON object"),
         (config("gpu"), "task type 'gpu' is unknown; valid are chief, master, worker, ps, evaluator"),
         (config("worker", 2), "no worker 2"),
-        ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "no worker"),
+        ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "no chief"),
         ('{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, "task": {"type": "ps", "index": 0}}', "no chief"),
     ],
 )
@@ -69,3 +70,19 @@ def test_peers_are_awaited_until_they_accept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("time.monotonic", iter(range(0, 100, 4)).__next__)
     await_peers({"ps/0": "a:2222", "worker/0": "b:2222"}, reports.append)
     assert reports == ["Waiting for worker/0"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "strategies"),
+    [
+        ("chief", {"async"}),
+        ("chief ps", set()),
+        ("chief worker", {"sync", "model-parallel"}),
+        ("chief ps worker", {"async", "sync", "model-parallel"}),
+    ],
+)
+def test_which_strategies_a_cluster_can_train_by(jobs: str, strategies: set[str]) -> None:
+    cluster = Cluster("chief", 0, dict.fromkeys(jobs.split(), ("a:2222",)))
+    assert {strategy for strategy in STRATEGIES if unfit(cluster, strategy) is None} == strategies
+    for strategy in {*STRATEGIES} - strategies:
+        assert f"--strategy {strategy} needs a " in (unfit(cluster, strategy) or "")

@@ -1,0 +1,95 @@
+"""What the strategies decide without TensorFlow's help: stages, periods, shares, rates."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.descent import Descent
+from trainer.downpour import Round
+from trainer.period import ALONE, Period
+from trainer.replica import Progress
+from trainer.stages import partition
+
+SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
+
+
+@given(SIZES, st.integers(1, 6))
+def test_layers_are_cut_into_parts_none_of_them_empty(sizes: list[int], parts: int) -> None:
+    cuts = partition(sizes, parts)
+    assert (cuts[0], cuts[-1]) == (0, len(sizes))
+    assert len(cuts) - 1 == min(parts, len(sizes))
+    assert all(start < end for start, end in pairwise(cuts))
+
+
+@given(SIZES, st.integers(2, 4))
+def test_no_other_cut_has_a_smaller_largest_part(sizes: list[int], parts: int) -> None:
+    def largest(cuts: list[int]) -> int:
+        return max(sum(sizes[start:end]) for start, end in pairwise(cuts))
+
+    found = partition(sizes, parts)
+    for place in range(1, len(found) - 1):
+        for moved in (-1, 1):
+            other = [*found[:place], found[place] + moved, *found[place + 1 :]]
+            if other == sorted({*other}):
+                assert largest(other) >= largest(found)
+
+
+def test_a_period_that_is_asked_for_stays() -> None:
+    period = Period.of(3, 5, 10_000)
+    for _ in range(20):
+        period.observe(3, 1.0, 0.1)
+    assert (period.steps, period.told) == (3, "")
+    assert Period.of(None, 1, 10_000).steps == ALONE
+
+
+def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
+    period = Period.of(None, 5, 10_000)
+    for _ in range(8):
+        period.observe(4, 0.04 + 0.1, 0.04)  # 10 ms a step, 100 ms an exchange: 100 steps would make it a tenth
+    assert period.steps == 10_000 // (50 * 5) == 40
+    assert period.told == "Exchange every 40 steps: 10.0 ms a step, 100.0 ms an exchange"
+    for _ in range(8):
+        period.observe(40, 0.4 + 0.019, 0.4)
+    assert period.steps == 19
+    for _ in range(8):
+        period.observe(40, 4.0 + 0.01, 4.0)
+    assert period.steps == 4
+
+
+def test_a_short_job_still_meets_often() -> None:
+    period = Period.of(None, 5, 300)
+    for _ in range(8):
+        period.observe(4, 1.0, 0.001)
+    assert period.steps == 4
+
+
+def test_the_workers_join_a_master_that_has_warmed_up_and_count_the_same() -> None:
+    progress = Progress(0)
+    with progress.training("master/0", first=True):
+        assert progress.share == 1.0
+        progress.tell(Round(4, 4, 1.0, 0.5), warmed=False)
+        assert not progress._open.is_set()
+        progress.tell(Round(4, 50, 1.0, 0.5), warmed=False)
+        with progress.training("worker/0", first=False), progress.training("worker/1", first=False):
+            assert progress.share == 1 / 3
+        assert progress.share == 1.0
+    assert (progress.global_step, progress.rounds) == (50, 2)
+
+
+def test_a_job_that_is_stopped_lets_a_waiting_worker_go() -> None:
+    progress = Progress(0)
+    progress.fail(RuntimeError("first"))
+    progress.fail(RuntimeError("second"))
+    with progress.training("worker/0", first=False):
+        assert str(progress.failure) == "first"
+
+
+def test_the_rate_rises_grows_with_the_replicas_and_falls_to_nothing() -> None:
+    alone, four = Descent(0.1, 0.9, 10_000, 1), Descent(0.1, 0.9, 10_000, 4)
+    assert float(alone.rate(0)) < 0.003
+    assert abs(float(alone.rate(200)) - 0.1) < 0.001
+    assert abs(float(four.rate(200)) - 0.2) < 0.001
+    assert float(four.rate(9_999)) < 1e-6

@@ -1,0 +1,164 @@
+"""Strategy `async`: parameter servers hold the model, and the master and every worker train it at their own speed.
+
+tf.distribute's ParameterServerStrategy and ClusterCoordinator carry it: the master sends rounds of steps to the workers, and
+trains beside them. Without workers the master is the only replica, and holds the model itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import numpy as np
+
+from trainer import checkpoint
+from trainer.cluster import Cluster, await_peers
+from trainer.data import DataError, train_pipeline
+from trainer.descent import Descent
+from trainer.downpour import Centre, Round, State, make_round
+from trainer.flags import Flags
+from trainer.keeper import Keeper, evaluation_data, training_data
+from trainer.model import make_model
+from trainer.period import Period
+from trainer.replica import DivergedError, Progress, Replica, prepare, train
+from trainer.runtime import import_tensorflow, one_line, say, set_threads
+
+tf = import_tensorflow()
+
+_LOCAL_DEVICE = "/device:CPU:0"
+_JOIN_SECONDS = 30.0
+_SEEDS_PER_JOB = 1000
+_MASTER = "master/0"
+_NO_FILE = "No such file"
+
+
+class Asynchronous:
+    """One job, from its first step or its last checkpoint to its exported model; the chief runs it.
+
+    The constructor raises DataError and CheckpointError, before any other host is waited for.
+    """
+
+    def __init__(self, flags: Flags, cluster: Cluster) -> None:
+        set_threads()
+        tf.random.set_seed(flags.seed)
+        self._flags, self._cluster = flags, cluster
+        self._model = make_model(flags.model, flags.hidden_units)
+        self._files, evaluated = training_data(flags), evaluation_data(flags)
+        found = checkpoint.latest(flags.job_dir)
+        values, step = checkpoint.read(found, self._model) if found else (self._model.initial(flags.seed), 0)
+        if found:
+            say(f"Resuming from {found}, step {step}")
+        self._workers = len(cluster.jobs.get("worker", ()))
+        self._coordinator: Any = self._connect() if self._workers else None
+        self._copy = checkpoint.LocalCopy(self._model)
+        self.variables, self.step, self.logits = self._copy.variables, self._copy.step, self._copy.logits
+        self._keeper = Keeper(flags, self._model, self, evaluated, step)
+        devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(cluster.jobs.get("ps", ())))]
+        self._centre = Centre(devices or [_LOCAL_DEVICE], values, step, bool(devices))
+        with tf.device(_LOCAL_DEVICE):
+            self._zeros = tf.zeros([values.size])
+            self._iterator = iter(self._pipeline(0))
+        descent = Descent(flags.learning_rate, flags.momentum, flags.max_steps, 1 + self._workers)
+        self._round = make_round(self._model, self._centre, descent, self._iterator)
+        self._progress = Progress(step)
+        self._shown = (time.monotonic(), 0)
+
+    def _connect(self) -> Any:
+        await_peers(self._cluster.peers(), say)
+        # The strategy connects with device filters: parameter servers see the workers and the chief, never each other.
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({job: list(hosts) for job, hosts in self._cluster.jobs.items()}),
+            task_type="chief",
+            task_id=0,
+            rpc_layer="grpc",
+        )
+        return tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
+
+    def run(self) -> None:
+        """Trains to the last step, evaluates, exports.
+
+        Raises DivergedError, PreemptedError, DataError, and tf.errors.OpError where a host is lost for good.
+        """
+        for _ in range(self._workers):
+            # The public schedule() takes a tf.function only, which cannot tell which worker it runs on. A Python function
+            # runs in the coordinator's thread of a worker, under that worker's device, and is rescheduled like any other.
+            self._coordinator._cluster.schedule(self._train_worker, (), {})
+        with tf.device(_LOCAL_DEVICE):
+            self._keeper.summaries.graph(self._round)
+            self._train(self._replica(_MASTER, self._iterator, say), self._after)
+            self._join()
+            self._keeper.finish()
+
+    def refresh(self) -> int:
+        """Copies the parameters here; returns their global step. DivergedError where they are no longer numbers."""
+        values, step = self._centre.pull()
+        if not np.isfinite(values.numpy()).all():
+            raise DivergedError(f"the parameters of {_MASTER} are not finite at step {step}; try a lower --learning-rate")
+        self._copy.assign(values, step)
+        return step
+
+    def _pipeline(self, replica: int) -> Any:
+        seed = self._flags.seed * _SEEDS_PER_JOB + replica
+        return train_pipeline(self._files, self._flags.batch_size, seed, (replica, 1 + self._workers))
+
+    def _replica(self, name: str, iterator: Any, emit: Any) -> Replica:
+        period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
+        return Replica(name, self._round, iterator, period, self._flags.log_interval, emit)
+
+    def _train(self, replica: Replica, after: Any = None) -> None:
+        self._begin(replica)
+        with self._progress.training(replica.name, first=after is not None):
+            train(replica, self._begin(replica), self._progress, after)
+
+    def _begin(self, replica: Replica) -> State:
+        """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""
+        zeros = tf.zeros_like(self._zeros)
+        return prepare(replica, zeros) if self._workers else State(self._centre.pull()[0], zeros)
+
+    def _train_worker(self) -> None:
+        """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""
+        index = tf.DeviceSpec.from_string(tf.constant(0).device).task
+        emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
+        try:
+            self._train(self._replica(f"worker/{index}", iter(self._pipeline(1 + index)), lambda line: emit(input=line)))
+        except tf.errors.DataLossError as error:
+            self._progress.fail(error)  # the data is to blame, and not the host
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+            if not isinstance(error, tf.errors.PermissionDeniedError) and _NO_FILE not in str(error):
+                raise  # what a worker that has started again does not know yet
+            self._progress.fail(DataError(f"worker/{index} cannot read its data: {one_line(error)}"))
+        except tf.errors.OpError:
+            raise  # the coordinator knows a lost worker, which comes back, from a lost parameter server, which does not
+        except Exception as error:  # noqa: BLE001 - a thread's error is the chief's to raise
+            self._progress.fail(error)
+
+    def _after(self, taken: Round) -> None:
+        """What the chief does besides training, whenever it is due."""
+        if self._coordinator is not None:
+            self._coordinator.done()  # raises what a worker's thread could not recover from
+        self._keeper.after(taken, self._scalars() if self._workers else None)
+
+    def _scalars(self) -> dict[str, float]:
+        """What the replicas and the parameter servers do: rates, staleness, and megabytes a second."""
+        since, rounds = self._shown
+        now, seen = time.monotonic(), self._progress.rounds
+        scalars: dict[str, float] = {}
+        for name, pace in list(self._progress.paces.items()):
+            folder = f"replicas/{name.replace('/', '-')}"
+            scalars[f"{folder}/steps_per_second"] = pace.local_rate
+            scalars[f"{folder}/staleness"] = pace.staleness
+        if now > since:
+            for index, count in enumerate(self._centre.bytes_per_round):
+                scalars[f"ps/ps-{index}/megabytes_per_second"] = count * (seen - rounds) / (now - since) / 1e6
+        if now - since >= self._flags.log_interval:
+            self._shown = (now, seen)
+        return scalars
+
+    def _join(self) -> None:
+        """Waits for the workers' last rounds; raises what stopped the job, if it was stopped."""
+        deadline = time.monotonic() + _JOIN_SECONDS
+        while self._coordinator is not None and not self._coordinator.done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self._progress.failure:
+            raise self._progress.failure
