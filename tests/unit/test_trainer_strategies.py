@@ -52,7 +52,7 @@ def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
     assert period.steps == 10_000 // (50 * 5) == 40
     assert period.told == "Exchange every 40 steps: 10.0 ms a step, 100.0 ms an exchange"
     for _ in range(8):
-        period.observe(40, 0.4 + 0.019, 0.4)
+        period.observe(40, 0.4 + 0.0185, 0.4)
     assert period.steps == 19
     for _ in range(8):
         period.observe(40, 4.0 + 0.01, 4.0)
