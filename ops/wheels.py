@@ -98,7 +98,7 @@ def _pip(into: Path, cwd: Path, *arguments: str) -> None:
     done = subprocess.run(
         [*command, f"--wheel-dir={into}", *arguments],
         cwd=cwd,
-        env={**os.environ, "PIP_CONFIG_NO_COLOR": "1", "NO_COLOR": "1"},
+        env={**os.environ, "NO_COLOR": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
