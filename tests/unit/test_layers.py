@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = frozenset({"benchmarks", "fabfile", "infra", "ops", "replica", "trainer"})
+OURS = frozenset({"benchmarks", "fabfile", "infra", "ops", "replica", "tasks", "trainer"})
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
     "infra": {"infra"},
     "ops": {"ops", "infra.spec", "replica.record"},
-    "fabfile.py": {"ops"},
+    "tasks": {"ops", "tasks"},
+    "fabfile.py": {"ops.cli", "tasks"},
     "replica": {"replica"},
     "trainer": {"trainer"},
 }
@@ -36,6 +37,7 @@ OUTSIDE = {
         "yaml",
     },
     "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "packaging", "yaml"},
+    "tasks": {"fabric"},
     "fabfile.py": {"fabric"},
     "replica": {"fsspec"},
     "trainer": {"tensorflow", "numpy", "fsspec", "tensorboard"},

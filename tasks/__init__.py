@@ -1,0 +1,22 @@
+"""The tasks of `fab`: a task's signature is its flags, and it calls one function of ops, which it imports inside.
+
+So nothing that takes time is imported here: `fab --list` is as quick as Fabric itself, and so is the first line of a log.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import fabric
+
+from ops.cli import command
+
+sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
+
+JOB = "id of the job: a letter, then letters, digits and _; used once"
+JSON = "print JSON, for programs"
+
+
+def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
+    """Fabric's decorator, for a body that returns an exit code; its errors are a line and an exit code, too."""
+    return lambda body: fabric.task(**options)(command(body))

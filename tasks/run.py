@@ -1,0 +1,115 @@
+"""Tasks that run something: a job, the same job again, a plan of one, the end of one."""
+
+import sys
+from typing import Any
+
+from ops.cli import after_dashes
+from tasks import JOB, JSON, task
+
+
+@task(
+    positional=["job"],
+    iterable=["labels"],
+    help={
+        "job": JOB,
+        "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
+        "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
+        "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
+        "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
+        "labels": "labels of the job, key=value,key=value; may be given more than once",
+        "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
+        "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
+    },
+)
+def train(
+    _: Any,
+    job: str,
+    package: str | None = None,
+    module: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    labels: Any = None,
+    job_dir: str | None = None,
+    follow: bool = True,
+) -> int:
+    """Run a job on the cluster and follow it.
+
+    fab train --job job01
+    fab train --job job02 --config config.yaml --args "--max-steps 500"
+    fab train --job job03 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
+
+    Ctrl-C leaves the job running and says how to come back to it.
+    """
+    from ops.config import Flags
+    from ops.inventory import load
+    from ops.job import train as run
+
+    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir)
+    return run(load(), flags, package, follow)
+
+
+@task(
+    positional=["original"],
+    help={
+        "original": "id of the job to run again",
+        "job": "id of the new run (default: ORIGINAL_2, or the next number that is free)",
+        "follow": "as of fab train; --no-follow starts it and returns, and the same command with --job compares later",
+        "json": f"{JSON}; logs go to stderr",
+    },
+)
+def reproduce(_: Any, original: str, job: str | None = None, follow: bool = True, json: bool = False) -> int:
+    """Run a past job again from the bucket alone, as its manifest says, and say what differs."""
+    from ops.inventory import load
+    from ops.reproduce import reproduce as run
+
+    return run(load(), original, job, follow, json)
+
+
+@task(
+    help={
+        "package": "as of fab train",
+        "module": "as of fab train",
+        "config": "as of fab train",
+        "args": "as of fab train",
+        "seconds": "how long the job runs here (default: 60)",
+        "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
+        "job": "id of a job that ran: compare it with its plan, and run nothing",
+        "json": JSON,
+    },
+)
+def plan(
+    _: Any,
+    package: str | None = None,
+    module: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    seconds: str = "60",
+    parameters_mb: str | None = None,
+    job: str | None = None,
+    json: bool = False,
+) -> int:
+    """Predict what STANDARD_1 and PREMIUM_1 would make of a job, from a minute of it as one process here.
+
+    fab plan --args "--model cnn"
+    fab plan --job job01
+    """
+    if job is not None:
+        from ops.inventory import load
+        from ops.planned import check
+
+        return check(load(), job, json)
+    from ops.plan import Call, number
+    from ops.plan import plan as run
+
+    size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
+    call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size)
+    return run(call, json)
+
+
+@task(positional=["job"], help={"job": JOB})
+def cancel(_: Any, job: str) -> int:
+    """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
+    from ops.cancel import cancel as run
+    from ops.inventory import load
+
+    return run(load(), job)

@@ -1,0 +1,113 @@
+"""Tasks that show something: jobs, their logs and figures, hosts, files."""
+
+import sys
+from typing import Any
+
+from ops.cli import after_dashes
+from tasks import JOB, JSON, task
+
+
+@task(
+    positional=["replica"],
+    help={
+        "replica": "a replica such as master-0, a role such as worker, or all",
+        "job": "id of the job (default: the newest)",
+        "follow": "show lines as they come, until the job ends",
+        "lines": "how many of the last lines of each replica, or all (default: 100)",
+        "json": "print each line as JSON with the full time, for programs",
+    },
+)
+def logs(_: Any, replica: str, job: str | None = None, follow: bool = False, lines: str = "100", json: bool = False) -> int:
+    """Show what replicas print, merged in the order of time.
+
+    fab logs master-0
+    fab logs worker --lines 20
+    fab logs all --job job01 --follow
+
+    Each line has the time of this machine's time zone, the severity and the replica in front.
+    """
+    from ops.inventory import load
+    from ops.reading import parse_lines, show_logs
+
+    return show_logs(load(), replica, job, parse_lines(lines), follow, json)
+
+
+@task(help={"json": JSON})
+def jobs(_: Any, json: bool = False) -> int:
+    """List the jobs, the newest first."""
+    from ops.inventory import load
+    from ops.views import jobs as run
+
+    return run(load(), json)
+
+
+@task(positional=["job"], help={"job": JOB, "json": JSON})
+def describe(_: Any, job: str, json: bool = False) -> int:
+    """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed."""
+    from ops.inventory import load
+    from ops.views import describe as run
+
+    return run(load(), job, json)
+
+
+@task(help={"json": JSON})
+def cost(_: Any, json: bool = False) -> int:
+    """Show what the hosts that are up have cost so far by list price, role by role, and what each job has."""
+    from ops.cost import cost as run
+    from ops.inventory import load
+
+    return run(load(), json)
+
+
+@task(help={"json": JSON})
+def hosts(_: Any, json: bool = False) -> int:
+    """List the hosts of the cluster, and whether each of them answers."""
+    from ops.inventory import load
+    from ops.views import hosts as run
+
+    return run(load(), json)
+
+
+@task(
+    help={
+        "job": f"{JOB} (default: the newest)",
+        "all": "every job of the cluster, side by side",
+        "port": "port of this machine (default: 6006, or the next one that is free)",
+    },
+)
+def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
+    """Show a job in TensorBoard, also while it runs: it is started where the data is, and ends with Ctrl-C."""
+    from ops.inventory import load
+    from ops.tensorboard import tensorboard as run
+
+    return run(load(), job, all, port)
+
+
+@task(
+    iterable=["labels"],
+    help={
+        "job": f"{JOB} (default: job01)",
+        "module": "as of fab train",
+        "config": "as of fab train",
+        "args": "as of fab train",
+        "labels": "as of fab train",
+        "job-dir": "as of fab train",
+        "json": JSON,
+    },
+)
+def render(
+    _: Any,
+    job: str = "job01",
+    module: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    labels: Any = None,
+    job_dir: str | None = None,
+    json: bool = False,
+) -> int:
+    """Print every file that fab train would write on every host, and touch nothing."""
+    from ops.config import Flags
+    from ops.inventory import load
+    from ops.views import print_render
+
+    return print_render(load(), Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir), json)
