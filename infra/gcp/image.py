@@ -66,9 +66,9 @@ def startup_script(runtime_version: str, accelerator: Accelerator | None, idle_s
 
 
 def requirement_lines(tensorflow: str) -> list[str]:
-    """What the trainer needs, with this TensorFlow, and gcsfs for the bucket."""
-    lines = _lines("trainer/requirements.txt")
-    return [*(line for line in lines if not line.startswith("tensorflow")), "gcsfs", tensorflow]
+    """What the trainer needs, with this TensorFlow, and gcsfs for the bucket; other versions are the constraints' affair."""
+    names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
+    return [*(name for name in names if not name.startswith("tensorflow")), "gcsfs", tensorflow]
 
 
 def constraint_lines(runtime_version: str) -> list[str]:

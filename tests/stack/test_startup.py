@@ -21,9 +21,10 @@ def test_the_same_words_make_the_same_script() -> None:
 
 
 def test_the_runtime_is_pinned_as_the_project_was_tried() -> None:
-    assert requirement_lines("tensorflow-cpu==2.21.0") == ["fsspec", "numpy", "gcsfs", "tensorflow-cpu==2.21.0"]
+    assert requirement_lines("tensorflow-cpu==2.21.0") == ["fsspec", "numpy", "tensorboard", "gcsfs", "tensorflow-cpu==2.21.0"]
     constraints = constraint_lines("2.21.0")
     assert any(line.startswith("numpy==") for line in constraints)
+    assert "tensorboard==2.21.0" in constraints
     assert not any(line.lower().startswith("tensorflow") for line in constraints)
     assert constraint_lines("2.20.0") == []
 
