@@ -14,6 +14,7 @@ from ops.inventory import Inventory
 from ops.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label, check_mapping
 from replica.record import Plan
 
+STRATEGIES = ("async", "sync", "model-parallel")
 IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
 
 
@@ -28,6 +29,7 @@ class Flags:
     more_args: Sequence[str] = ()
     labels: Sequence[str] = ()
     job_dir: str | None = None
+    strategy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer") -> J
         raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {flags.job_id!r}: make them the same")
     default_dir = f"{inventory.bucket}/jobs/{flags.job_id}/output"
     chosen_dir = flags.job_dir or given.get("jobDir")
-    args = [*given.get("args", []), *split_args(flags.args), *flags.more_args]
+    chosen = _strategy(flags.strategy, inventory)
+    args = [*given.get("args", []), *chosen, *split_args(flags.args), *flags.more_args]
     if chosen_dir:
         _check_job_dir(chosen_dir, inventory.bucket, default_dir)
         args += ["--job-dir", chosen_dir]  # as Cloud ML does
@@ -143,6 +146,18 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer") -> J
         training_input=shown,
         notes=(f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it",) if ignored else (),
     )
+
+
+def _strategy(name: str | None, inventory: Inventory) -> list[str]:
+    """The trainer's arguments for a strategy that this cluster can train by; none where the flag is not given."""
+    if name is None:
+        return []
+    if name not in STRATEGIES:
+        raise UsageError(f"--strategy {name!r} is unknown; valid are {', '.join(STRATEGIES)}")
+    if name != "async" and not any(host.role is Role.WORKER for host in inventory.hosts):
+        lacking = f"--strategy {name} needs a worker, and stack {inventory.stack} ({inventory.scale_tier}) has none"
+        raise UsageError(f"{lacking}: take --strategy async, or run pulumi config set scaleTier STANDARD_1 && pulumi up")
+    return ["--strategy", name]
 
 
 def _check_tier(given: Mapping[str, Any], inventory: Inventory, where: str) -> None:

@@ -16,6 +16,7 @@ from tasks import JOB, JSON, task
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
+        "strategy": "async, sync or model-parallel: passed on to the trainer, yours too, as --strategy in front of --args",
         "labels": "labels of the job, key=value,key=value; may be given more than once",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
@@ -28,6 +29,7 @@ def train(
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
+    strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
     follow: bool = True,
@@ -36,7 +38,8 @@ def train(
 
     fab train --job job01
     fab train --job job02 --config config.yaml --args "--max-steps 500"
-    fab train --job job03 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
+    fab train --job job03 --strategy sync
+    fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 
     Ctrl-C leaves the job running and says how to come back to it.
     """
@@ -44,7 +47,7 @@ def train(
     from ops.inventory import load
     from ops.job import train as run
 
-    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir)
+    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
     return run(load(), flags, package, follow)
 
 

@@ -90,6 +90,7 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
         "module": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",
+        "strategy": "as of fab train",
         "labels": "as of fab train",
         "job-dir": "as of fab train",
         "json": JSON,
@@ -101,6 +102,7 @@ def render(
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
+    strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
     json: bool = False,
@@ -110,4 +112,5 @@ def render(
     from ops.inventory import load
     from ops.views import print_render
 
-    return print_render(load(), Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir), json)
+    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
+    return print_render(load(), flags, json)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.config import Flags, build_job, split_args, split_labels
+from ops.config import STRATEGIES, Flags, build_job, split_args, split_labels
 from ops.errors import UsageError
 from ops.inventory import Inventory
+from trainer import flags as trainer_flags
 
 SEED = """\
 trainingInput:
@@ -123,6 +125,24 @@ def test_what_is_wrong_is_named_by_its_full_path(standard: Inventory, tmp_path: 
 )  # fmt: skip
 def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
     assert says in refused(inventory, tmp_path, text)
+
+
+def test_a_strategy_goes_to_the_trainer_between_config_and_args(inventory: Inventory, tmp_path: Path) -> None:
+    flags = Flags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), "--max-steps 9", strategy="sync")
+    job = build_job(flags, inventory)
+    assert job.args == ("--strategy", "async", "--strategy", "sync", "--max-steps", "9")
+    assert job.training_input["args"] == list(job.args)
+    assert STRATEGIES == trainer_flags.STRATEGIES
+
+
+def test_a_strategy_that_is_unknown_or_lacks_workers(inventory: Inventory) -> None:
+    with pytest.raises(UsageError, match=r"^--strategy 'asink' is unknown; valid are async, sync, model-parallel$"):
+        build_job(Flags("j", strategy="asink"), inventory)
+    alone = replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name == "master-0"))
+    for name in ("sync", "model-parallel"):
+        with pytest.raises(UsageError, match=rf"^--strategy {name} needs a worker, and stack test \(CUSTOM\) has none: "):
+            build_job(Flags("j", strategy=name), alone)
+    assert build_job(Flags("j", strategy="async"), alone).args == ("--strategy", "async")
 
 
 def test_no_config_file(inventory: Inventory) -> None:
