@@ -20,6 +20,7 @@ _MARKS = tuple(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ([IWEF]) ",  # TensorFlow's C++
         rf"\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+\W+(?:\S+\W+)?{_WORD}\b",  # logging with asctime
         r"\S+:\d+: \w*(Warning): ",  # warnings.warn
+        r"(?:\S+: )?(error): ",  # the shipped trainer, argparse
     )
 )
 _SEVERITY = {
@@ -30,6 +31,7 @@ _SEVERITY = {
     "WARN": "WARNING",
     "FATAL": "CRITICAL",
     "Warning": "WARNING",
+    "error": "ERROR",
 }
 _TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
