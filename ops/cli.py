@@ -136,5 +136,10 @@ def refine(program: Any) -> None:
 
         return run
 
+    def listed() -> NoReturn:
+        program.list_tasks()
+        raise Exit
+
+    program.no_tasks_given = listed  # Fabric would show its own flags
     program.parse_tasks = kept(program.parse_tasks)
     program.parse_cleanup = kept(program.parse_cleanup)

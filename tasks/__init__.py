@@ -13,7 +13,8 @@ from ops.cli import command
 
 sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
 
-JOB = "id of the job: a letter, then letters, digits and _; used once"
+JOB = "id of the job, one that fab jobs lists"
+NEW_JOB = "id of the job: a letter, then letters, digits and _; used once"
 JSON = "print JSON, for programs"
 
 

@@ -4,14 +4,14 @@ import sys
 from typing import Any
 
 from ops.cli import after_dashes
-from tasks import JOB, JSON, task
+from tasks import JOB, JSON, NEW_JOB, task
 
 
 @task(
     positional=["job"],
     iterable=["labels"],
     help={
-        "job": JOB,
+        "job": NEW_JOB,
         "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from ops.cli import after_dashes
-from tasks import JOB, JSON, task
+from tasks import JOB, JSON, NEW_JOB, task
 
 
 @task(
@@ -86,7 +86,7 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
 @task(
     iterable=["labels"],
     help={
-        "job": f"{JOB} (default: job01)",
+        "job": f"{NEW_JOB} (default: job01)",
         "module": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",

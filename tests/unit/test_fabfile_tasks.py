@@ -47,8 +47,9 @@ def fab(tmp_path: Path) -> Fab:
     return run
 
 
-def test_the_list(fab: Fab) -> None:
-    ran = fab("--list")
+@pytest.mark.parametrize("argv", [["--list"], []])
+def test_the_list(fab: Fab, argv: list[str]) -> None:
+    ran = fab(*argv)
     assert ran.returncode == 0
     assert [line.split()[0] for line in ran.stdout.splitlines() if line.startswith("  ") and line[2] != " "] == TASKS
 
