@@ -88,17 +88,17 @@ class Agent:
         if self._terminated or trainer.stopping:
             self._change(restart.after_stop(self._record, restart.SIGTERM_CODE if self._terminated else code, now()))
         else:
-            self._change(restart.after_exit(self._plan, self._record, code, now(), trainer.tail))
-            self._after_exit(self._record, code)
+            self._change(restart.after_exit(self._plan, self._record, code, now(), trainer.tail, trainer.out_of_memory))
+            self._after_exit(self._record)
 
-    def _after_exit(self, record: ReplicaRecord, code: int) -> None:
-        limit = self._plan.maxRestarts
+    def _after_exit(self, record: ReplicaRecord) -> None:
+        limit, code = self._plan.maxRestarts, record.exitCode or 0
         if record.state == ReplicaState.PREPARING:
             wait = restart.wait_before_start(self._plan, record)
             self._start_at = time.monotonic() + wait
-            self._log.say(f"restarting after {killer(code)} ({record.restarts} of {limit}), in {wait:g} s", "WARNING")
+            self._log.say(f"restarting after {killer(record)} ({record.restarts} of {limit}), in {wait:g} s", "WARNING")
         elif code >= 128:
-            self._log.say(f"trainer ended by {killer(code)} after {limit} restarts on this host", "ERROR")
+            self._log.say(f"trainer ended by {killer(record)} after {limit} restarts on this host", "ERROR")
         else:
             self._log.say(f"trainer exited with status {code}", "ERROR" if code else "INFO")
 
@@ -170,7 +170,7 @@ class Agent:
         if left and left.state == ReplicaState.RUNNING:
             self._log.say("the replica or its host was stopped", "WARNING")
         if left and record.restarts > left.restarts:
-            self._after_exit(record, record.exitCode or 0)
+            self._after_exit(record)
         self._change(record)
         self._job = job
 

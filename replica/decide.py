@@ -67,12 +67,14 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
     return f"The replica {name} exited with a non-zero status of {code}{more}.\n{record.errorMessage}"
 
 
-def killer(exit_code: int) -> str:
-    """What ended a trainer whose exit code is 128 or more: `signal 9 (SIGKILL)`, or `status 255`."""
+def killer(record: ReplicaRecord) -> str:
+    """What ended a trainer whose exit code is 128 or more: `signal 9 (SIGKILL), out of memory`, or `status 255`."""
+    code = record.exitCode or 0
     try:
-        return f"signal {exit_code - 128} ({signal.Signals(exit_code - 128).name})"
+        name = f"signal {code - 128} ({signal.Signals(code - 128).name})"
     except ValueError:
-        return f"status {exit_code}"
+        name = f"status {code}"
+    return f"{name}, out of memory" if record.outOfMemory else name
 
 
 def _cancelled(job: JobRecord, view: View) -> JobRecord | None:
@@ -125,7 +127,7 @@ def _killed_too_often(job: JobRecord, view: View) -> JobRecord | None:
             if job.attempt < plan.maxRetries:
                 return replace(job, attempt=job.attempt + 1)
             spent = f"after {plan.maxRestarts} restarts and {plan.maxRetries} retries of the job"
-            return _end(job, view, JobState.FAILED, exit_message(record, f" ({killer(record.exitCode or 0)}) {spent}"))
+            return _end(job, view, JobState.FAILED, exit_message(record, f" ({killer(record)}) {spent}"))
     return None
 
 

@@ -101,13 +101,14 @@ class _Json:
 class ReplicaRecord(_Json):
     """`jobs/<id>/replicas/<name>.json`, written by that replica alone; heartbeatTime tells that its host lives.
 
-    exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. facts are the chief's alone:
-    what its host found for the manifest.
+    exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of
+    the trainer that ended last. facts are the chief's alone: what its host found for the manifest.
     """
 
     name: str
     state: str = ReplicaState.PREPARING
     exitCode: int | None = None
+    outOfMemory: bool = False
     restarts: int = 0
     attempt: int = 0
     startTime: str | None = None

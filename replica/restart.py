@@ -25,16 +25,19 @@ def resume(plan: Plan, attempt: int, mine: ReplicaRecord | None, now: str) -> Re
     if mine.state == ReplicaState.RUNNING:
         return after_exit(plan, mine, SIGKILL_CODE, now, "")
     if mine.state == ReplicaState.EXITED and (mine.exitCode is None or mine.exitCode >= 128):
-        return after_exit(plan, mine, mine.exitCode or SIGKILL_CODE, now, mine.errorMessage)
+        return after_exit(plan, mine, mine.exitCode or SIGKILL_CODE, now, mine.errorMessage, mine.outOfMemory)
     return mine
 
 
-def after_exit(plan: Plan, record: ReplicaRecord, exit_code: int, now: str, tail: str) -> ReplicaRecord:
+def after_exit(
+    plan: Plan, record: ReplicaRecord, exit_code: int, now: str, tail: str, out_of_memory: bool = False
+) -> ReplicaRecord:
     """The record after the trainer ended by itself: PREPARING where it is to start again on this host, else EXITED.
 
     A kill (128 or more) is passing, any other code is the trainer's own verdict. `tail` is the end of its log.
     """
-    ended = replace(record, exitCode=exit_code, endTime=now, errorMessage=tail if exit_code else "")
+    why = tail if exit_code else ""
+    ended = replace(record, exitCode=exit_code, outOfMemory=out_of_memory, endTime=now, errorMessage=why)
     if exit_code >= 128 and record.restarts < plan.maxRestarts:
         return replace(ended, state=str(ReplicaState.PREPARING), restarts=record.restarts + 1)
     return replace(ended, state=str(ReplicaState.EXITED))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from replica.lines import Line, Messages, Splitter
 from replica.log import Log
+from replica.memory import oom_kills
 
 TAIL_LINES = 20
 TAIL_CHARACTERS = 1000
@@ -29,6 +30,7 @@ class Trainer:
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Log) -> None:
         """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
+        self._oom_kills = oom_kills()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._process = subprocess.Popen(
             [argument.encode("utf-8", "surrogateescape") for argument in argv],
@@ -50,6 +52,11 @@ class Trainer:
     def stopping(self) -> bool:
         """True once stop was called."""
         return self._stop_at is not None
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+        return oom_kills() > self._oom_kills
 
     @property
     def tail(self) -> str:

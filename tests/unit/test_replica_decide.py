@@ -103,6 +103,9 @@ def test_kills_beyond_the_restarts_retry_the_job_and_then_fail_it() -> None:
         "The replica ps 0 exited with a non-zero status of 137 (signal 9 (SIGKILL)) "
         "after 2 restarts and 1 retries of the job.\nlast line"
     )
+    starved = decide(again, view(replace(killed, attempt=1, outOfMemory=True)))
+    assert starved is not None
+    assert "a non-zero status of 137 (signal 9 (SIGKILL), out of memory) after 2 restarts" in starved.errorMessage
 
 
 def test_a_lost_host_is_waited_for_then_fails_the_job() -> None:

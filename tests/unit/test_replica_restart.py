@@ -26,6 +26,12 @@ def test_a_kill_is_restarted_until_there_were_too_many() -> None:
     assert seen == [("PREPARING", 1), ("PREPARING", 2), ("EXITED", 2)]
 
 
+def test_what_a_killed_trainer_lacked_is_told_until_the_next_ends() -> None:
+    starved = restart.after_exit(PLAN, RUNNING, 137, NOW, "", out_of_memory=True)
+    assert starved.outOfMemory
+    assert not restart.after_exit(PLAN, restart.started(starved, NOW), 137, NOW, "").outOfMemory
+
+
 def test_an_exit_is_not_restarted() -> None:
     for code in (0, 1, 127):
         ended = restart.after_exit(PLAN, RUNNING, code, NOW, "tail")

@@ -1,0 +1,39 @@
+"""Whether a trainer ran out of memory: what the kernel's files say, and what a job's message makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replica import trainer
+from replica.log import Log
+from replica.memory import oom_kills
+
+
+def test_kills_are_counted_where_the_unit_is(tmp_path: Path) -> None:
+    own, unit = tmp_path / "cgroup", tmp_path / "system.slice/scaletier.service"
+    unit.mkdir(parents=True)
+    own.write_text("1:cpu:/elsewhere\n0::/system.slice/scaletier.service\n")
+    (unit / "memory.events").write_text("low 0\noom 7\noom_kill 3\noom_group_kill 9\n")
+    assert oom_kills(own, tmp_path) == 3
+
+
+@pytest.mark.parametrize("text", ["1:memory:/a\n", "0::/gone\n", "0::/empty\n"])
+def test_nothing_is_counted_where_the_kernel_does_not_tell(tmp_path: Path, text: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "memory.events").write_text("")
+    (tmp_path / "cgroup").write_text(text)
+    assert oom_kills(tmp_path / "cgroup", tmp_path) == 0
+    assert oom_kills(tmp_path / "nothing", tmp_path) == 0
+
+
+def test_kills_before_a_trainer_are_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = 2
+    monkeypatch.setattr(trainer, "oom_kills", lambda: kills)
+    started = trainer.Trainer(["true"], tmp_path, {}, Log(tmp_path, "job01", "master-0"))
+    while started.poll() is None:
+        pass
+    assert not started.out_of_memory
+    kills = 3
+    assert started.out_of_memory
