@@ -6,6 +6,7 @@ trains beside them. Without workers the master is the only replica, and holds th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from typing import Any
@@ -22,7 +23,7 @@ from trainer.keeper import Keeper, evaluation_data, training_data
 from trainer.model import make_model
 from trainer.period import Period
 from trainer.replica import DivergedError, Progress, Replica, prepare, train
-from trainer.runtime import import_tensorflow, one_line, say, set_threads
+from trainer.runtime import import_tensorflow, one_line, prepare_process, quiet_stderr, say
 
 tf = import_tensorflow()
 
@@ -40,7 +41,7 @@ class Asynchronous:
     """
 
     def __init__(self, flags: Flags, cluster: Cluster) -> None:
-        set_threads()
+        prepare_process()
         tf.random.set_seed(flags.seed)
         self._flags, self._cluster = flags, cluster
         self._model = make_model(flags.model, flags.hidden_units)
@@ -55,9 +56,8 @@ class Asynchronous:
         self.variables, self.step, self.logits = self._copy.variables, self._copy.step, self._copy.logits
         self._keeper = Keeper(flags, self._model, self, evaluated, step)
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(cluster.jobs.get("ps", ())))]
-        self._centre = Centre(devices or [_LOCAL_DEVICE], values, step, bool(devices))
+        self._centre = Centre(self._model, devices or [_LOCAL_DEVICE], values, step, bool(devices))
         with tf.device(_LOCAL_DEVICE):
-            self._zeros = tf.zeros([values.size])
             self._iterator = iter(self._pipeline(0))
         descent = Descent(flags.learning_rate, flags.momentum, flags.max_steps, 1 + self._workers)
         self._round = make_round(self._model, self._centre, descent, self._iterator)
@@ -107,14 +107,17 @@ class Asynchronous:
         return Replica(name, self._round, iterator, period, self._flags.log_interval, emit)
 
     def _train(self, replica: Replica, after: Any = None) -> None:
-        self._begin(replica)
+        with quiet_stderr() if after else contextlib.nullcontext():  # a remark about the processor
+            self._begin(replica)
         with self._progress.training(replica.name, first=after is not None):
             train(replica, self._begin(replica), self._progress, after)
 
     def _begin(self, replica: Replica) -> State:
         """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""
-        zeros = tf.zeros_like(self._zeros)
-        return prepare(replica, zeros) if self._workers else State(self._centre.pull()[0], zeros)
+        zeros = tuple(tf.zeros(shape) for shape in self._model.shapes.values())
+        if self._workers:
+            return prepare(replica, zeros)
+        return State(tuple(self._model.unflatten(self._centre.pull()[0]).values()), zeros)
 
     def _train_worker(self) -> None:
         """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""

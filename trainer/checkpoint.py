@@ -103,6 +103,13 @@ class LocalCopy:
         """Images, float32 [N, 784], to float32 [N, 10], by the variables as they are."""
         return self.model.logits(self.variables, images, False)
 
+    def restore(self, reader: Reader) -> int:
+        """Takes over a checkpoint, one variable at a time; its global step. CheckpointError as of Reader."""
+        for name, variable in self.variables.items():
+            variable.assign(reader.value(name))
+        self.step.assign(reader.step)
+        return reader.step
+
     def assign(self, flat: Any, step: int) -> None:
         """Takes over parameters, float32 [P], and the global step."""
         for name, value in self.model.unflatten(flat).items():

@@ -12,7 +12,7 @@ from trainer.flags import Flags
 from trainer.keeper import evaluation_data
 from trainer.lines import EvalInterval, eval_line
 from trainer.model import make_model
-from trainer.runtime import say, set_threads
+from trainer.runtime import prepare_process, say
 from trainer.summaries import Summaries
 
 
@@ -21,7 +21,7 @@ def run(flags: Flags) -> None:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    set_threads()
+    prepare_process()
     model = make_model(flags.model, flags.hidden_units)
     files = evaluation_data(flags)
     copy = checkpoint.LocalCopy(model)
@@ -36,12 +36,11 @@ def run(flags: Flags) -> None:
             continue
         start = time.monotonic()
         try:
-            values, step = checkpoint.read(found, model)
+            step = copy.restore(checkpoint.Reader(found, model))
         except checkpoint.CheckpointError:
             if checkpoint.latest(flags.job_dir) == found:
                 raise
             continue  # it was deleted for a newer one while it was read
-        copy.assign(values, step)
         metrics = evaluate()
         say(eval_line(step, metrics.loss, metrics.accuracy))
         summaries.scalars(step, eval__loss=metrics.loss, eval__accuracy=metrics.accuracy)

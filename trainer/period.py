@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 # Where there is nothing to exchange with: how often the master looks at what else is due.
 ALONE = 8
-_FIRST = 4
+_FIRST = 8
 _MOST = 64
 # Exchanges may take this part of the time that the steps take.
 _EXCHANGE_SHARE = 0.1

@@ -25,7 +25,7 @@ from trainer.keeper import Keeper, evaluation_data, training_data
 from trainer.lines import train_line
 from trainer.model import initial_value, make_model
 from trainer.replica import DivergedError
-from trainer.runtime import import_tensorflow, say, set_threads
+from trainer.runtime import import_tensorflow, prepare_process, say
 from trainer.stages import Stage, gradient_sums, partition
 
 tf = import_tensorflow()
@@ -49,7 +49,7 @@ class ModelParallel:
     """
 
     def __init__(self, flags: Flags, cluster: Cluster) -> None:
-        set_threads()
+        prepare_process()
         tf.random.set_seed(flags.seed)
         self._flags, self._model = flags, make_model(flags.model, flags.hidden_units)
         files, evaluated = training_data(flags), evaluation_data(flags)

@@ -15,7 +15,7 @@ from trainer.lines import train_line
 from trainer.period import Period
 
 _WARMSTART_STEPS = 50
-_WARMSTART_SECONDS = 2.0
+_WARMSTART_SECONDS = 1.5
 
 
 class DivergedError(RuntimeError):
@@ -84,8 +84,8 @@ class Replica:
     emit: Callable[[str], None]
 
 
-def prepare(replica: Replica, zeros: Any) -> State:
-    """A round of no steps: it brings the graph to the replica's host and reads the parameters, float32 [P] as `zeros`."""
+def prepare(replica: Replica, zeros: tuple[Any, ...]) -> State:
+    """A round of no steps: it brings the graph to the replica's host and reads the variables, of the shapes of `zeros`."""
     state, _ = take_round(replica.run, replica.iterator, State(zeros, zeros), 0, 0.0)
     return State(state.values, zeros)
 
@@ -100,7 +100,9 @@ def train(replica: Replica, state: State, progress: Progress, after_round: Calla
     last_step, local_steps, rounds, staleness, told = progress.global_step, 0, 0, 0, period.told
     while not progress.stopped.is_set():
         began = time.monotonic()
-        state, taken = take_round(replica.run, replica.iterator, state, period.steps, progress.share)
+        # The first round is a single step: who waits for a sign of life gets it soon.
+        steps = period.steps if local_steps or last > start else 1
+        state, taken = take_round(replica.run, replica.iterator, state, steps, progress.share)
         if not taken.steps:
             return
         if not math.isfinite(taken.loss):

@@ -11,7 +11,7 @@ import types
 from typing import Any, NoReturn
 
 from trainer.cluster import Cluster
-from trainer.runtime import import_tensorflow, quiet_stderr, thread_counts
+from trainer.runtime import import_tensorflow, quiet_stderr, reuse_memory, thread_counts
 
 
 def _server_library() -> tuple[Any, Any]:
@@ -21,7 +21,8 @@ def _server_library() -> tuple[Any, Any]:
     where many replicas start at once on few cpus; so the package is entered past its `__init__`. Should a version of
     TensorFlow not have it, the whole of it does the same.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # What goes wrong in a step is the chief's to tell; left are remarks about the processor.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     spec = importlib.util.find_spec("tensorflow")
     if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
         package = types.ModuleType("tensorflow")
@@ -42,6 +43,7 @@ def _server_library() -> tuple[Any, Any]:
 
 def serve(cluster: Cluster) -> NoReturn:
     """Runs this task's server; SIGTERM ends the process at once, as there is nothing here to save."""
+    reuse_memory()
     server_class, config_class = _server_library()
     intra_op, inter_op = thread_counts()
     server = server_class(

@@ -20,7 +20,7 @@ from trainer.keeper import Keeper, evaluation_data, training_data
 from trainer.lines import train_line
 from trainer.model import make_model
 from trainer.replica import DivergedError
-from trainer.runtime import import_tensorflow, say, set_threads
+from trainer.runtime import import_tensorflow, prepare_process, say
 
 tf = import_tensorflow()
 
@@ -45,7 +45,7 @@ class Synchronous:
     """
 
     def __init__(self, flags: Flags, cluster: Cluster) -> None:
-        set_threads()
+        prepare_process()
         self._strategy, self._options = _strategy(cluster, flags.communication)  # before TensorFlow does anything else
         tf.random.set_seed(flags.seed)
         self._flags, self._model = flags, make_model(flags.model, flags.hidden_units)

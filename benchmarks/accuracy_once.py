@@ -1,0 +1,33 @@
+"""`python -m benchmarks.accuracy_once FOLDER`: as JSON, step and test accuracy of each checkpoint of the cnn in FOLDER."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from ops.job import MNIST
+from trainer import checkpoint
+from trainer.data import find_files
+from trainer.evaluation import make_evaluate
+from trainer.model import make_model
+
+
+def main() -> int:
+    """Prints `[[step, accuracy], …]`, in the order of the steps."""
+    model = make_model("cnn")
+    copy = checkpoint.LocalCopy(model)
+    evaluate = make_evaluate(copy.logits, find_files([str(MNIST)], "test"))
+    files = Path(sys.argv[1]).rglob("model-*.index")
+    steps = {int(re.findall(r"\d+", path.stem)[-1]): str(path.with_suffix("")) for path in files}
+    found = []
+    for step, path in sorted(steps.items()):
+        copy.assign(*checkpoint.read(path, model))
+        found.append((step, evaluate().accuracy))
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""A training as its log tells it, on the cluster or as one process, and what it took of the hosts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+from benchmarks.measure import Lines, MeasureError, must, run, running
+from benchmarks.stack import BIN, ROOT, BenchStack, job_id, say
+from infra.spec import ScaleTier
+from ops.inventory import Inventory
+from ops.job import MNIST
+
+BATCH = 100
+_LIMIT_SECONDS = 580.0
+_SAMPLE_SECONDS = 4.0
+_TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+): ")
+_FINAL = re.compile(r"Final metrics after (\d+) steps, loss: [\d.]+, accuracy: ([\d.]+)")
+_SENT = "cat /sys/class/net/eth0/statistics/tx_bytes"
+_PEAKS = "sudo -n sh -c 'for p in $(pgrep -u trainer); do grep VmHWM /proc/$p/status; done'"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training came to. `steps` are (Unix time, replica, global step) of its Train lines, in the order of time.
+
+    `accuracy` is the last line's; `sent` are bytes that all hosts sent, `memory` MB of the largest trainer process by host.
+    """
+
+    steps: Sequence[tuple[float, str, int]]
+    accuracy: float
+    sent: int = 0
+    memory: Mapping[str, float] | None = None
+    job: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """From the first Train line to the last."""
+        return self.steps[-1][0] - self.steps[0][0]
+
+    @property
+    def last_first(self) -> float:
+        """Seconds from the first replica's first Train line to the last replica's first."""
+        first: dict[str, float] = {}
+        for at, replica, _ in self.steps:
+            first.setdefault(replica, at)
+        return max(first.values()) - min(first.values())
+
+    @property
+    def examples_per_second(self) -> float:
+        """Once all replicas train: from the last one's first Train line to the end."""
+        begin = self.steps[0][0] + self.last_first
+        part = [(at, step) for at, _, step in self.steps if at >= begin]
+        (start, low), (end, high) = part[0], max(part, key=lambda pair: pair[1])
+        if end <= start:
+            raise MeasureError("the training was too short to tell its speed")
+        return (high - low) * BATCH / (end - start)
+
+    def time_of(self, step: int) -> float:
+        """Seconds from the first Train line to this global step, between lines in proportion."""
+        start = before = self.steps[0][0]
+        reached = 0
+        for at, _, now in self.steps:
+            if now >= step:
+                share = (step - reached) / (now - reached) if now > reached else 1.0
+                return before + share * (at - before) - start
+            if now > reached:
+                before, reached = at, now
+        raise MeasureError(f"the training ended before step {step}")
+
+
+def parse(lines: Sequence[tuple[float, str]]) -> Trained:
+    """A training from the lines of its log, each with its Unix time; MeasureError where it trained nothing."""
+    steps = sorted((at, found[1], int(found[2])) for at, line in lines if (found := _TRAIN.search(line)))
+    finals = [float(found[2]) for _, line in lines if (found := _FINAL.search(line))]
+    if not steps or not finals:
+        raise MeasureError(f"the log tells of no training: {' | '.join(line for _, line in lines[-3:])}")
+    return Trained(steps, finals[-1])
+
+
+def alone(arguments: str, job_dir: Path) -> Trained:
+    """The shipped trainer as one process, on all processors of this machine."""
+    say(f"one process: {arguments}")
+    env = {
+        "PATH": str(BIN),
+        "HOME": str(job_dir),
+        "SCALETIER_DATA": str(MNIST),
+        "JOB_DIR": str(job_dir),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [str(BIN / "python"), "-m", "trainer.task", *arguments.split()]
+    with running(command, env, ROOT, subprocess.DEVNULL) as process:
+        return parse(list(Lines(process).until(time.monotonic() + _LIMIT_SECONDS)))
+
+
+def together(stack: BenchStack, label: str, arguments: str, *options: str) -> Trained:
+    """A job on the cluster, by `fab train`, which must succeed."""
+    inventory = stack.require(ScaleTier.STANDARD_1)
+    job = job_id(label)
+    say(f"fab train --job {job} {' '.join(options)} -- {arguments}")
+    before = sum(_sent(stack, name) for name in inventory.names)
+    with _Memory(stack, inventory) as memory:
+        stack.fab("train", "--job", job, *options, "--", *arguments.split())
+    sent = sum(_sent(stack, name) for name in inventory.names) - before
+    found = parse(_log(stack, job))
+    return Trained(found.steps, found.accuracy, sent, memory.peaks, job)
+
+
+def accuracies(folder: Path) -> list[tuple[int, float]]:
+    """Global step and test accuracy of every checkpoint in a job's output, in order; a process of its own, for TensorFlow."""
+    ran = run([sys.executable, "-m", "benchmarks.accuracy_once", str(folder)], {"PATH": str(BIN)}, ROOT)
+    return [(int(step), float(accuracy)) for step, accuracy in json.loads(must(ran, "evaluating checkpoints").out)]
+
+
+def fetched(stack: BenchStack, job: str) -> tempfile.TemporaryDirectory[str]:
+    """A job's output, here."""
+    folder = tempfile.TemporaryDirectory()
+    stack.fab("get", job, folder.name)
+    return folder
+
+
+def _log(stack: BenchStack, job: str) -> list[tuple[float, str]]:
+    out = stack.fab("logs", "all", "--job", job, "--lines", "all", "--json").out
+    lines = [json.loads(line) for line in out.splitlines()]
+    return [(datetime.fromisoformat(line["time"]).timestamp(), line["message"]) for line in lines]
+
+
+def _sent(stack: BenchStack, host: str) -> int:
+    return int(must(run(stack.ssh(host, _SENT), stack.env, ROOT), f"reading {host}").out)
+
+
+class _Memory:
+    """Looks at the trainers' memory now and then, on one host of each role."""
+
+    def __init__(self, stack: BenchStack, inventory: Inventory) -> None:
+        self.peaks: dict[str, float] = {}
+        self._stack, self._hosts = stack, [name for name in inventory.names if name in ("ps-0", "worker-0")]
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_SAMPLE_SECONDS):
+            for host in self._hosts:
+                found = run(self._stack.ssh(host, _PEAKS), self._stack.env, ROOT).out
+                peak = max((int(kb) * 1024 / 1e6 for kb in re.findall(r"VmHWM:\s+(\d+) kB", found)), default=0.0)
+                self.peaks[host] = max(peak, self.peaks.get(host, 0.0))
