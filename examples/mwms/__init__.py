@@ -1,1 +1,5 @@
 """tf-keras and `fit` under MultiWorkerMirroredStrategy: the chief and the workers take every step together."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's C++ has much to say that is about itself
