@@ -23,11 +23,10 @@ from trainer.keeper import Keeper, evaluation_data, training_data
 from trainer.model import make_model
 from trainer.period import Period
 from trainer.replica import DivergedError, Progress, Replica, prepare, train
-from trainer.runtime import import_tensorflow, one_line, prepare_process, quiet_stderr, say
+from trainer.runtime import import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say
 
 tf = import_tensorflow()
 
-_LOCAL_DEVICE = "/device:CPU:0"
 _JOIN_SECONDS = 30.0
 _SEEDS_PER_JOB = 1000
 _MASTER = "master/0"
@@ -44,20 +43,21 @@ class Asynchronous:
         prepare_process()
         tf.random.set_seed(flags.seed)
         self._flags, self._cluster = flags, cluster
-        self._model = make_model(flags.model, flags.hidden_units)
+        self._model = make_model(flags.model, flags.hidden_units, flags.precision)
         self._files, evaluated = training_data(flags), evaluation_data(flags)
         found = checkpoint.latest(flags.job_dir)
         values, step = checkpoint.read(found, self._model) if found else (self._model.initial(flags.seed), 0)
         if found:
             say(f"Resuming from {found}, step {step}")
+        self._device = local_device()
         self._workers = len(cluster.jobs.get("worker", ()))
         self._coordinator: Any = self._connect() if self._workers else None
         self._copy = checkpoint.LocalCopy(self._model)
         self.variables, self.step, self.logits = self._copy.variables, self._copy.step, self._copy.logits
         self._keeper = Keeper(flags, self._model, self, evaluated, step)
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(cluster.jobs.get("ps", ())))]
-        self._centre = Centre(self._model, devices or [_LOCAL_DEVICE], values, step, bool(devices))
-        with tf.device(_LOCAL_DEVICE):
+        self._centre = Centre(self._model, devices or [self._device], values, step, bool(devices))
+        with tf.device(self._device):
             self._iterator = iter(self._pipeline(0))
         descent = Descent(flags.learning_rate, flags.momentum, flags.max_steps, 1 + self._workers)
         self._round = make_round(self._model, self._centre, descent, self._iterator)
@@ -84,7 +84,7 @@ class Asynchronous:
             # The public schedule() takes a tf.function only, which cannot tell which worker it runs on. A Python function
             # runs in the coordinator's thread of a worker, under that worker's device, and is rescheduled like any other.
             self._coordinator._cluster.schedule(self._train_worker, (), {})
-        with tf.device(_LOCAL_DEVICE):
+        with tf.device(self._device):
             self._keeper.summaries.graph(self._round)
             self._train(self._replica(_MASTER, self._iterator, say), self._after)
             self._join()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 MODELS = ("cnn", "mlp")
 STRATEGIES = ("async", "sync", "model-parallel")
 COMMUNICATION = ("auto", "ring", "nccl")
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Flags:
     strategy: str
     model: str
     hidden_units: tuple[int, ...]
+    precision: str
     batch_size: int
     max_steps: int
     learning_rate: float
@@ -132,6 +134,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--model", choices=MODELS, default="cnn", help="what to train")
     add("--hidden-units", type=widths, default="128,32", metavar="N,N,…", help="widths of the mlp's hidden layers")
+    add("--precision", choices=PRECISIONS, default="float32", help="of the training's arithmetic; bfloat16 is for GPUs")
     add("--batch-size", type=_at_least(1), default=100, metavar="N", help="images a step")
     add("--max-steps", type=_at_least(1), default=2000, metavar="N", help="batches to train on, over all replicas")
     add("--learning-rate", type=_positive, default=0.05, metavar="X", help="of stochastic gradient descent")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,12 +26,14 @@ Tensors = Mapping[str, Any]
 class Layer:
     """One layer: its variables `<name>_kernel`, of shape `kernel`, and `<name>_bias`, of the kernel's last dimension.
 
-    `apply(kernel, bias, inputs, training)` is what it does to a batch.
+    `apply(kernel, bias, inputs, training)` is what it does to a batch. While it trains it computes in `precision`, a dtype;
+    the variables and their gradients are float32 all the same.
     """
 
     name: str
     kernel: tuple[int, ...]
     apply: Callable[[Any, Any, Any, bool], Any]
+    precision: str = "float32"
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -39,7 +41,9 @@ class Layer:
         return {f"{self.name}_kernel": self.kernel, f"{self.name}_bias": self.kernel[-1:]}
 
     def __call__(self, variables: Tensors, inputs: Any, training: bool) -> Any:
-        return self.apply(variables[f"{self.name}_kernel"], variables[f"{self.name}_bias"], inputs, training)
+        dtype = self.precision if training else "float32"
+        values = (variables[f"{self.name}_kernel"], variables[f"{self.name}_bias"], inputs)
+        return self.apply(*(tf.cast(value, dtype) for value in values), training)
 
 
 @dataclass(frozen=True)
@@ -130,12 +134,14 @@ def _cnn(_hidden_units: Sequence[int]) -> Model:
 _MAKERS: Mapping[str, Callable[[Sequence[int]], Model]] = {"cnn": _cnn, "mlp": _mlp}
 
 
-def make_model(name: str, hidden_units: Sequence[int] = HIDDEN_UNITS) -> Model:
+def make_model(name: str, hidden_units: Sequence[int] = HIDDEN_UNITS, precision: str = "float32") -> Model:
     """The model of this name; `hidden_units` are the widths of the mlp's hidden layers. KeyError for another name."""
-    return _MAKERS[name](hidden_units)
+    model = _MAKERS[name](hidden_units)
+    return replace(model, layers=tuple(replace(layer, precision=precision) for layer in model.layers))
 
 
 def losses_and_correct(logits: Any, labels: Any) -> tuple[Any, Any]:
     """Cross entropy of each image in nats, float32 [N], and whether its class is right, float32 [N], 0 or 1."""
+    logits = tf.cast(logits, tf.float32)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     return losses, tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32)

@@ -51,7 +51,7 @@ class ModelParallel:
     def __init__(self, flags: Flags, cluster: Cluster) -> None:
         prepare_process()
         tf.random.set_seed(flags.seed)
-        self._flags, self._model = flags, make_model(flags.model, flags.hidden_units)
+        self._flags, self._model = flags, make_model(flags.model, flags.hidden_units, flags.precision)
         files, evaluated = training_data(flags), evaluation_data(flags)
         found = checkpoint.latest(flags.job_dir)
         reader = checkpoint.Reader(found, self._model) if found else None

@@ -92,6 +92,11 @@ def prepare_process() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
 
 
+def local_device() -> str:
+    """Where this process computes: its first GPU, or its processors."""
+    return "/device:GPU:0" if import_tensorflow().config.list_physical_devices("GPU") else "/device:CPU:0"
+
+
 def say(line: str) -> None:
     """One line to this replica's log, at once."""
     print(line, flush=True)

@@ -48,7 +48,7 @@ class Synchronous:
         prepare_process()
         self._strategy, self._options = _strategy(cluster, flags.communication)  # before TensorFlow does anything else
         tf.random.set_seed(flags.seed)
-        self._flags, self._model = flags, make_model(flags.model, flags.hidden_units)
+        self._flags, self._model = flags, make_model(flags.model, flags.hidden_units, flags.precision)
         self._chief = cluster.task_type == "chief"
         self._index = 0 if self._chief else 1 + cluster.task_index
         self._name = "master/0" if self._chief else f"worker/{cluster.task_index}"

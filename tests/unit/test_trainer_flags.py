@@ -18,6 +18,7 @@ def test_defaults_come_from_the_environment() -> None:
         strategy="async",
         model="cnn",
         hidden_units=(128, 32),
+        precision="float32",
         batch_size=100,
         max_steps=2000,
         learning_rate=0.05,

@@ -71,6 +71,13 @@ def test_the_exported_model_answers(train: Any, tmp_path: Path) -> None:
     assert answer["classes"].dtype == tf.int64
 
 
+def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train("--max-steps=100", "--precision=bfloat16") == 0
+    assert re.search(r"^Final metrics after 100 steps, loss: 0\.\d{3}, accuracy: 1\.000$", capfd.readouterr().out, re.MULTILINE)
+    assert train("--max-steps=104") == 0
+    assert "Resuming from" in capfd.readouterr().out
+
+
 def test_a_checkpoint_of_another_model(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train("--max-steps=4") == 0
     assert train("--max-steps=8", "--model=cnn") == 2
