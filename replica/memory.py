@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 
 def oom_kills(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many processes of this one's cgroup the kernel has killed for want of memory; 0 where that is not told."""
-    try:
-        path = next(line[4:] for line in own.read_text().splitlines() if line.startswith("0::/"))
-        found = re.search(r"^oom_kill (\d+)$", (root / path / "memory.events").read_text(), re.MULTILINE)
-    except (OSError, StopIteration):
-        return 0
-    return int(found[1]) if found else 0
+    """How many processes of this one's cgroup the kernel has killed for want of memory; 0 where neither v2 nor v1 tells."""
+    with suppress(OSError):
+        path = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
+        files = [f"{path.get('')}/memory.events", f"/memory{path.get('memory')}/memory.oom_control"]
+        for file in (Path(f"{root}{name}") for name in files):
+            if file.exists() and (found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)):
+                return int(found[1])
+    return 0

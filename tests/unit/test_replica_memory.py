@@ -11,19 +11,25 @@ from replica.log import Log
 from replica.memory import oom_kills
 
 
-def test_kills_are_counted_where_the_unit_is(tmp_path: Path) -> None:
-    own, unit = tmp_path / "cgroup", tmp_path / "system.slice/scaletier.service"
-    unit.mkdir(parents=True)
-    own.write_text("1:cpu:/elsewhere\n0::/system.slice/scaletier.service\n")
-    (unit / "memory.events").write_text("low 0\noom 7\noom_kill 3\noom_group_kill 9\n")
-    assert oom_kills(own, tmp_path) == 3
+@pytest.mark.parametrize(
+    ("own", "file", "text"),
+    [
+        ("0::/unit\n", "unit/memory.events", "low 0\noom 7\noom_kill 3\noom_group_kill 9\n"),
+        ("9:name=systemd:/unit\n4:memory:/unit\n0::/unit\n", "memory/unit/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+    ],
+)
+def test_kills_are_counted_where_the_unit_is(tmp_path: Path, own: str, file: str, text: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    (tmp_path / "cgroup").write_text(own)
+    assert oom_kills(tmp_path / "cgroup", tmp_path) == 3
 
 
-@pytest.mark.parametrize("text", ["1:memory:/a\n", "0::/gone\n", "0::/empty\n"])
-def test_nothing_is_counted_where_the_kernel_does_not_tell(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("own", ["1:cpu:/a\n", "0::/gone\n", "0::/empty\n", ""])
+def test_nothing_is_counted_where_the_kernel_does_not_tell(tmp_path: Path, own: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "memory.events").write_text("")
-    (tmp_path / "cgroup").write_text(text)
+    (tmp_path / "cgroup").write_text(own)
     assert oom_kills(tmp_path / "cgroup", tmp_path) == 0
     assert oom_kills(tmp_path / "nothing", tmp_path) == 0
 
