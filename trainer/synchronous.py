@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trainer import checkpoint
 from trainer.cluster import Cluster
 from trainer.data import train_pipeline
@@ -95,8 +97,11 @@ class Synchronous:
         self._copy_chief()  # nobody goes while others may still wait for a message of theirs
 
     def refresh(self) -> int:
-        """The global step; the variables are always up to date."""
-        return int(self.step)
+        """The global step; the variables are always up to date. DivergedError where they are no longer numbers."""
+        step = int(self.step)
+        if not all(np.isfinite(variable.numpy()).all() for variable in self.variables.values()):
+            raise DivergedError(f"the parameters of {self._name} are not finite at step {step}; try a lower --learning-rate")
+        return step
 
     def _one(self, batches: int) -> Update:
         step, loss, accuracy, own_loss = self._update(tf.constant(batches)).numpy()
