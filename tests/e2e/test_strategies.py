@@ -1,0 +1,153 @@
+"""The three strategies on real hosts: they train, hand a model on to one another, survive a kill, and say what stopped them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stacks import Stack
+
+STRATEGIES = ("async", "sync", "model-parallel")
+TRAINERS = ("master-0", "worker-0", "worker-1")
+LINE = (
+    r"^Train \[{}\], step \d+: loss: \d+\.\d{{3}}, accuracy: \d\.\d{{3}} \(\d+\.\d{{3}} sec\) "
+    r"\d+\.\d global steps/s, \d+\.\d local steps/s$"
+)
+ONCE = "trainingInput:\n  scheduling: {maxRestarts: 0, maxRetries: 0}\n"
+# 82 million parameters, 331 MB: the master of `async` has them several times over, and 1.9 GB of memory.
+LARGE = (
+    "--hidden-units 5120,5120,5120,5120 --batch-size 10 --max-steps 4 --learning-rate 0.01 --eval-interval 600 "
+    "--train-data /bucket/data/mnist --eval-data /bucket/data/mnist/train-00000-of-00020.tfrecord"
+)
+
+
+def train(cluster: Stack, job: str, strategy: str, args: str, *more: str) -> tuple[int, dict[str, Any]]:
+    """Runs a job to its end: the exit code of `fab train`, and the job's record."""
+    result = cluster.fab("train", "--job", job, "--strategy", strategy, *more, "--args", f"--model mlp {args}")
+    assert result.code != 2, result.text
+    return result.code, cluster.describe(job)
+
+
+def messages(cluster: Stack, job: str, replica: str) -> list[str]:
+    result = cluster.fab("logs", replica, "--job", job, "--lines", "all", "--json")
+    assert result.code == 0, result.text
+    return [json.loads(line)["message"] for line in result.out.splitlines()]
+
+
+def found(lines: Sequence[str], pattern: str) -> re.Match[str]:
+    match = next((match for line in lines if (match := re.search(pattern, line))), None)
+    assert match, f"no line is like {pattern}:\n" + "\n".join(lines)
+    return match
+
+
+def checkpoints(cluster: Stack, job_dir: str) -> list[str]:
+    return cluster.ssh("master-0", f"ls {job_dir}/checkpoints/*.index && cat {job_dir}/checkpoints/checkpoint").out.splitlines()
+
+
+def test_each_strategy_goes_on_with_the_model_of_another(cluster: Stack) -> None:
+    job_dir, reached = "/bucket/jobs/by_turns/output", 0
+    for turn, strategy in enumerate(("async", "sync", "model-parallel", "async"), 1):
+        job = f"turn{turn}"
+        args = f"--max-steps {turn * 400} --log-interval 0.2 --checkpoint-steps 200"
+        code, record = train(cluster, job, strategy, args, "--job-dir", job_dir)
+        assert (code, record["state"]) == (0, "SUCCEEDED"), record
+        assert record["trainingInput"]["args"][:2] == ["--strategy", strategy]
+        for replica in TRAINERS:
+            found(messages(cluster, job, replica), LINE.format(replica.replace("-", "/")))
+        for index in (0, 1):
+            said = "serves variables" if strategy == "async" else f"strategy {strategy} needs no parameter servers"
+            found(messages(cluster, job, f"ps-{index}"), rf"\[ps/{index}\].* {said}")
+        lines = messages(cluster, job, "master-0")
+        if reached:
+            assert int(found(lines, rf"^Resuming from {job_dir}/checkpoints/\S+, step (\d+)$")[1]) == reached
+        final = found(lines, r"^Final metrics after (\d+) steps, loss: \S+, accuracy: (\S+)$")
+        reached = int(final[1])
+        assert reached >= turn * 400
+        assert float(final[2]) > 0.8
+        export = found(lines, r"^Exporting prediction graph to (\S+)$")[1]
+        assert cluster.ssh("master-0", f"test -s {export}/saved_model.pb").code == 0
+
+    # A model that is no longer numbers ends the job, and leaves the last good one.
+    before = checkpoints(cluster, job_dir)
+    assert before
+    for strategy in STRATEGIES:
+        job = f"diverges_{strategy.replace('-', '_')}"
+        args = "--max-steps 9000 --learning-rate 1e30 --checkpoint-steps 100"
+        code, record = train(cluster, job, strategy, args, "--job-dir", job_dir)
+        assert (code, record["state"]) == (1, "FAILED"), record
+        assert re.match(r"The replica (master|worker) \d exited with a non-zero status of 1\.\n", record["errorMessage"])
+        assert re.search(r"error: the (loss|parameters)\b.* at step \d+; try a lower --learning-rate", record["errorMessage"])
+        assert checkpoints(cluster, job_dir) == before
+
+    code, record = train(cluster, "another_model", "sync", "--hidden-units 128,16", "--job-dir", job_dir)
+    assert (code, record["state"]) == (1, "FAILED"), record
+    assert "is of another model: mlp has variable" in record["errorMessage"]
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("sync", 4000), ("model-parallel", 800)])
+def test_a_kill_of_a_worker_costs_what_came_after_the_last_checkpoint(cluster: Stack, strategy: str, steps: int) -> None:
+    job = f"kill_{strategy.replace('-', '_')}"
+    args = f"--model mlp --max-steps {steps} --checkpoint-steps {steps // 8} --log-interval 0.2"
+    assert cluster.fab("train", "--job", job, "--strategy", strategy, "--no-follow", "--args", args).code == 0
+    saved = f"until ls /bucket/jobs/{job}/output/checkpoints/*.index; do sleep 0.1; done"
+    assert cluster.ssh("worker-1", f"{saved}; sudo pkill -KILL -f [t]rainer.task").code == 0
+    record = cluster.wait(job, "SUCCEEDED", "FAILED")
+    assert (record["state"], record["attempt"]) == ("SUCCEEDED", 0), record
+    restarts = {replica["name"]: replica["restarts"] for replica in record["replicas"]}
+    assert restarts["worker-1"] == 1
+    assert restarts["master-0"] >= 1
+    assert restarts["ps-0"] == restarts["ps-1"] == restarts["evaluator-0"] == 0
+    lines = messages(cluster, job, "master-0")
+    found(lines, "^error: a host of the cluster is lost: ")
+    assert int(found(lines, r"^Resuming from \S+, step (\d+)$")[1]) >= steps // 8
+    assert int(found(lines, r"^Final metrics after (\d+) steps")[1]) >= steps
+    found(messages(cluster, job, "evaluator-0"), r"^Eval, step \d+: loss: \d")
+
+
+def test_a_model_too_large_for_a_host_trains_on_three(cluster: Stack, tmp_path: Path) -> None:
+    (tmp_path / "once.yaml").write_text(ONCE)
+    once = ("--config", str(tmp_path / "once.yaml"))
+    code, record = train(cluster, "too_large", "async", LARGE, *once)
+    assert (code, record["state"]) == (1, "FAILED"), record
+    killed = r"The replica (master|worker) \d exited with a non-zero status of 137 \(signal 9 \(SIGKILL\), out of memory\)"
+    assert re.match(killed, record["errorMessage"]), record
+
+    code, record = train(cluster, "large_in_three", "model-parallel", LARGE, *once)
+    assert (code, record["state"]) == (0, "SUCCEEDED"), record
+    lines = messages(cluster, "large_in_three", "master-0")
+    for replica in TRAINERS:
+        found(lines, rf"^Placed hidden\S.* on {replica.replace('-', '/')}: \d+\.\d MB of parameters$")
+    found(lines, r"^Final metrics after 4 steps, loss: ")
+    export = found(lines, r"^Exporting prediction graph to (\S+)$")[1]
+    assert cluster.ssh("master-0", f"test -s {export}/saved_model.pb && rm -r /bucket/jobs/large_in_three/output").code == 0
+
+
+@pytest.mark.parametrize("strategy", ["async", "sync"])
+def test_data_that_only_the_master_has(cluster: Stack, strategy: str) -> None:
+    folder = "/var/lib/scaletier/only_here"
+    there = f"sudo install -d -m 755 {folder} && sudo cp /bucket/data/mnist/train-0000[0-2]* {folder}"
+    assert cluster.ssh("master-0", there).code == 0
+    args = f"--train-data {folder} --eval-data /bucket/data/mnist"
+    code, record = train(cluster, f"only_{strategy}", strategy, args)
+    assert (code, record["state"]) == (1, "FAILED"), record
+    assert re.search(r"worker[ /]\d", record["errorMessage"])
+    assert folder in record["errorMessage"]
+
+
+def test_a_strategy_that_there_is_not(cluster: Stack) -> None:
+    before = cluster.fab("jobs", "--json").out
+    result = cluster.fab("train", "--job", "unknown", "--strategy", "asynchronous", timeout=60)
+    assert (result.code, len(result.err.splitlines())) == (2, 1), result.text
+    assert ", ".join(STRATEGIES) in result.err
+    assert cluster.fab("jobs", "--json").out == before
+
+
+def test_a_batch_larger_than_the_data(cluster: Stack) -> None:
+    for strategy in STRATEGIES:
+        code, record = train(cluster, f"batch_{strategy.replace('-', '_')}", strategy, "--batch-size 60001")
+        assert (code, record["state"]) == (1, "FAILED"), record
+        assert "error: batch size 60001 is larger than the data: " in record["errorMessage"]
