@@ -16,6 +16,7 @@ from typing import Any
 
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 _MESSAGE_LENGTH = 300
+_AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -103,6 +104,7 @@ def say(line: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, on one line, without the names of graph nodes that TensorFlow puts around it."""
-    message = re.sub(r"\{\{[^}]*\}\}|\[Op:[^]]*\].*", " ", str(error), flags=re.DOTALL)
+    """What an error says, on one line, without the graph's nodes and the lines of code that TensorFlow puts around it."""
+    message = _AROUND_ERROR.sub("", str(error))
+    message = re.sub(r"\[*\{\{[^}]*\}\}\]*|\[Op:[^]]*\].*", " ", message, flags=re.DOTALL)
     return " ".join(message.split())[:_MESSAGE_LENGTH]

@@ -33,3 +33,9 @@ def test_noise_is_held_back_unless_the_import_fails() -> None:
     assert quiet.stderr == ""
     loud = subprocess.run([sys.executable, "-c", script.format("sys.exit(3)")], capture_output=True, text=True, check=False)
     assert (loud.returncode, loud.stderr) == (3, "noise")
+
+
+def test_an_error_within_a_graph_is_told_without_its_code() -> None:
+    code = 'Detected at node while/IteratorGetNext defined at (most recent call last):\n  File "task.py", line 9, in f\n\n'
+    message = f"Graph execution error:\n\n{code}/data/train; No such file\n\t [[{{{{node while/IteratorGetNext}}}}]] [Op:f_58]"
+    assert one_line(ValueError(message)) == "/data/train; No such file"
