@@ -83,6 +83,8 @@ class Saver:
 
     def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int) -> None:
         self._step = step
+        # TensorFlow traces a save over several hosts anew each time, and warns of it.
+        tf.get_logger().addFilter(lambda record: "MultiDeviceSaver.save" not in record.getMessage())
         saved = tf.train.Checkpoint(**variables, global_step=step)
         self._manager = tf.train.CheckpointManager(saved, directory(job_dir), max_to_keep=keep, checkpoint_name="model")
 

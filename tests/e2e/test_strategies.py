@@ -123,7 +123,7 @@ def test_a_model_too_large_for_a_host_trains_on_three(cluster: Stack, tmp_path: 
         found(lines, rf"^Placed hidden\S.* on {replica.replace('-', '/')}: \d+\.\d MB of parameters$")
     found(lines, r"^Final metrics after 4 steps, loss: ")
     export = found(lines, r"^Exporting prediction graph to (\S+)$")[1]
-    assert cluster.ssh("master-0", f"test -s {export}/saved_model.pb && rm -r /bucket/jobs/large_in_three/output").code == 0
+    assert cluster.ssh("master-0", f"test -s {export}/saved_model.pb && sudo rm -r {export.partition('/export/')[0]}").code == 0
 
 
 @pytest.mark.parametrize("strategy", ["async", "sync"])
@@ -147,7 +147,6 @@ def test_a_strategy_that_there_is_not(cluster: Stack) -> None:
 
 
 def test_a_batch_larger_than_the_data(cluster: Stack) -> None:
-    for strategy in STRATEGIES:
-        code, record = train(cluster, f"batch_{strategy.replace('-', '_')}", strategy, "--batch-size 60001")
-        assert (code, record["state"]) == (1, "FAILED"), record
-        assert "error: batch size 60001 is larger than the data: " in record["errorMessage"]
+    code, record = train(cluster, "large_batch", "sync", "--batch-size 60001")
+    assert (code, record["state"]) == (1, "FAILED"), record
+    assert "error: batch size 60001 is larger than the data: " in record["errorMessage"]
