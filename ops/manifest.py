@@ -87,13 +87,14 @@ def redirected(args: Sequence[str], folder: str) -> list[str]:
 
 def without(args: Sequence[str], names: Sequence[str]) -> list[str]:
     """The arguments without those flags, without data and without output folders."""
-    result: list[str] = []
-    for before, arg in zip(("", *args), args, strict=False):
-        flag, equals, _ = arg.partition("=")
-        dropped = [flag] if equals else [flag, before]
-        if not any(name in names or name in _OUTPUT_FLAGS or _DATA_FLAG.fullmatch(name) for name in dropped):
-            result.append(arg)
-    return result
+    data = (flag for flag, _ in flags(args) if _DATA_FLAG.fullmatch(flag))
+    return dropped(args, (*names, *_OUTPUT_FLAGS, *data))
+
+
+def dropped(args: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments without those flags and their values."""
+    pairs = zip(("", *args), args, strict=False)
+    return [arg for before, arg in pairs if arg.partition("=")[0] not in names and before not in names]
 
 
 def lines(record: Mapping[str, Any]) -> dict[str, str]:

@@ -16,10 +16,10 @@ from typing import Any
 
 from infra.spec import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
 from ops import job, package, rehearsal, show
-from ops.config import read_config, split_args
+from ops.config import STRATEGIES, read_config, split_args
 from ops.errors import DONE, UsageError
 from ops.inventory import ROOT
-from ops.manifest import flags, redirected, without
+from ops.manifest import dropped, flags, redirected, without
 from ops.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
 from replica.record import now
 
@@ -104,7 +104,9 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
         env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
         env |= {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(job.MNIST), "JOB_DIR": str(output)}
         env |= {"TYPE": str(Role.MASTER), "INDEX": "0", "JOB_ID": "plan"}
-        argv = [module, *redirected(args, str(output)), *(_ENDLESS if _knows(built, _ENDLESS[0]) else ())]
+        # One process has nobody to be in step with.
+        alone = dropped(args, [flag for flag, value in flags(args) if flag == "--strategy" and value in STRATEGIES])
+        argv = [module, *redirected(alone, str(output)), *(_ENDLESS if _knows(built, _ENDLESS[0]) else ())]
         lines = rehearsal.rehearse(argv, env, folder, call.seconds)
         seconds = rehearsal.step_seconds(rehearsal.marks(lines))
         if not seconds:

@@ -29,6 +29,7 @@ seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
 assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
 assert sys.argv[-2:] == ["--max-steps", "1000000000"], sys.argv
+assert not {"sync", "model-parallel"} & set(sys.argv), "one process trains by no such strategy"
 if "--fail" in sys.argv:
     raise SystemExit("the data is gone")
 for n in range(8):
@@ -68,7 +69,7 @@ def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFix
     assert asynchronous["alone"] == pytest.approx(20)
     assert asynchronous["stepsPerSecond"] == pytest.approx(5 * 8 / (8 * 0.05 + 2 * 20e6 / 2e9), rel=0.01)
     assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()) == made
-    assert plan.plan(call(mine, "--sync-period 8"), False) == DONE
+    assert plan.plan(call(mine, "--sync-period 8 --strategy sync"), False) == DONE
     out = capsys.readouterr().out
     assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, taken for" in out
     assert "parameters: 40.0 MB as float32; async moves 20.0 MB each way every 8 steps" in out
