@@ -17,24 +17,31 @@ from trainer.runtime import import_tensorflow
 tf = import_tensorflow()
 
 _WARMUP_STEPS = 50.0
-_GROWTH_STEPS = 100.0
+_WARMUP_UPDATES = 10.0
+# The growth of the rate takes this many times as long as its rise, and ends here: beyond, nothing would be left of stability.
+_GROWTH_TIME = 2.0
+_MOST_GROWTH = 3.0
 
 
 @dataclass(frozen=True)
 class Descent:
-    """`max_steps` are global ones. What `replicas` average has less noise, so that their rate may be higher: by its root."""
+    """`max_steps` are global ones. `averaged` are the batches whose gradients, or steps, are averaged: their mean has less noise
+    than each, so that the rate may be higher, by the root of their number. `update` are the global steps of one update.
+    """
 
     learning_rate: float
     momentum: float
     max_steps: int
-    replicas: int
+    averaged: int = 1
+    update: int = 1
 
     def rate(self, step: Any) -> Any:
         """The learning rate of the global step, int64, which is about to be taken."""
-        now = tf.cast(step + 1, tf.float32)
-        rise = tf.minimum(1.0, now / _WARMUP_STEPS)
-        grown = tf.clip_by_value((now - _WARMUP_STEPS) / _GROWTH_STEPS, 0.0, 1.0)
-        growth = 1.0 + (math.sqrt(self.replicas) - 1.0) * grown
+        warmup = max(_WARMUP_STEPS, _WARMUP_UPDATES * self.update)
+        now = tf.cast(step + self.update, tf.float32)
+        rise = tf.minimum(1.0, now / warmup)
+        grown = tf.clip_by_value((now - warmup) / (_GROWTH_TIME * warmup), 0.0, 1.0)
+        growth = 1.0 + (min(math.sqrt(self.averaged), _MOST_GROWTH) - 1.0) * grown
         fall = 0.5 + 0.5 * tf.cos(math.pi * tf.minimum(1.0, now / self.max_steps))
         return self.learning_rate * rise * growth * fall
 

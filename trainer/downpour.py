@@ -167,7 +167,7 @@ def make_round(model: Model, centre: Centre, descent: Descent, iterator: Any) ->
         values, velocities = state[:count], state[count:]
         with tf.control_dependencies(values):
             computed = tf.timestamp()
-        if descent.replicas == 1:
+        if descent.averaged == 1:
             global_step = centre.set(values, steps)
         else:
             with tf.control_dependencies([computed]):

@@ -68,7 +68,7 @@ class ModelParallel:
         seed = flags.seed * _SEEDS_PER_JOB
         with tf.device(self._stages[0].device):
             self._iterator = iter(train_pipeline(files, flags.batch_size, seed))
-        self._descent = Descent(flags.learning_rate, flags.momentum, flags.max_steps, 1)
+        self._descent = Descent(flags.learning_rate, flags.momentum, flags.max_steps)
         self._finite = tf.function(self._all_finite, autograph=False)
         self._train = tf.function(self._train_step, autograph=False)
 

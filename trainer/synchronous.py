@@ -130,7 +130,8 @@ class Synchronous:
         mean = self._all_reduce(flat) / tf.cast(batches * self._count, tf.float32)
         changes = self._model.unflatten(mean[:-2]).values()
         step = self.step.read_value()
-        descent = Descent(self._flags.learning_rate, self._flags.momentum, self._flags.max_steps, self._count * self._batches)
+        together = self._count * self._batches
+        descent = Descent(self._flags.learning_rate, self._flags.momentum, self._flags.max_steps, together, together)
         moved, velocities = descent.move(values, [v.read_value() for v in self._velocities], [*changes], descent.rate(step))
         for variable, value in zip([*self.variables.values(), *self._velocities], [*moved, *velocities], strict=True):
             variable.assign(value, read_value=False)

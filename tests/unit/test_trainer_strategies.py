@@ -87,9 +87,16 @@ def test_a_job_that_is_stopped_lets_a_waiting_worker_go() -> None:
         assert str(progress.failure) == "first"
 
 
-def test_the_rate_rises_grows_with_the_replicas_and_falls_to_nothing() -> None:
-    alone, four = Descent(0.1, 0.9, 10_000, 1), Descent(0.1, 0.9, 10_000, 4)
+def test_the_rate_rises_grows_with_what_is_averaged_and_falls_to_nothing() -> None:
+    alone, four = Descent(0.1, 0.9, 100_000), Descent(0.1, 0.9, 100_000, 4)
     assert float(alone.rate(0)) < 0.003
     assert abs(float(alone.rate(200)) - 0.1) < 0.001
     assert abs(float(four.rate(200)) - 0.2) < 0.001
-    assert float(four.rate(9_999)) < 1e-6
+    assert abs(float(Descent(0.1, 0.9, 100_000, 100).rate(200)) - 0.3) < 0.001
+    assert float(four.rate(99_999)) < 1e-6
+
+
+def test_large_updates_take_as_many_of_them_to_warm_up() -> None:
+    single, twenty = Descent(0.1, 0.9, 10**9), Descent(0.1, 0.9, 10**9, 20, 20)
+    assert float(twenty.rate(80)) < 0.6 * float(single.rate(80))  # the fifth update, half-way up
+    assert abs(float(twenty.rate(600)) - 0.3) < 0.001
