@@ -25,8 +25,8 @@ _MOST_GROWTH = 3.0
 
 @dataclass(frozen=True)
 class Descent:
-    """`max_steps` are global ones. `averaged` are the batches whose gradients, or steps, are averaged: their mean has less noise
-    than each, so that the rate may be higher, by the root of their number. `update` are the global steps of one update.
+    """`max_steps` are global ones. `averaged` are the batches whose gradients, or steps, are averaged: their mean has less
+    noise than each, so that the rate may be higher, by the root of their number. `update` are the global steps of one update.
     """
 
     learning_rate: float

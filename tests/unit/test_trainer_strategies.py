@@ -56,14 +56,14 @@ def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
     assert period.steps == 19
     for _ in range(8):
         period.observe(40, 4.0 + 0.01, 4.0)
-    assert period.steps == 4
+    assert period.steps == 8
 
 
 def test_a_short_job_still_meets_often() -> None:
     period = Period.of(None, 5, 300)
     for _ in range(8):
-        period.observe(4, 1.0, 0.001)
-    assert period.steps == 4
+        period.observe(8, 1.0, 0.001)
+    assert period.steps == 8
 
 
 def test_the_workers_join_a_master_that_has_warmed_up_and_count_the_same() -> None:
