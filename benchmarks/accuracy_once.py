@@ -1,8 +1,7 @@
-"""`python -m benchmarks.accuracy_once FOLDER`: as JSON, step and test accuracy of each checkpoint of the cnn in FOLDER."""
+"""`python -m benchmarks.accuracy_once FOLDER TARGET`: the step of the first checkpoint of the cnn with this test accuracy."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -15,17 +14,17 @@ from trainer.model import make_model
 
 
 def main() -> int:
-    """Prints `[[step, accuracy], …]`, in the order of the steps."""
+    """Prints the step, or nothing where no checkpoint has it."""
     model = make_model("cnn")
     copy = checkpoint.LocalCopy(model)
     evaluate = make_evaluate(copy.logits, find_files([str(MNIST)], "test"))
     files = Path(sys.argv[1]).rglob("model-*.index")
     steps = {int(re.findall(r"\d+", path.stem)[-1]): str(path.with_suffix("")) for path in files}
-    found = []
     for step, path in sorted(steps.items()):
         copy.assign(*checkpoint.read(path, model))
-        found.append((step, evaluate().accuracy))
-    print(json.dumps(found))
+        if evaluate().accuracy >= float(sys.argv[2]):
+            print(step)
+            break
     return 0
 
 

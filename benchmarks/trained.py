@@ -116,10 +116,13 @@ def together(stack: BenchStack, label: str, arguments: str, *options: str) -> Tr
     return Trained(found.steps, found.accuracy, sent, memory.peaks, job)
 
 
-def accuracies(folder: Path) -> list[tuple[int, float]]:
-    """Global step and test accuracy of every checkpoint in a job's output, in order; a process of its own, for TensorFlow."""
-    ran = run([sys.executable, "-m", "benchmarks.accuracy_once", str(folder)], {"PATH": str(BIN)}, ROOT)
-    return [(int(step), float(accuracy)) for step, accuracy in json.loads(must(ran, "evaluating checkpoints").out)]
+def first_step_with(accuracy: float, folder: Path) -> int:
+    """Global step of the first checkpoint in a job's output with this test accuracy; a process of its own tells."""
+    command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder), str(accuracy)]
+    found = must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out.strip()
+    if not found:
+        raise MeasureError(f"no checkpoint has a test accuracy of {accuracy}")
+    return int(found)
 
 
 def fetched(stack: BenchStack, job: str) -> tempfile.TemporaryDirectory[str]:

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks.measure import MeasureError
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import BenchStack
-from benchmarks.trained import BATCH, Trained, accuracies, alone, fetched, together
+from benchmarks.trained import BATCH, Trained, alone, fetched, first_step_with, together
 
 # Neither evaluations nor checkpoints while speed is measured.
 _STEADY = "--eval-interval 100000 --checkpoint-steps 1000000"
 _CNN = f"--model cnn --max-steps 900 {_STEADY}"
-_MLP = f"--model mlp --max-steps 5000 --log-interval 0.1 {_STEADY}"
-_CURVE = "--model cnn --max-steps 800 --eval-interval 100000 --checkpoint-steps 20 --keep-checkpoints 100 --log-interval 0.2"
+_MLP = f"--model mlp --max-steps 5000 --log-interval 0.2 {_STEADY}"
+_CURVE = "--model cnn --max-steps 1500 --eval-interval 100000 --checkpoint-steps 20 --keep-checkpoints 100 --log-interval 0.2"
 _TARGET = 0.97
 _SEEDS_STEPS, _MWMS_STEPS = 2000, 900
 _SEEDS = (1, 2, 3)
@@ -94,10 +93,7 @@ def async_to_accuracy(stack: BenchStack) -> Figure:
 
 
 def _seconds_to(trained: Trained, folder: Path) -> float:
-    for step, accuracy in accuracies(folder):
-        if accuracy >= _TARGET:
-            return trained.time_of(step)
-    raise MeasureError(f"{_TARGET} was not reached")
+    return trained.time_of(first_step_with(_TARGET, folder))
 
 
 @benchmark(

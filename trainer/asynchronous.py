@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Asynchronous:
             self._iterator = iter(self._pipeline(0))
         descent = Descent(flags.learning_rate, flags.momentum, flags.max_steps, 1 + self._workers)
         self._round = make_round(self._model, self._centre, descent, self._iterator)
-        self._progress = Progress(step)
+        self._progress = Progress(step, flags.max_steps, self._workers)
         self._shown = (time.monotonic(), 0)
 
     def _connect(self) -> Any:
@@ -86,7 +87,13 @@ class Asynchronous:
             self._coordinator._cluster.schedule(self._train_worker, (), {})
         with tf.device(self._device):
             self._keeper.summaries.graph(self._round)
-            self._train(self._replica(_MASTER, self._iterator, say), self._after)
+            master, told = self._replica(_MASTER, self._iterator, say), ""
+            for taken in self._train(master):
+                if master.period.told != told:
+                    told = master.period.told
+                    say(told)
+                self._after(taken)
+            self._progress.stopped.set()
             self._join()
             self._keeper.finish()
 
@@ -104,13 +111,13 @@ class Asynchronous:
 
     def _replica(self, name: str, iterator: Any, emit: Any) -> Replica:
         period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
-        return Replica(name, self._round, iterator, period, self._flags.log_interval, emit)
+        return Replica(name, name == _MASTER, self._round, iterator, period, self._flags.log_interval, emit)
 
-    def _train(self, replica: Replica, after: Any = None) -> None:
-        with quiet_stderr() if after else contextlib.nullcontext():  # a remark about the processor
-            self._begin(replica)
-        with self._progress.training(replica.name, first=after is not None):
-            train(replica, self._begin(replica), self._progress, after)
+    def _train(self, replica: Replica) -> Iterator[Round]:
+        with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
+            state = self._begin(replica)
+        self._progress.begin(replica.leads)
+        return train(replica, state, self._progress, lambda: self._begin(replica))
 
     def _begin(self, replica: Replica) -> State:
         """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""
@@ -124,9 +131,13 @@ class Asynchronous:
         index = tf.DeviceSpec.from_string(tf.constant(0).device).task
         emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
         try:
-            self._train(self._replica(f"worker/{index}", iter(self._pipeline(1 + index)), lambda line: emit(input=line)))
+            replica = self._replica(f"worker/{index}", iter(self._pipeline(1 + index)), lambda line: emit(input=line))
+            for _ in self._train(replica):
+                pass
         except tf.errors.DataLossError as error:
             self._progress.fail(error)  # the data is to blame, and not the host
+        except tf.errors.OutOfRangeError:
+            self._progress.fail(DataError(f"worker/{index} finds no record in {', '.join(self._flags.train_data)}"))
         except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
             if not isinstance(error, tf.errors.PermissionDeniedError) and _NO_FILE not in str(error):
                 raise  # what a worker that has started again does not know yet

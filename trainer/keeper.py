@@ -77,6 +77,8 @@ class Keeper:
         self.summaries = Summaries(flags.job_dir)
         self._summarized = (time.monotonic(), step)
         self._saved = (time.monotonic(), step)
+        if step >= flags.max_steps:
+            say(f"Nothing is left to train: step {step} is not below --max-steps {flags.max_steps}")
         self._preempted = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
 

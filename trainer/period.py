@@ -12,7 +12,7 @@ _MOST = 64
 # Exchanges may take this part of the time that the steps take.
 _EXCHANGE_SHARE = 0.1
 # Replicas that meet too seldom walk apart, and their mean is worth less than each: so often they meet at least.
-_MEETINGS = 50
+_MEETINGS = 15
 _WINDOW = 8
 
 
@@ -46,5 +46,9 @@ class Period:
         a_step = sum(compute for _, compute, _ in self._rounds) / sum(steps for steps, _, _ in self._rounds)
         an_exchange = sum(exchange for *_, exchange in self._rounds) / len(self._rounds)
         self._rounds.clear()
+        before = self.steps
         self.steps = min(self.most, max(_FIRST, math.ceil(an_exchange / (a_step * _EXCHANGE_SHARE))))
-        self.told = f"Exchange every {self.steps} steps: {a_step * 1e3:.1f} ms a step, {an_exchange * 1e3:.1f} ms an exchange"
+        if self.steps != before or not self.told:
+            self.told = (
+                f"Exchange every {self.steps} steps: {a_step * 1e3:.1f} ms a step, {an_exchange * 1e3:.1f} ms an exchange"
+            )

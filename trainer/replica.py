@@ -7,15 +7,17 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.downpour import Round, Run, State, take_round
 from trainer.lines import train_line
 from trainer.period import Period
 
-_WARMSTART_STEPS = 50
-_WARMSTART_SECONDS = 1.5
+_PREPARE_SECONDS = 5.0
+_WARMSTART_STEPS = 150
+# A short job is mostly for all replicas all the same.
+_WARMSTART_SHARE = 10
 
 
 class DivergedError(RuntimeError):
@@ -31,23 +33,48 @@ class Pace:
     staleness: float
 
 
-@dataclass
 class Progress:
-    """What the replicas, each a thread of the chief's process, tell one another."""
+    """What the replicas, each a thread of the chief's process, tell one another: the master, and so many workers."""
 
-    global_step: int
-    failure: Exception | None = None
-    rounds: int = 0
-    paces: dict[str, Pace] = field(default_factory=dict)
-    stopped: threading.Event = field(default_factory=threading.Event)
-    _training: set[str] = field(default_factory=set)
-    _open: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, step: int, max_steps: int, workers: int) -> None:
+        self.global_step = step
+        self.rounds = 0
+        self.paces: dict[str, Pace] = {}
+        self.failure: Exception | None = None
+        self.stopped = threading.Event()
+        # What a worker's first step counts for, whoever trains at that moment.
+        self.first_share = 1.0 / (1 + workers)
+        self._warm_step = 0 if step else min(_WARMSTART_STEPS, max_steps // _WARMSTART_SHARE)
+        self._unprepared = workers
+        self._training: set[str] = set()
+        self._lock = threading.Lock()
+        self._prepared, self._started, self._warm = threading.Event(), threading.Event(), threading.Event()
+
+    def begin(self, leads: bool) -> None:
+        """Returns when a replica may take its first step: the master's turn is when all are prepared, or after some seconds.
+
+        A replica that trains slows down those that still prepare to, where they share processors.
+        """
+        with self._lock:
+            self._unprepared -= not leads
+            if self._unprepared <= 0:
+                self._prepared.set()
+        if leads:
+            self._prepared.wait(_PREPARE_SECONDS)
+            self._started.set()
+        self._await(self._started)
+
+    def join(self) -> None:
+        """Returns when a worker may go on from its first step: once the master has warmed the parameters up."""
+        self._await(self._warm)
+
+    def _await(self, event: threading.Event) -> None:
+        while not (self.stopped.is_set() or event.wait(0.1)):
+            pass
 
     @contextlib.contextmanager
-    def training(self, name: str, first: bool) -> Iterator[None]:
-        """Counts a replica in for as long as it trains. All but the first wait until that has warmed the parameters up."""
-        while not (first or self.stopped.is_set() or self._open.wait(0.1)):
-            pass
+    def training(self, name: str) -> Iterator[None]:
+        """Counts a replica in for as long as it trains."""
         self._training.add(name)
         try:
             yield
@@ -59,12 +86,12 @@ class Progress:
         """What a replica's steps count for: they are averaged over those that train."""
         return 1.0 / max(1, len(self._training))
 
-    def tell(self, taken: Round, warmed: bool) -> None:
-        """Takes note of a replica's round, and lets the others begin where the first has warmed up."""
+    def tell(self, taken: Round) -> None:
+        """Takes note of a replica's round, and lets the workers go on where the parameters are warm."""
         self.global_step = max(self.global_step, taken.global_step)
         self.rounds += 1
-        if warmed or taken.global_step >= _WARMSTART_STEPS:
-            self._open.set()
+        if self.global_step >= self._warm_step:
+            self._warm.set()
 
     def fail(self, error: Exception) -> None:
         """Stops every replica for this error; the first one counts."""
@@ -74,9 +101,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica, and where its Train lines go."""
+    """A replica, and where its Train lines go; the one that leads is the master."""
 
     name: str
+    leads: bool
     run: Run
     iterator: Any
     period: Period
@@ -90,36 +118,55 @@ def prepare(replica: Replica, zeros: tuple[Any, ...]) -> State:
     return State(state.values, zeros)
 
 
-def train(replica: Replica, state: State, progress: Progress, after_round: Callable[[Round], None] | None = None) -> None:
-    """Rounds until the job's last step, or until it is stopped.
+class Walk:
+    """A replica's rounds from `state` on, and its line every second about those since the last one."""
 
-    Raises DivergedError, and what TensorFlow raises where a host is lost.
-    """
-    name, period, emit = replica.name, replica.period, replica.emit
-    start = last = time.monotonic()
-    last_step, local_steps, rounds, staleness, told = progress.global_step, 0, 0, 0, period.told
-    while not progress.stopped.is_set():
-        began = time.monotonic()
-        # The first round is a single step: who waits for a sign of life gets it soon.
-        steps = period.steps if local_steps or last > start else 1
-        state, taken = take_round(replica.run, replica.iterator, state, steps, progress.share)
+    def __init__(self, replica: Replica, state: State, progress: Progress) -> None:
+        self._replica, self._progress, self.state = replica, progress, state
+        self._start = self._last = time.monotonic()
+        self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.global_step, 0, 0, 0, False
+
+    def take(self, steps: int, share: float) -> Round:
+        """A round, of no steps where the job is at its last; DivergedError where the loss is no number."""
+        replica, began = self._replica, time.monotonic()
+        self.state, taken = take_round(replica.run, replica.iterator, self.state, steps, share)
         if not taken.steps:
-            return
+            return taken
         if not math.isfinite(taken.loss):
-            raise DivergedError(f"the loss of {name} is {taken.loss} at step {taken.global_step}; try a lower --learning-rate")
+            where = f"of {replica.name} is {taken.loss} at step {taken.global_step}"
+            raise DivergedError(f"the loss {where}; try a lower --learning-rate")
         now = time.monotonic()
-        period.observe(taken.steps, now - began, taken.compute)
-        progress.tell(taken, now - start > _WARMSTART_SECONDS)
-        local_steps, rounds, staleness = local_steps + taken.steps, rounds + 1, staleness + taken.staleness
-        if (local_steps == taken.steps and last == start) or now - last >= replica.log_interval:
-            elapsed = max(now - last, 1e-6)
-            pace = Pace((taken.global_step - last_step) / elapsed, local_steps / elapsed, staleness / rounds)
-            rates = pace.global_rate, pace.local_rate
-            emit(train_line(name, taken.global_step, taken.loss, taken.accuracy, now - start, *rates))
-            progress.paces[name] = pace
-            last, last_step, local_steps, rounds, staleness = now, taken.global_step, 0, 0, 0
-            if after_round is not None and period.told != told:
-                told = period.told
-                emit(told)
-        if after_round is not None:
-            after_round(taken)
+        replica.period.observe(taken.steps, now - began, taken.compute)
+        self._progress.tell(taken)
+        self._steps, self._rounds = self._steps + taken.steps, self._rounds + 1
+        self._staleness += taken.staleness
+        if not self._told or now - self._last >= replica.log_interval:
+            self._tell(taken, now)
+        return taken
+
+    def _tell(self, taken: Round, now: float) -> None:
+        elapsed = max(now - self._last, 1e-6)
+        pace = Pace((taken.global_step - self._last_step) / elapsed, self._steps / elapsed, self._staleness / self._rounds)
+        rates = pace.global_rate, pace.local_rate
+        line = train_line(self._replica.name, taken.global_step, taken.loss, taken.accuracy, now - self._start, *rates)
+        self._replica.emit(line)
+        self._progress.paces[self._replica.name] = pace
+        self._last, self._last_step, self._steps, self._rounds, self._staleness = now, taken.global_step, 0, 0, 0
+        self._told = True
+
+
+def train(replica: Replica, state: State, progress: Progress, again: Callable[[], State]) -> Iterator[Round]:
+    """Rounds until the job's last step, or until it is stopped; `again` is the state to go on with after the first step.
+
+    Every replica takes that at once, so that what is wrong with its host or its data shows now and not later. Raises
+    DivergedError, and what TensorFlow raises where a host is lost.
+    """
+    walk = Walk(replica, state, progress)
+    taken = walk.take(1, 1.0 if replica.leads else progress.first_share)
+    if not replica.leads:
+        progress.join()
+        walk.state = again()
+    with progress.training(replica.name):
+        while taken.steps and not progress.stopped.is_set():
+            yield taken
+            taken = walk.take(replica.period.steps, progress.share)

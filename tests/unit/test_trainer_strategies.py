@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 
 from hypothesis import given
@@ -46,10 +47,10 @@ def test_a_period_that_is_asked_for_stays() -> None:
 
 
 def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
-    period = Period.of(None, 5, 10_000)
+    period = Period.of(None, 5, 3_000)
     for _ in range(8):
         period.observe(4, 0.04 + 0.1, 0.04)  # 10 ms a step, 100 ms an exchange: 100 steps would make it a tenth
-    assert period.steps == 10_000 // (50 * 5) == 40
+    assert period.steps == 3_000 // (15 * 5) == 40
     assert period.told == "Exchange every 40 steps: 10.0 ms a step, 100.0 ms an exchange"
     for _ in range(8):
         period.observe(40, 0.4 + 0.0185, 0.4)
@@ -67,24 +68,50 @@ def test_a_short_job_still_meets_often() -> None:
 
 
 def test_the_workers_join_a_master_that_has_warmed_up_and_count_the_same() -> None:
-    progress = Progress(0)
-    with progress.training("master/0", first=True):
+    progress = Progress(0, max_steps=400, workers=2)
+    assert progress.first_share == 1 / 3
+    with progress.training("master/0"):
         assert progress.share == 1.0
-        progress.tell(Round(4, 4, 1.0, 0.5), warmed=False)
-        assert not progress._open.is_set()
-        progress.tell(Round(4, 50, 1.0, 0.5), warmed=False)
-        with progress.training("worker/0", first=False), progress.training("worker/1", first=False):
+        progress.tell(Round(8, 39, 1.0, 0.5))
+        assert not progress._warm.is_set()
+        progress.tell(Round(8, 40, 1.0, 0.5))
+        progress.join()
+        with progress.training("worker/0"), progress.training("worker/1"):
             assert progress.share == 1 / 3
         assert progress.share == 1.0
-    assert (progress.global_step, progress.rounds) == (50, 2)
+    assert (progress.global_step, progress.rounds) == (40, 2)
+
+
+def test_a_job_that_goes_on_is_warm() -> None:
+    progress = Progress(500, max_steps=1000, workers=2)
+    progress.tell(Round(1, 501, 1.0, 0.5))
+    progress.join()
+
+
+def test_the_master_begins_when_the_workers_are_prepared() -> None:
+    progress, order = Progress(0, 400, 1), list[str]()
+
+    def worker() -> None:
+        order.append("worker prepared")
+        progress.begin(leads=False)
+        order.append("worker begins")
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    thread.join(0.3)
+    assert order == ["worker prepared"]  # it waits for the master
+    progress.begin(leads=True)
+    thread.join(5)
+    assert order == ["worker prepared", "worker begins"]
 
 
 def test_a_job_that_is_stopped_lets_a_waiting_worker_go() -> None:
-    progress = Progress(0)
+    progress = Progress(0, 400, 2)
     progress.fail(RuntimeError("first"))
     progress.fail(RuntimeError("second"))
-    with progress.training("worker/0", first=False):
-        assert str(progress.failure) == "first"
+    progress.begin(leads=False)
+    progress.join()
+    assert str(progress.failure) == "first"
 
 
 def test_the_rate_rises_grows_with_what_is_averaged_and_falls_to_nothing() -> None:
