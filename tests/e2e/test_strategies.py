@@ -126,13 +126,16 @@ def test_a_model_too_large_for_a_host_trains_on_three(cluster: Stack, tmp_path: 
     assert cluster.ssh("master-0", f"test -s {export}/saved_model.pb && sudo rm -r {export.partition('/export/')[0]}").code == 0
 
 
-@pytest.mark.parametrize("strategy", ["async", "sync"])
-def test_data_that_only_the_master_has(cluster: Stack, strategy: str) -> None:
-    folder = "/var/lib/scaletier/only_here"
+@pytest.mark.parametrize(("strategy", "elsewhere"), [("async", "absent"), ("async", "empty"), ("sync", "absent")])
+def test_data_that_only_the_master_has(cluster: Stack, strategy: str, elsewhere: str) -> None:
+    folder = f"/var/lib/scaletier/{elsewhere}_elsewhere"
     there = f"sudo install -d -m 755 {folder} && sudo cp /bucket/data/mnist/train-0000[0-2]* {folder}"
     assert cluster.ssh("master-0", there).code == 0
+    if elsewhere == "empty":
+        for host in ("worker-0", "worker-1"):
+            assert cluster.ssh(host, f"{there} && sudo truncate --size 0 {folder}/*").code == 0
     args = f"--train-data {folder} --eval-data /bucket/data/mnist"
-    code, record = train(cluster, f"only_{strategy}", strategy, args)
+    code, record = train(cluster, f"{elsewhere}_{strategy}", strategy, args)
     assert (code, record["state"]) == (1, "FAILED"), record
     assert re.search(r"worker[ /]\d", record["errorMessage"])
     assert folder in record["errorMessage"]
