@@ -42,8 +42,8 @@ class Layer:
 
     def __call__(self, variables: Tensors, inputs: Any, training: bool) -> Any:
         dtype = self.precision if training else "float32"
-        values = (variables[f"{self.name}_kernel"], variables[f"{self.name}_bias"], inputs)
-        return self.apply(*(tf.cast(value, dtype) for value in values), training)
+        kernel, bias = variables[f"{self.name}_kernel"], variables[f"{self.name}_bias"]
+        return self.apply(tf.cast(kernel, dtype), tf.cast(bias, dtype), tf.cast(inputs, dtype), training)
 
 
 @dataclass(frozen=True)
