@@ -16,6 +16,8 @@ from trainer.period import Period
 
 _PREPARE_SECONDS = 5.0
 _WARMSTART_STEPS = 150
+# The master meets the servers less often while there is nobody else to meet there.
+_ALONE_STEPS = 24
 # A short job is mostly for all replicas all the same.
 _WARMSTART_SHARE = 10
 
@@ -44,7 +46,7 @@ class Progress:
         self.stopped = threading.Event()
         # What a worker's first step counts for, whoever trains at that moment.
         self.first_share = 1.0 / (1 + workers)
-        self._warm_step = 0 if step else min(_WARMSTART_STEPS, max_steps // _WARMSTART_SHARE)
+        self._warm_step = 0 if step or not workers else min(_WARMSTART_STEPS, max_steps // _WARMSTART_SHARE)
         self._unprepared = workers
         self._training: set[str] = set()
         self._lock = threading.Lock()
@@ -80,6 +82,11 @@ class Progress:
             yield
         finally:
             self._training.discard(name)
+
+    @property
+    def warm(self) -> bool:
+        """True once all replicas train."""
+        return self._warm.is_set()
 
     @property
     def share(self) -> float:
@@ -169,4 +176,5 @@ def train(replica: Replica, state: State, progress: Progress, again: Callable[[]
     with progress.training(replica.name):
         while taken.steps and not progress.stopped.is_set():
             yield taken
-            taken = walk.take(replica.period.steps, progress.share)
+            meets = progress.warm or replica.period.fixed
+            taken = walk.take(replica.period.steps if meets else _ALONE_STEPS, progress.share)
