@@ -141,14 +141,16 @@ def make_round(model: Model, centre: Centre, descent: Descent, iterator: Any) ->
     """One round as a graph: from an iterator like `iterator`, a replica's state, K, int64, and its share in the mean, float32,
     to its new values and velocities and the figures of Round, float64 [6].
 
-    It takes fewer than K steps where the global step would pass the last one, and none at all once it is there. It is traced
-    here, once: a tf.function would be traced again for each device that it is called on.
+    It takes fewer than K steps where the replicas together would pass the last one, and none at all once it is there. It is
+    traced here, once: a tf.function would be traced again for each device that it is called on.
     """
     count = len(model.shapes)
 
     def run(iterator: Any, start: Any, velocities: Any, period: Any, share: Any) -> Any:
         step = centre.step()
-        steps = tf.clip_by_value(descent.max_steps - step, 0, period)
+        # Others take steps at the same moment: towards the end a round is a replica's part of what is left.
+        left = tf.maximum(descent.max_steps - step, 0)
+        steps = tf.minimum(tf.minimum(period, tf.maximum(left // descent.averaged, 1)), left)
         with tf.control_dependencies([steps]):
             began = tf.timestamp()
         with tf.control_dependencies([began]):
