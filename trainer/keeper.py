@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from trainer import checkpoint
 from trainer.corrupt import Segment, segments
-from trainer.data import check, find_files
+from trainer.data import DataError, check, find_files
 from trainer.evaluation import Metrics, make_evaluate
 from trainer.export import export
 from trainer.flags import Flags
 from trainer.lines import EvalInterval, eval_line, final_line
 from trainer.model import Model
-from trainer.runtime import import_tensorflow, say
+from trainer.runtime import import_tensorflow, one_line, say
 from trainer.summaries import Summaries
 
 tf = import_tensorflow()
@@ -67,9 +67,16 @@ def evaluation_data(flags: Flags) -> list[Segment]:
 
 
 class Keeper:
-    """Keeps the model of one job. It is made once the process is connected, for it has variables."""
+    """Keeps the model of one job. It is made once the process is connected, for it has variables.
+
+    The constructor raises DataError where nothing can be written to the job's directory.
+    """
 
     def __init__(self, flags: Flags, model: Model, trained: Trained, files: list[Segment], step: int) -> None:
+        try:
+            tf.io.gfile.makedirs(flags.job_dir)
+        except tf.errors.OpError as error:
+            raise DataError(f"--job-dir {flags.job_dir} cannot be made: {one_line(error)}") from None
         self._flags, self._model, self._trained = flags, model, trained
         self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints)
         self._evaluate = make_evaluate(trained.logits, files)

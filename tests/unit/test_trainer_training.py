@@ -126,6 +126,12 @@ def test_a_corrupt_record_is_named_when_training_comes_to_it(
     )
 
 
+def test_a_job_dir_that_is_a_file(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert train("--max-steps=4", f"--job-dir={tmp_path}/file") == 2
+    assert re.fullmatch(rf"error: --job-dir {tmp_path}/file cannot be made: .*\n", capfd.readouterr().err)
+
+
 def test_tf_config_that_is_wrong(train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TF_CONFIG", "{")
     assert train() == 2
