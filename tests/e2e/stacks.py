@@ -64,9 +64,16 @@ class Stack:
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Starts a command in a process group of its own."""
+        """Starts a command in a process group of its own, where Ctrl-C works: what a shell has in the background ignores it."""
         return subprocess.Popen(
-            command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def pulumi(self, *arguments: str) -> str:

@@ -109,7 +109,7 @@ def test_trainer_that_raises_is_failed_with_its_traceback(cluster: Stack) -> Non
 
 
 def test_killed_replica_is_restarted_and_the_job_succeeds(cluster: Stack) -> None:
-    assert cluster.fab("train", "--job", "killed", "--args", "--model mlp --max-steps 4000", "--no-follow").code == 0
+    assert cluster.fab("train", "--job", "killed", "--args", "--model mlp --max-steps 40000", "--no-follow").code == 0
     cluster.wait("killed", "RUNNING")
     time.sleep(8)
     assert cluster.ssh("worker-1", "sudo pkill -KILL -f [t]rainer.task").code == 0

@@ -10,7 +10,7 @@ from stacks import Stack
 
 from ops import plan
 
-ARGS = "--model mlp --max-steps 2000 --seed 7"
+ARGS = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.2"
 
 
 @pytest.fixture(scope="module")
