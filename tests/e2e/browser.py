@@ -25,6 +25,7 @@ _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--window-size=1400,1000",
 )
+_AGAIN_SECONDS = 20.0
 # TensorBoard's page is made of elements that hide theirs in shadow trees.
 _DEEP = """
 function deep(root, selector) {
@@ -65,11 +66,18 @@ class Browser:
         self._driver.get("about:blank")
         self._driver.get(url)
 
-    def await_value(self, script: str, good: Callable[[Any], bool], seconds: float = 60) -> Any:
-        """What a script returns, once it is good; it may use deep(root, selector) and above(element, name)."""
+    def await_value(self, url: str, script: str, good: Callable[[Any], bool], seconds: float = 90) -> Any:
+        """What a script returns on a page, once it is good; it may use deep(root, selector) and above(element, name).
+
+        The page is opened again now and then, as TensorBoard asks once what there is, and may not have read all of it yet.
+        """
         deadline = time.monotonic() + seconds
-        while not good(value := self._driver.execute_script(_DEEP + script)):
+        while True:
+            self.open(url)
+            again = time.monotonic() + _AGAIN_SECONDS
+            while time.monotonic() < again:
+                if good(value := self._driver.execute_script(_DEEP + script)):
+                    return value
+                time.sleep(0.5)
             if time.monotonic() > deadline:
-                raise AssertionError(f"after {seconds:.0f} s the page still says {value!r} to {script}")
-            time.sleep(0.5)
-        return value
+                raise AssertionError(f"after {seconds:.0f} s {url} still says {value!r} to {script}")

@@ -33,7 +33,7 @@ NODES = "return deep(document, 'g.node').length"
 @pytest.fixture(scope="module")
 def job(cluster: Stack) -> str:
     """A job that has trained a little."""
-    result = cluster.fab("train", "--job", "seen", "--args", "--model mlp --max-steps 3000 --log-interval 0.1")
+    result = cluster.fab("train", "--job", "seen", "--args", "--model mlp --max-steps 6000 --log-interval 0.1")
     assert result.code == 0, result.text
     return "seen"
 
@@ -80,17 +80,15 @@ def runs_there(cluster: Stack) -> bool:
 
 def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, job: str, tmp_path: Path) -> None:
     with tensorboard(cluster) as (process, url), Browser(tmp_path / "profile") as browser:
-        browser.open(f"{url}#scalars&tagFilter=%5Eloss%24")  # a card below the window is not drawn
-        points = [re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path) for path in browser.await_value(LOSS, any)]
+        paths = browser.await_value(f"{url}#scalars&tagFilter=%5Eloss%24", LOSS, any)  # a card below the window is not drawn
+        points = [re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path) for path in paths]
         curve = max(points, key=len)
         assert len(curve) >= 10
         assert len({x for x, _ in curve}) == len(curve), "one point a step"
         assert len({y for _, y in curve}) > 5, "the loss changes"
-        browser.open(f"{url}#images")
-        tags = browser.await_value(PICTURES, any)
+        tags = browser.await_value(f"{url}#images", PICTURES, any)
         assert all(re.fullmatch(r"mistakes/\d taken for \d", tag) for tag in tags), tags
-        browser.open(f"{url}#graphs")
-        browser.await_value(NODES, lambda count: count > 0)
+        browser.await_value(f"{url}#graphs", NODES, lambda count: count > 0)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=30) == 0
         assert process.stdout is not None
