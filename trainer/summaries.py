@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a job, in `<job-dir>/summaries`: scalars and images over the global step, the graph, text."""
+"""What TensorBoard shows of a job, in `<job-dir>/summaries`: scalars and images over the global step, and the graph."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ tf = import_tensorflow()
 class Summaries:
     """A writer of summaries. The file comes to be with the first of them, so that it costs no time at the start.
 
-    tf.summary's own scalar, image and text are TensorBoard's and import it, which takes seconds; what they write does not
-    need it. Source of the formats: TensorBoard's plugins scalars, images and text, each in its metadata.py.
+    tf.summary's own scalar and image are TensorBoard's and import it, which takes seconds; what they write does not
+    need it. Source of the formats: TensorBoard's plugins scalars and images, each in its metadata.py.
     """
 
     def __init__(self, job_dir: str) -> None:
@@ -26,10 +26,6 @@ class Summaries:
         tags = {name.replace("__", "/"): tf.constant(value, tf.float32) for name, value in values.items()}
         self._write(step, "scalars", "DATA_CLASS_SCALAR", tags)
 
-    def images(self, step: int, name: str, images: Any) -> None:
-        """Writes pictures in grey, uint8 [N, height, width], side by side under one name."""
-        self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encoded(images)})
-
     def mistakes(self, step: int, mistakes: Mistakes) -> None:
         """Writes mistaken digits, those of one label and one prediction under a name that says both."""
         pairs = sorted({*zip(mistakes.labels.tolist(), mistakes.predicted.tolist(), strict=True)})
@@ -38,10 +34,6 @@ class Summaries:
             chosen = (mistakes.labels == label) & (mistakes.predicted == predicted)
             tags[f"mistakes/{label} taken for {predicted}"] = _encoded(mistakes.images[chosen])
         self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", tags)
-
-    def text(self, step: int, name: str, text: str) -> None:
-        """Writes text, which TensorBoard shows as Markdown."""
-        self._write(step, "text", "DATA_CLASS_TENSOR", {name: tf.constant(text)})
 
     def graph(self, traced: Any) -> None:
         """Writes a tf.Graph, or that of a concrete function, for the tab Graphs."""

@@ -73,7 +73,7 @@ def test_the_workers_join_a_master_that_has_warmed_up_and_count_the_same() -> No
     with progress.training("master/0"):
         assert progress.share == 1.0
         progress.tell(Round(8, 39, 1.0, 0.5))
-        assert not progress._warm.is_set()
+        assert not progress.warm
         progress.tell(Round(8, 40, 1.0, 0.5))
         progress.join()
         with progress.training("worker/0"), progress.training("worker/1"):
@@ -86,6 +86,7 @@ def test_a_job_that_goes_on_is_warm() -> None:
     progress = Progress(500, max_steps=1000, workers=2)
     progress.tell(Round(1, 501, 1.0, 0.5))
     progress.join()
+    assert progress.warm
 
 
 def test_the_master_begins_when_the_workers_are_prepared() -> None:
