@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer import checkpoint
 from trainer.cluster import Cluster, await_peers
-from trainer.data import DataError, train_pipeline
+from trainer.data import DataError, replica_seed, train_pipeline
 from trainer.descent import Descent
 from trainer.downpour import Centre, Round, State, make_round
 from trainer.flags import Flags
@@ -29,7 +29,6 @@ from trainer.runtime import import_tensorflow, local_device, one_line, prepare_p
 tf = import_tensorflow()
 
 _JOIN_SECONDS = 30.0
-_SEEDS_PER_JOB = 1000
 _MASTER = "master/0"
 _NO_FILE = "No such file"
 
@@ -106,7 +105,7 @@ class Asynchronous:
         return step
 
     def _pipeline(self, replica: int) -> Any:
-        seed = self._flags.seed * _SEEDS_PER_JOB + replica
+        seed = replica_seed(self._flags.seed, replica)
         return train_pipeline(self._files, self._flags.batch_size, seed, (replica, 1 + self._workers))
 
     def _replica(self, name: str, iterator: Any, emit: Any) -> Replica:
@@ -151,10 +150,10 @@ class Asynchronous:
         """What the chief does besides training, whenever it is due."""
         if self._coordinator is not None:
             self._coordinator.done()  # raises what a worker's thread could not recover from
-        self._keeper.after(taken, self._scalars() if self._workers else None)
+        self._keeper.after(taken, self._scalars if self._workers else dict)
 
     def _scalars(self) -> dict[str, float]:
-        """What the replicas and the parameter servers do: rates, staleness, and megabytes a second."""
+        """What the replicas and the parameter servers did since this was last asked: rates, staleness, megabytes a second."""
         since, rounds = self._shown
         now, seen = time.monotonic(), self._progress.rounds
         scalars: dict[str, float] = {}
@@ -162,11 +161,9 @@ class Asynchronous:
             folder = f"replicas/{name.replace('/', '-')}"
             scalars[f"{folder}/steps_per_second"] = pace.local_rate
             scalars[f"{folder}/staleness"] = pace.staleness
-        if now > since:
-            for index, count in enumerate(self._centre.bytes_per_round):
-                scalars[f"ps/ps-{index}/megabytes_per_second"] = count * (seen - rounds) / (now - since) / 1e6
-        if now - since >= self._flags.log_interval:
-            self._shown = (now, seen)
+        for index, count in enumerate(self._centre.bytes_per_round):
+            scalars[f"ps/ps-{index}/megabytes_per_second"] = count * (seen - rounds) / max(now - since, 1e-6) / 1e6
+        self._shown = (now, seen)
         return scalars
 
     def _join(self) -> None:

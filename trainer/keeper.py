@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from trainer import checkpoint
@@ -89,8 +89,8 @@ class Keeper:
         self._preempted = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
 
-    def after(self, taken: Figures, more: Mapping[str, float] | None = None) -> None:
-        """What is due after a round of steps, `more` being further scalars to show.
+    def after(self, taken: Figures, more: Callable[[], Mapping[str, float]] = dict) -> None:
+        """What is due after a round of steps; `more` gives further scalars, whenever some are shown.
 
         Raises PreemptedError, once a checkpoint is saved, where this process was told to end, and DivergedError.
         """
@@ -101,7 +101,7 @@ class Keeper:
         since, step = self._summarized
         if now - since >= self._flags.log_interval:
             rate = (taken.global_step - step) / (now - since)
-            scalars = {"loss": taken.loss, "accuracy": taken.accuracy, "steps_per_second": rate, **(more or {})}
+            scalars = {"loss": taken.loss, "accuracy": taken.accuracy, "steps_per_second": rate, **more()}
             self.summaries.scalars(taken.global_step, **scalars)
             self._summarized = (now, taken.global_step)
         if taken.global_step < self._flags.max_steps and self._interval.due(now):

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer import checkpoint
 from trainer.cluster import Cluster, await_peers
-from trainer.data import train_pipeline
+from trainer.data import replica_seed, train_pipeline
 from trainer.descent import Descent
 from trainer.flags import Flags
 from trainer.keeper import Keeper, evaluation_data, training_data
@@ -29,8 +29,6 @@ from trainer.runtime import import_tensorflow, prepare_process, say
 from trainer.stages import Stage, gradient_sums, partition
 
 tf = import_tensorflow()
-
-_SEEDS_PER_JOB = 1000
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class ModelParallel:
             names = ", ".join(layer.name for layer in stage.layers)
             megabytes = 4e-6 * sum(math.prod(shape) for layer in stage.layers for shape in layer.shapes.values())
             say(f"Placed {names} on {stage.replica}: {megabytes:.1f} MB of parameters")
-        seed = flags.seed * _SEEDS_PER_JOB
+        seed = replica_seed(flags.seed, 0)
         with tf.device(self._stages[0].device):
             self._iterator = iter(train_pipeline(files, flags.batch_size, seed))
         self._descent = Descent(flags.learning_rate, flags.momentum, flags.max_steps)

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer import checkpoint
 from trainer.cluster import Cluster
-from trainer.data import train_pipeline
+from trainer.data import replica_seed, train_pipeline
 from trainer.descent import Descent, gradients
 from trainer.flags import Flags
 from trainer.keeper import Keeper, evaluation_data, training_data
@@ -27,7 +27,6 @@ from trainer.runtime import import_tensorflow, prepare_process, say
 tf = import_tensorflow()
 
 _ACCUMULATED = 4
-_SEEDS_PER_JOB = 1000
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,8 @@ class Synchronous:
         self._copy.assign(values, step)
         self.variables, self.step, self.logits = self._copy.variables, self._copy.step, self._copy.logits
         self._keeper = Keeper(flags, self._model, self, evaluated, step) if self._chief else None
-        self._iterator = iter(
-            train_pipeline(files, flags.batch_size, flags.seed * _SEEDS_PER_JOB + self._index, (self._index, self._count))
-        )
+        seed = replica_seed(flags.seed, self._index)
+        self._iterator = iter(train_pipeline(files, flags.batch_size, seed, (self._index, self._count)))
         self._velocities = [tf.Variable(tf.zeros(shape)) for shape in self._model.shapes.values()]
         self._update = tf.function(lambda batches: self._strategy.run(self._replica_update, (batches,)), autograph=False)
         self._copy_chief = tf.function(lambda: self._strategy.run(self._take_over), autograph=False)
