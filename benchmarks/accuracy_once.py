@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from ops.job import MNIST
+from ops.train.train import MNIST
 from trainer import checkpoint
 from trainer.data import find_files
 from trainer.evaluation import make_evaluate

@@ -14,10 +14,10 @@ from benchmarks.measure import medians as in_turn
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
-from ops.inventory import Inventory
-from ops.job import MNIST
-from ops.push import PYTHON
-from ops.render import DATA, UNIT
+from ops.cluster.inventory import Inventory
+from ops.train.push import PYTHON
+from ops.train.render import DATA, UNIT
+from ops.train.train import MNIST
 
 _STEP_SECONDS = 180.0
 _FOLLOW_SECONDS = 20.0
@@ -47,8 +47,8 @@ def first_step(stack: BenchStack) -> Figure:
 
 def upload_data(inventory: Inventory) -> None:
     """Puts MNIST into the bucket, which `fab train` otherwise does for the first job of a cluster."""
-    from ops.bucket import open_bucket
-    from ops.remote import Fleet
+    from ops.cluster.bucket import open_bucket
+    from ops.cluster.remote import Fleet
 
     fleet = Fleet(inventory)
     bucket = open_bucket(inventory.operator_bucket, fleet.any_connection)

@@ -19,8 +19,8 @@ from benchmarks.push_once import JOB
 from benchmarks.registry import Benchmark, Figure, add
 from benchmarks.stack import BIN, ROOT, BenchStack, say
 from infra.spec import ScaleTier
-from ops.inventory import Inventory
-from ops.push import take_in_command
+from ops.cluster.inventory import Inventory
+from ops.train.push import take_in_command
 
 PEERS = Path(__file__).with_name("peers")
 _FORKS = 64

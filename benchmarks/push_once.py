@@ -10,12 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from ops import push
-from ops.config import Flags
-from ops.inventory import ROOT, load
-from ops.job import prepare
-from ops.remote import Fleet
-from ops.render import UNIT_FILE, File, render
+from ops.cluster.inventory import ROOT, load
+from ops.cluster.remote import Fleet
+from ops.train import push
+from ops.train.config import Flags
+from ops.train.render import UNIT_FILE, File, render
+from ops.train.train import prepare
 
 JOB = "bench_push"
 _SECONDS = 300.0

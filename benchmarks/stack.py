@@ -15,7 +15,7 @@ from typing import Self
 
 from benchmarks.measure import MeasureError, Ran, must, run
 from infra.spec import ScaleTier
-from ops.inventory import Inventory, parse
+from ops.cluster.inventory import Inventory, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"

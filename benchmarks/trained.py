@@ -18,8 +18,8 @@ from typing import Self
 from benchmarks.measure import Lines, MeasureError, must, run, running
 from benchmarks.stack import BIN, ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
-from ops.inventory import Inventory
-from ops.job import MNIST
+from ops.cluster.inventory import Inventory
+from ops.train.train import MNIST
 
 BATCH = 100
 _LIMIT_SECONDS = 580.0

@@ -48,16 +48,16 @@ def _interrupt(*_: object) -> NoReturn:
 
 def report(error: BaseException) -> int:
     """Say what went wrong in one line on stderr; the exit code."""
-    from ops import show
+    from ops.show import terminal
 
     if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: `fab logs all | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     if isinstance(error, KeyboardInterrupt):
-        show.note("stopped")
+        terminal.note("stopped")
         return DETACHED
     line, code = explain(error)
-    show.error(line)
+    terminal.error(line)
     return code
 
 

@@ -7,7 +7,7 @@ import json
 import socket
 from dataclasses import dataclass
 
-from ops.bucket import Bucket
+from ops.cluster.bucket import Bucket
 from ops.errors import UsageError
 from replica.record import JobRecord, JobState, Plan, ReplicaRecord, now, seconds_since
 

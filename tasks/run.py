@@ -43,9 +43,9 @@ def train(
 
     Ctrl-C leaves the job running and says how to come back to it.
     """
-    from ops.config import Flags
-    from ops.inventory import load
-    from ops.job import train as run
+    from ops.cluster.inventory import load
+    from ops.train.config import Flags
+    from ops.train.train import train as run
 
     flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
     return run(load(), flags, package, follow)
@@ -62,8 +62,8 @@ def train(
 )
 def reproduce(_: Any, original: str, job: str | None = None, follow: bool = True, json: bool = False) -> int:
     """Run a past job again from the bucket alone, as its manifest says, and say what differs."""
-    from ops.inventory import load
-    from ops.reproduce import reproduce as run
+    from ops.cluster.inventory import load
+    from ops.train.reproduce import reproduce as run
 
     return run(load(), original, job, follow, json)
 
@@ -97,12 +97,12 @@ def plan(
     fab plan --job job01
     """
     if job is not None:
-        from ops.inventory import load
-        from ops.planned import check
+        from ops.cluster.inventory import load
+        from ops.plan.planned import check
 
         return check(load(), job, json)
-    from ops.plan import Call, number
-    from ops.plan import plan as run
+    from ops.plan.plan import Call, number
+    from ops.plan.plan import plan as run
 
     size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
     call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size)
@@ -112,7 +112,7 @@ def plan(
 @task(positional=["job"], help={"job": JOB})
 def cancel(_: Any, job: str) -> int:
     """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
-    from ops.cancel import cancel as run
-    from ops.inventory import load
+    from ops.cluster.inventory import load
+    from ops.train.cancel import cancel as run
 
     return run(load(), job)

@@ -26,8 +26,8 @@ def logs(_: Any, replica: str, job: str | None = None, follow: bool = False, lin
 
     Each line has the time of this machine's time zone, the severity and the replica in front.
     """
-    from ops.inventory import load
-    from ops.reading import parse_lines, show_logs
+    from ops.cluster.inventory import load
+    from ops.logs.read import parse_lines, show_logs
 
     return show_logs(load(), replica, job, parse_lines(lines), follow, json)
 
@@ -35,8 +35,8 @@ def logs(_: Any, replica: str, job: str | None = None, follow: bool = False, lin
 @task(help={"json": JSON})
 def jobs(_: Any, json: bool = False) -> int:
     """List the jobs, the newest first."""
-    from ops.inventory import load
-    from ops.views import jobs as run
+    from ops.cluster.inventory import load
+    from ops.show.views import jobs as run
 
     return run(load(), json)
 
@@ -44,8 +44,8 @@ def jobs(_: Any, json: bool = False) -> int:
 @task(positional=["job"], help={"job": JOB, "json": JSON})
 def describe(_: Any, job: str, json: bool = False) -> int:
     """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed."""
-    from ops.inventory import load
-    from ops.views import describe as run
+    from ops.cluster.inventory import load
+    from ops.show.views import describe as run
 
     return run(load(), job, json)
 
@@ -53,8 +53,8 @@ def describe(_: Any, job: str, json: bool = False) -> int:
 @task(help={"json": JSON})
 def cost(_: Any, json: bool = False) -> int:
     """Show what the hosts that are up have cost so far by list price, role by role, and what each job has."""
-    from ops.cost import cost as run
-    from ops.inventory import load
+    from ops.cluster.inventory import load
+    from ops.show.cost import cost as run
 
     return run(load(), json)
 
@@ -62,8 +62,8 @@ def cost(_: Any, json: bool = False) -> int:
 @task(help={"json": JSON})
 def hosts(_: Any, json: bool = False) -> int:
     """List the hosts of the cluster, and whether each of them answers."""
-    from ops.inventory import load
-    from ops.views import hosts as run
+    from ops.cluster.inventory import load
+    from ops.show.views import hosts as run
 
     return run(load(), json)
 
@@ -77,8 +77,8 @@ def hosts(_: Any, json: bool = False) -> int:
 )
 def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
     """Show a job in TensorBoard, also while it runs: it is started where the data is, and ends with Ctrl-C."""
-    from ops.inventory import load
-    from ops.tensorboard import tensorboard as run
+    from ops.cluster.inventory import load
+    from ops.models.tensorboard import tensorboard as run
 
     return run(load(), job, all, port)
 
@@ -108,9 +108,9 @@ def render(
     json: bool = False,
 ) -> int:
     """Print every file that fab train would write on every host, and touch nothing."""
-    from ops.config import Flags
-    from ops.inventory import load
-    from ops.views import print_render
+    from ops.cluster.inventory import load
+    from ops.show.views import print_render
+    from ops.train.config import Flags
 
     flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
     return print_render(load(), flags, json)

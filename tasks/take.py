@@ -10,8 +10,8 @@ from tasks import JOB, JSON, task
 @task(positional=["replica"], help={"replica": "a replica, which is also the name of its host, such as worker-2"})
 def shell(_: Any, replica: str) -> int:
     """Open a shell on a replica's host, or run a command there: fab shell worker-2 -- df -h"""
-    from ops.inventory import load
-    from ops.shell import shell as run
+    from ops.cluster.inventory import load
+    from ops.cluster.shell import shell as run
 
     return run(load(), replica, after_dashes(sys.argv))
 
@@ -19,8 +19,8 @@ def shell(_: Any, replica: str) -> int:
 @task(positional=["job", "dest"], help={"job": JOB, "dest": "directory to put the files into; made if it is not there"})
 def get(_: Any, job: str, dest: str) -> int:
     """Fetch a job's output: checkpoints, summaries and the exported model."""
-    from ops.inventory import load
-    from ops.output import get as run
+    from ops.cluster.inventory import load
+    from ops.show.fetch import get as run
 
     return run(load(), job, dest)
 
@@ -35,7 +35,7 @@ def get(_: Any, job: str, dest: str) -> int:
 )
 def export(_: Any, job: str, dest: str | None = None, json: bool = False) -> int:
     """Fetch the newest SavedModel that a job exported, or have one made of its latest checkpoint; show its signatures."""
-    from ops.export import export as run
-    from ops.inventory import load
+    from ops.cluster.inventory import load
+    from ops.models.export import export as run
 
     return run(load(), job, dest, json)

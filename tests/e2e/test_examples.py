@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stacks import ROOT, Stack
 
-from ops import hostpython
+from ops.package import hostpython
 
 _TRAINERS = ("master-0", "worker-0", "worker-1")
 _OTHERS = ("ps-0", "ps-1", "evaluator-0")

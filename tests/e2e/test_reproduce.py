@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from stacks import Stack
 
-from ops import plan
+from ops.plan import plan
 
 ARGS = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.2"
 

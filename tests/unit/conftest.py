@@ -12,7 +12,7 @@ import pytest
 from opsdata import inventory_json
 from replicahosts import Cluster, Make
 
-from ops.inventory import Inventory, parse
+from ops.cluster.inventory import Inventory, parse
 
 # Fixtures and tests of this folder alone are guarded: other folders' tests may run in the same process.
 _guarded = False

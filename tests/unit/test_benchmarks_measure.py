@@ -17,8 +17,8 @@ from benchmarks.push_once import harmless
 from benchmarks.stack import job_id
 from infra.lxd import image
 from infra.spec import ScaleTier
-from ops.inventory import Inventory
-from ops.render import File
+from ops.cluster.inventory import Inventory
+from ops.train.render import File
 
 HERE = Path("/")
 ENV = {"PATH": os.environ["PATH"]}

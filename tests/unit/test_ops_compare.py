@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ops import compare
+from ops.train import compare
 from replica.record import JobRecord
 
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.config import STRATEGIES, Flags, build_job, split_args, split_labels
+from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
-from ops.inventory import Inventory
+from ops.train.config import STRATEGIES, Flags, build_job, split_args, split_labels
 from trainer import flags as trainer_flags
 
 SEED = """\

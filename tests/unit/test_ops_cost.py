@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json
 
-from ops import cost
-from ops.bucket import open_bucket
-from ops.inventory import Inventory, parse
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Inventory, parse
 from ops.ledger import Ledger, cancelled, fail
-from ops.views import describe
+from ops.show import cost
+from ops.show.views import describe
 from replica.record import JobRecord, JobState, seconds_since
 
 MADE, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"

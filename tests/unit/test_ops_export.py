@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ops import export as module
-from ops import package
-from ops.bucket import open_bucket
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
-from ops.inventory import Inventory
 from ops.ledger import Ledger
-from ops.savedmodel import signatures
+from ops.models import export as module
+from ops.models.savedmodel import signatures
+from ops.package import package
 from replica.record import JobRecord
 
 # A SavedModel as its protocol buffers are written: one graph, the signature that initializes, and one that serves.

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from ops.cluster.fanout import fan_out, first_of
 from ops.errors import HostError, HostsError, UsageError
-from ops.fanout import fan_out, first_of
 
 
 def test_every_host_runs_to_its_end() -> None:

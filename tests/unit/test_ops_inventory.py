@@ -8,8 +8,8 @@ import pytest
 from opsdata import inventory_json
 
 from infra.spec import SpecError
+from ops.cluster.inventory import Inventory, choose_stack, load, parse
 from ops.errors import UsageError
-from ops.inventory import Inventory, choose_stack, load, parse
 
 
 def test_the_chief_leads(inventory: Inventory) -> None:

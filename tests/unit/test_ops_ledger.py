@@ -12,10 +12,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from ops.bucket import Bucket, Reopening, missing, open_bucket
-from ops.cancel import wait
+from ops.cluster.bucket import Bucket, Reopening, missing, open_bucket
 from ops.errors import OpsError, UsageError
 from ops.ledger import CURRENT, Ledger
+from ops.train.cancel import wait
 from replica.record import JobRecord, JobState, ReplicaRecord, ReplicaState
 
 

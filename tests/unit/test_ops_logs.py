@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops import logs
 from ops.errors import UsageError
-from ops.logs import Line
-from ops.reading import parse_lines
+from ops.logs import lines
+from ops.logs.lines import Line
+from ops.logs.read import parse_lines
 
 
 def line(time: float, replica: str, message: str = "x") -> Line:
@@ -21,41 +21,43 @@ def line(time: float, replica: str, message: str = "x") -> Line:
 
 
 def test_the_commands() -> None:
-    assert logs.read_command(None, 100) == (
+    assert lines.read_command(None, 100) == (
         'cd /var/lib/scaletier/logs 2>/dev/null && f=$(readlink newest) && [ -e "$f" ] || exit 66; '
         """stat -c '%n %Y' "$f"; exec tail -n 100 "$f\""""
     )
-    assert "f=job01.jsonl " in logs.read_command("job01", None)
-    assert 'tail -n +1 "$f"' in logs.read_command("job01", None)
-    assert logs.follow_command("job01", 5) == (
+    assert "f=job01.jsonl " in lines.read_command("job01", None)
+    assert 'tail -n +1 "$f"' in lines.read_command("job01", None)
+    assert lines.follow_command("job01", 5) == (
         "tail -n 5 -s 0.1 -F /var/lib/scaletier/logs/job01.jsonl 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
     )
 
 
 def run(command: str, directory: Path) -> tuple[int, str]:
-    ran = subprocess.run(command.replace(logs.LOG_DIR, str(directory)), shell=True, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command.replace(lines.LOG_DIR, str(directory)), shell=True, capture_output=True, text=True, check=False
+    )
     return ran.returncode, ran.stdout
 
 
 def test_reading_a_log_on_a_host(tmp_path: Path) -> None:
-    assert run(logs.read_command(None, 2), tmp_path / "none") == (logs.NO_LOG, "")
-    assert run(logs.read_command(None, 2), tmp_path) == (logs.NO_LOG, "")
+    assert run(lines.read_command(None, 2), tmp_path / "none") == (lines.NO_LOG, "")
+    assert run(lines.read_command(None, 2), tmp_path) == (lines.NO_LOG, "")
     text = "".join(line(second, "ps-0").to_json() + "\n" for second in range(5))
     (tmp_path / "job02.jsonl").write_text(text)
     (tmp_path / "newest").symlink_to("job02.jsonl")
-    code, output = run(logs.read_command(None, 2), tmp_path)
-    job, changed, log = logs.read_header(output)
+    code, output = run(lines.read_command(None, 2), tmp_path)
+    job, changed, log = lines.read_header(output)
     assert (code, job) == (0, "job02")
     assert changed == pytest.approx((tmp_path / "job02.jsonl").stat().st_mtime, abs=1)
-    assert logs.parse_log(log, "ps-0") == [line(3, "ps-0"), line(4, "ps-0")]
-    assert run(logs.read_command("job02", None), tmp_path)[1].endswith(text)
-    assert run(logs.read_command("job01", None), tmp_path) == (logs.NO_LOG, "")
+    assert lines.parse_log(log, "ps-0") == [line(3, "ps-0"), line(4, "ps-0")]
+    assert run(lines.read_command("job02", None), tmp_path)[1].endswith(text)
+    assert run(lines.read_command("job01", None), tmp_path) == (lines.NO_LOG, "")
 
 
 def test_following_on_a_host_ends_with_its_reader(tmp_path: Path) -> None:
     (tmp_path / "job01.jsonl").write_text("a\nb\nc\n")
-    assert run(f"{logs.follow_command('job01', 2)} </dev/null", tmp_path)[1] == "b\nc\n"
-    assert run(f"{logs.follow_command('job02', None)} </dev/null", tmp_path)[1] == ""
+    assert run(f"{lines.follow_command('job01', 2)} </dev/null", tmp_path)[1] == "b\nc\n"
+    assert run(f"{lines.follow_command('job02', None)} </dev/null", tmp_path)[1] == ""
 
 
 @pytest.mark.parametrize(("text", "lines"), [("0", 0), ("100", 100), ("all", None)])
@@ -73,12 +75,12 @@ def test_lines_that_are_none(text: str) -> None:
 def test_a_line_survives_its_journey(message: str, severity: str) -> None:
     there = Line("2026-01-31T12:00:00.000Z", severity, "ps-0", message)
     assert "\n" not in there.to_json()
-    assert logs.parse_log(there.to_json() + "\n", "other") == [there]
+    assert lines.parse_log(there.to_json() + "\n", "other") == [there]
 
 
 @pytest.mark.parametrize("text", ['{"time": "2026', "plain", "[]", "{}", "null", '{"time": 1, "severity": "INFO"}'])
 def test_half_a_line_is_shown_as_it_is(text: str) -> None:
-    assert logs.parse_line(text, "ps-0", "before") == Line("before", "INFO", "ps-0", text)
+    assert lines.parse_line(text, "ps-0", "before") == Line("before", "INFO", "ps-0", text)
 
 
 rising = st.lists(st.integers(0, 50), max_size=20).map(sorted)
@@ -87,7 +89,7 @@ rising = st.lists(st.integers(0, 50), max_size=20).map(sorted)
 @given(st.lists(rising, max_size=4))
 def test_a_merge_is_in_order_and_complete(times: list[list[int]]) -> None:
     found = [[line(time / 10, f"worker-{i}", str(n)) for n, time in enumerate(log)] for i, log in enumerate(times)]
-    merged = list(logs.merge(found))
+    merged = list(lines.merge(found))
     assert merged == sorted(merged, key=lambda line: line.time)
     for i, log in enumerate(found):
         assert [line for line in merged if line.replica == f"worker-{i}"] == log
@@ -96,7 +98,7 @@ def test_a_merge_is_in_order_and_complete(times: list[list[int]]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30)), max_size=60))
 def test_following_holds_back_no_line_for_longer_than_the_window(events: list[tuple[int, int]]) -> None:
     """Each event is a line written at some time in ms that arrives some ms later."""
-    reorder = logs.Reorder(window=0.08)
+    reorder = lines.Reorder(window=0.08)
     arrivals = sorted((written + delay, n, written) for n, (written, delay) in enumerate(events))
     shown: list[tuple[int, str]] = []
     now = 0
@@ -119,12 +121,12 @@ def test_following_holds_back_no_line_for_longer_than_the_window(events: list[tu
 
 
 def test_a_line_is_shown_in_columns() -> None:
-    form = logs.Format(["ps-0", "worker-10"], colours=False)
+    form = lines.Format(["ps-0", "worker-10"], colours=False)
     assert re.fullmatch(
         r"\d\d:\d\d:01\.500 WARNING ps-0       hello", form(Line("2026-01-31T12:00:01.500Z", "WARNING", "ps-0", "hello"))
     )
     assert form(Line("", "INFO", "ps-0", "half")) == "             INFO    ps-0       half"
     error = Line("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
-    plain, coloured = (logs.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
+    plain, coloured = (lines.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
     assert coloured != plain
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ops import manifest, package
-from ops.config import Flags, build_job
-from ops.inventory import Inventory
-from ops.render import render
+from ops.cluster.inventory import Inventory
+from ops.package import package
+from ops.train import manifest
+from ops.train.config import Flags, build_job
+from ops.train.render import render
 from replica.record import JobRecord
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"

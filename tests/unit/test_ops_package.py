@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ops import package
 from ops.errors import UsageError
-from ops.imports import missing_line
+from ops.package import package
+from ops.package.imports import missing_line
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 

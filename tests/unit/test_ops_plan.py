@@ -11,16 +11,17 @@ import pytest
 from test_ops_submit import FakeFleet
 
 from infra.spec import SpecError
-from ops import job, manifest, plan, planned
-from ops.bucket import open_bucket
-from ops.config import Flags, build_job
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Inventory
 from ops.errors import DONE, OpsError, UsageError
-from ops.inventory import Inventory
 from ops.ledger import Ledger
-from ops.package import build
-from ops.plan import Call
-from ops.scaling import Machine, Shape, Work
-from ops.submit import Submission
+from ops.package.package import build
+from ops.plan import plan, planned
+from ops.plan.plan import Call
+from ops.plan.scaling import Machine, Shape, Work
+from ops.train import manifest, train
+from ops.train.config import Flags, build_job
+from ops.train.submit import Submission
 
 TRAINER = """
 # It knows --sync-period, and --max-steps.
@@ -117,9 +118,9 @@ def test_bad_input_is_one_line_and_keeps_nothing(
 
 
 def test_no_data_is_said_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "MNIST", tmp_path / "none")
+    monkeypatch.setattr(train, "MNIST", tmp_path / "none")
     with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
-        plan.plan(call(job.SHIPPED), False)
+        plan.plan(call(train.SHIPPED), False)
 
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "inf", "nan"])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ops import push
-from ops.render import File
+from ops.train import push
+from ops.train.render import File
 
 
 def test_the_command_that_takes_a_job_in() -> None:
@@ -69,7 +69,7 @@ def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
 
 
 def test_our_replica_package_is_all_that_goes_along() -> None:
-    sent = push.replica_package(Path(push.__file__).parents[1] / "replica")
+    sent = push.replica_package(Path(push.__file__).parents[2] / "replica")
     assert "__main__.py" in sent
     assert "record.py" in sent
     assert sum(map(len, sent.values())) < 200_000

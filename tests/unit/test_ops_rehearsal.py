@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ops import rehearsal
 from ops.errors import OpsError, UsageError
-from ops.rehearsal import Mark
+from ops.plan import rehearsal
+from ops.plan.rehearsal import Mark
 
 LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"
 

@@ -12,13 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from opsdata import inventory_json
 
-from ops import logs, shell
-from ops.bucket import Reopening, open_bucket
+from ops.cluster import shell
+from ops.cluster.bucket import Reopening, open_bucket
+from ops.cluster.inventory import Inventory, parse
+from ops.cluster.remote import Fleet
 from ops.errors import HostError, HostsError, UsageError
-from ops.follow import Follower, Note
-from ops.inventory import Inventory, parse
 from ops.ledger import Ledger
-from ops.remote import Fleet
+from ops.logs import lines
+from ops.logs.follow import Follower, Note
 from replica.record import JobRecord, JobState, ReplicaRecord, ReplicaState
 
 SERVER = Path(__file__).with_name("fakehost.py")
@@ -40,10 +41,10 @@ def cluster(tmp_path: Path) -> Inventory:
     inventory = parse(inventory_json(operatorBucket=f"file://{tmp_path}/bucket"), tmp_path)
     (tmp_path / "bucket").mkdir()
     serve = f"ProxyCommand {sys.executable} {SERVER} {tmp_path}/host_key {tmp_path}/id_ed25519"
-    lines = [f"Host {h.name}\n  HostName {h.address}\n  {serve}\n" for h in inventory.hosts[:-1]]
-    lines.append("Host evaluator-0\n  HostName 10.0.0.96\n  ProxyCommand false\n")
+    entries = [f"Host {h.name}\n  HostName {h.address}\n  {serve}\n" for h in inventory.hosts[:-1]]
+    entries.append("Host evaluator-0\n  HostName 10.0.0.96\n  ProxyCommand false\n")
     common = f"Host *\n  User scaletier\n  IdentityFile {tmp_path}/id_ed25519\n"
-    (tmp_path / "ssh_config").write_text("".join(lines) + common)
+    (tmp_path / "ssh_config").write_text("".join(entries) + common)
     (tmp_path / "known_hosts").write_text("".join(f"{host.address} {host_key}\n" for host in inventory.hosts))
     return inventory
 
@@ -125,12 +126,12 @@ def test_any_host_will_do_for_the_bucket(cluster: Inventory) -> None:
 
 def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fleet.inventory.folder
-    monkeypatch.setattr(logs, "LOG_DIR", str(folder))
+    monkeypatch.setattr(lines, "LOG_DIR", str(folder))
     bucket = Reopening(lambda: open_bucket(fleet.inventory.operator_bucket, lambda: None))
     ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, lambda: None))
     record = JobRecord("job01").to(JobState.PREPARING)
     ledger.create(record)
-    there = [logs.Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
+    there = [lines.Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
     (folder / "job01.jsonl").write_text("".join(line.to_json() + "\n" for line in there[:3]))
     seen: list[object] = []
     for event in Follower(fleet, bucket, "job01", ["ps-0", "evaluator-0"], 2).events():
@@ -142,7 +143,7 @@ def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
             ledger.bucket.write("jobs/job01/replicas/ps-0.json", ended.to_json().encode())
             ledger.write(record.to(JobState.SUCCEEDED))
     notes = [event for event in seen if isinstance(event, Note)]
-    assert [event for event in seen if isinstance(event, logs.Line)] == there[1:]
+    assert [event for event in seen if isinstance(event, lines.Line)] == there[1:]
     assert [note.text for note in notes] == ["evaluator-0 (10.0.0.96) does not answer; trying again"]
     assert [event for event in seen if isinstance(event, str)] == ["PREPARING", "SUCCEEDED", "SUCCEEDED"]
 

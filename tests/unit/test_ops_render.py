@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import inventory_json
 
-from ops.config import Flags, Job, build_job
-from ops.inventory import Inventory, parse
-from ops.render import environment_quoted, render, unit_quoted
+from ops.cluster.inventory import Inventory, parse
+from ops.train.config import Flags, Job, build_job
+from ops.train.render import environment_quoted, render, unit_quoted
 from replica.record import Plan
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from test_ops_submit import TINY, FakeFleet
 
-from ops import job, manifest, package, reproduce
-from ops.bucket import open_bucket
-from ops.config import Flags, build_job
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Inventory
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
-from ops.inventory import Inventory
 from ops.ledger import Ledger
-from ops.submit import Submission
+from ops.package import package
+from ops.train import manifest, reproduce, train
+from ops.train.config import Flags, build_job
+from ops.train.submit import Submission
 from replica.record import JobRecord, JobState
 
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
@@ -58,8 +59,8 @@ def ledger(here: Inventory) -> Ledger:
 def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Runs:
     made = Runs(ledger)
     monkeypatch.setattr(reproduce, "Fleet", FakeFleet)
-    monkeypatch.setattr(job, "run", made.run)
-    monkeypatch.setattr(job, "watch", made.watch)
+    monkeypatch.setattr(train, "run", made.run)
+    monkeypatch.setattr(train, "watch", made.watch)
     accuracies = {"job01": "0.9", "job01_2": "0.91"}
 
     def read_logs(fleet: Any, replicas: list[str], job_id: str, lines: int | None) -> dict[str, list[Any]]:

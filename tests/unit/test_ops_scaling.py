@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from infra.spec import ScaleTier, SpecError, network_gbits, preset, vcpus
-from ops.plan import tier_shape
-from ops.scaling import COPY_SECONDS, HOP_SECONDS, Machine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.plan.plan import tier_shape
+from ops.plan.scaling import COPY_SECONDS, HOP_SECONDS, Machine, Prediction, Shape, Work, asynchronous, synchronous
 
 Model = Callable[[Work, Shape], Prediction]
 MODELS = pytest.mark.parametrize("model", [asynchronous, synchronous])

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from ops import job, package, push
-from ops.bucket import open_bucket
-from ops.config import Flags, build_job
+from ops.cluster.bucket import open_bucket
+from ops.cluster.fanout import Outcome, fan_out
+from ops.cluster.inventory import Inventory
+from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, UsageError
-from ops.fanout import Outcome, fan_out
-from ops.inventory import Inventory
 from ops.ledger import Ledger
-from ops.remote import Ran
-from ops.submit import Submission, submit
+from ops.package import package
+from ops.train import push, train
+from ops.train.config import Flags, build_job
+from ops.train.submit import Submission, submit
 from replica.record import JobState
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
@@ -150,29 +151,29 @@ def checks(room: int, lacking: str = "") -> Callable[[str, str], Ran | None]:
 
 def test_hosts_are_checked_before_anything_is_changed(submission: Submission, ledger: Ledger) -> None:
     fleet = FakeFleet(submission.inventory, checks(10**10))
-    job._check_hosts(fleet, submission)  # type: ignore[arg-type]
+    train._check_hosts(fleet, submission)  # type: ignore[arg-type]
     assert ledger.bucket.walk("") == {}
     with pytest.raises(UsageError, match=r"ps-0 has only 50.0 MB free in /var/lib/scaletier, a job needs 100"):
-        job._check_hosts(FakeFleet(submission.inventory, checks(50_000_000)), submission)  # type: ignore[arg-type]
+        train._check_hosts(FakeFleet(submission.inventory, checks(50_000_000)), submission)  # type: ignore[arg-type]
     wanting = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
     with pytest.raises(UsageError, match=r"tiny/task.py:3 imports pandas, which neither the package tiny nor the hosts have"):
-        job._check_hosts(FakeFleet(submission.inventory, checks(10**10, "pandas")), wanting)  # type: ignore[arg-type]
+        train._check_hosts(FakeFleet(submission.inventory, checks(10**10, "pandas")), wanting)  # type: ignore[arg-type]
     ledger.create(submission.record())
     with pytest.raises(UsageError, match="job id 'job01' was used before"):
-        job._check_hosts(fleet, submission)  # type: ignore[arg-type]
+        train._check_hosts(fleet, submission)  # type: ignore[arg-type]
 
 
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "MNIST", tmp_path)
+    monkeypatch.setattr(train, "MNIST", tmp_path)
     inventory = replace(inventory, operator_bucket=str(tmp_path))
     fleet = FakeFleet(inventory, checks(10**10))
     with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
-        job._check_hosts(fleet, job.prepare(inventory, Flags("job01"), str(job.SHIPPED)))  # type: ignore[arg-type]
-    told = job.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(job.SHIPPED))
+        train._check_hosts(fleet, train.prepare(inventory, Flags("job01"), str(train.SHIPPED)))  # type: ignore[arg-type]
+    told = train.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(train.SHIPPED))
     assert told.data == {}
-    job._check_hosts(fleet, told)  # type: ignore[arg-type]
+    train._check_hosts(fleet, told)  # type: ignore[arg-type]
     (tmp_path / "train-0.tfrecord").write_bytes(b"")
-    assert list(job.prepare(inventory, Flags("job01"), None).data) == ["train-0.tfrecord"]
+    assert list(train.prepare(inventory, Flags("job01"), None).data) == ["train-0.tfrecord"]
 
 
 def test_arguments_that_are_no_utf_8_are_shown_but_sent_as_they_are(inventory: Inventory) -> None:

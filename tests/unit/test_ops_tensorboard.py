@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from ops import tensorboard as module
-from ops.bucket import open_bucket
+from ops.cluster.bucket import open_bucket
+from ops.cluster.forward import Forward
+from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError, UsageError
-from ops.forward import Forward
-from ops.inventory import Inventory
 from ops.ledger import Ledger
-from ops.push import PYTHON
+from ops.models import tensorboard as module
+from ops.train.push import PYTHON
 from replica.record import JobRecord
 
 

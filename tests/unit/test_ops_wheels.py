@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ops import hostpython, package, piperror, wheels
 from ops.errors import UsageError
+from ops.package import hostpython, package, piperror, wheels
 
 # A build backend of a project's own, so that a build needs nothing from elsewhere.
 _BACKEND = """

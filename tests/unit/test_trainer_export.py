@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ops.savedmodel import signatures
+from ops.models.savedmodel import signatures
 from trainer import checkpoint, export
 from trainer.model import make_model
 from trainer.runtime import import_tensorflow

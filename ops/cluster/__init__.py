@@ -1,0 +1,1 @@
+"""One cluster that is up: its hosts, the connections to them, its bucket."""

@@ -1,0 +1,186 @@
+"""The bucket as the operator reaches it, through fsspec: whole objects, seen complete or not at all.
+
+`sftp:///bucket` is that path on whichever host answers; `gs://name` and others are fsspec's own; a plain path is itself.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ops.errors import OpsError
+
+T = TypeVar("T")
+Progress = Callable[[int], None]
+_CHUNK = 1 << 20
+
+
+class Bucket:
+    """Objects by name, such as `jobs/job01/job.json`.
+
+    `renames` is for file systems, where a write shows at once: it goes to another name, and takes its own when complete.
+    """
+
+    def __init__(self, fs: Any, root: str, renames: bool) -> None:
+        self._fs, self._root, self._renames = fs, root.rstrip("/"), renames
+
+    def path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """The content, None where there is no such object."""
+        try:
+            content: bytes = self._fs.cat_file(self.path(name))
+        except FileNotFoundError:
+            return None
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Make or replace an object at once."""
+        if not self._renames:
+            self._fs.pipe_file(self.path(name), content)
+            return
+        part = self._part(name, content)
+        self._fs.mv(part, self.path(name))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Make an object that is not there yet; False, and nothing done, where it is. Of two at once one wins."""
+        try:
+            if not self._renames:
+                self._fs.pipe_file(self.path(name), content, mode="create")
+                return True
+            part = self._part(name, content)
+            try:
+                self._fs.link(part, self.path(name))
+            finally:
+                self._fs.rm_file(part)
+        except FileExistsError:
+            return False
+        return True
+
+    def delete(self, name: str) -> None:
+        """Take an object away; FileNotFoundError where there is none."""
+        self._fs.rm_file(self.path(name))
+
+    def names(self, folder: str) -> dict[str, int]:
+        """What lies in a folder, each with its size in bytes; empty where there is no such folder."""
+        try:
+            found = self._fs.ls(self.path(folder), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        names = {info["name"].rstrip("/").rpartition("/")[2]: info["size"] or 0 for info in found}
+        return {name: size for name, size in names.items() if name and not name.startswith(".")}
+
+    def walk(self, folder: str) -> dict[str, int]:
+        """Every object below a folder by its path from there, with its size in bytes."""
+        top = self.path(folder).lstrip("/") + "/"
+        try:
+            found = self._fs.find(self.path(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path.lstrip("/").removeprefix(top): info["size"] or 0 for path, info in found.items()}
+
+    def upload(self, name: str, content: bytes | Path, progress: Progress = lambda _: None) -> None:
+        """Make or replace an object with bytes, or with a file's content; `progress` is called with each piece's bytes."""
+        target = self.path(name) if not self._renames else self._part_name(name)
+        with self._writing(target) as out:
+            for piece in _pieces(content):
+                out.write(piece)
+                progress(len(piece))
+        if self._renames:
+            self._fs.mv(target, self.path(name))
+
+    def download(self, name: str, target: Path, progress: Progress = lambda _: None) -> None:
+        """Write an object to a file, which is complete or not there."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            with self._fs.open(self.path(name), "rb") as source, part.open("wb") as out:
+                if hasattr(source, "prefetch"):
+                    source.prefetch()  # over SFTP: all of it under way at once, instead of a round trip a piece
+                while piece := source.read(_CHUNK):
+                    out.write(piece)
+                    progress(len(piece))
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _part_name(self, name: str) -> str:
+        folder, _, base = self.path(name).rpartition("/")
+        return f"{folder}/.{base}.{uuid.uuid4().hex}"
+
+    def _part(self, name: str, content: bytes) -> str:
+        part = self._part_name(name)
+        with self._writing(part) as out:
+            out.write(content)
+        return part
+
+    def _writing(self, path: str) -> Any:
+        """The object open for writing; its folder is only made where it proves missing, which saves round trips."""
+        try:
+            out = self._fs.open(path, "wb")
+        except FileNotFoundError:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            out = self._fs.open(path, "wb")
+        if hasattr(out, "set_pipelined"):
+            out.set_pipelined(True)  # SFTP: do not wait for each piece to be acknowledged
+        return out
+
+
+class Reopening:
+    """A bucket that is opened again, once a call, where the host that it was reached through has gone."""
+
+    def __init__(self, opener: Callable[[], Bucket]) -> None:
+        self._opener = opener
+        self._bucket: Bucket | None = None
+
+    def call(self, work: Callable[[Bucket], T]) -> T:
+        """The result of `work`, which may run twice."""
+        if self._bucket is not None:
+            try:
+                return work(self._bucket)
+            except FileNotFoundError:
+                raise
+            except (OSError, EOFError):
+                self._bucket = None
+            except Exception as error:
+                if type(error).__module__.partition(".")[0] != "paramiko":
+                    raise
+                self._bucket = None
+        self._bucket = self._opener()
+        return work(self._bucket)
+
+
+def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
+    """The bucket at a URL; `connect` gives an open Fabric connection, and is called for `sftp:///` alone."""
+    scheme, separator, path = url.partition("://")
+    if scheme == "sftp" and separator:
+        from ops.cluster.sftp import HostFileSystem
+
+        return Bucket(HostFileSystem(connect().client.open_sftp()), path, renames=True)
+    if not separator or scheme == "file":
+        from ops.cluster.local import WholeFiles
+
+        return Bucket(WholeFiles(auto_mkdir=False), path if separator else url, renames=True)
+    import fsspec  # a twentieth of a second, which a push of files need not wait for
+
+    try:
+        return Bucket(fsspec.filesystem(scheme, use_listings_cache=False), path, renames=False)  # others write there, too
+    except (ImportError, ValueError) as error:
+        raise OpsError(f"the bucket {url} cannot be opened: {error}") from None
+
+
+def _pieces(content: bytes | Path) -> Iterator[bytes]:
+    if isinstance(content, bytes):
+        yield content
+        return
+    with content.open("rb") as source:
+        while piece := source.read(_CHUNK):
+            yield piece
+
+
+def missing(wanted: Mapping[str, int], there: Mapping[str, int]) -> list[str]:
+    """The names that are not there, or not in their full size."""
+    return [name for name, size in wanted.items() if there.get(name) != size]

@@ -1,0 +1,175 @@
+"""Who is where: the stack outputs as `.scaletier/<stack>/inventory.json` has them, typed and frozen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.spec import TENSORFLOW_PORT, Role, SpecError, parse_replica
+from ops.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host, and the replica that runs on it: both have the same name. `create_time` is RFC 3339, where it is known."""
+
+    name: str
+    role: Role
+    index: int
+    address: str
+    machine_type: str
+    cpus: float
+    memory_bytes: int
+    accelerator: Mapping[str, Any] | None = None
+    hourly_cost: float | None = None
+    create_time: str | None = None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A cluster that is up. `bucket` is as the hosts see it, `operator_bucket` as we do.
+
+    `shared_cpus` is how many processors the hosts share, None where each has its own.
+    """
+
+    stack: str
+    scale_tier: str
+    hosts: tuple[Host, ...]
+    bucket: str
+    operator_bucket: str
+    poll_seconds: float
+    labels: Mapping[str, str]
+    folder: Path
+    shared_cpus: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+    @property
+    def chief(self) -> Host:
+        return next(host for host in self.hosts if host.role is Role.MASTER)
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Every replica's name, the chief first: that is the order in which they lead."""
+        return (self.chief.name, *(name for name in self.names if name != self.chief.name))
+
+    @property
+    def hourly_cost(self) -> float | None:
+        """US dollars an hour of all hosts; None where one of them has no price."""
+        return whole_sum(host.hourly_cost for host in self.hosts)
+
+    def host(self, name: str) -> Host:
+        """The host of a replica; SpecError that lists the valid names."""
+        wanted = parse_replica(name, self.names)
+        return next(host for host in self.hosts if host.name == wanted)
+
+    def select(self, text: str) -> tuple[Host, ...]:
+        """The hosts of `all`, of a role such as `worker`, or of one replica; UsageError that lists what is valid."""
+        if text == "all":
+            return self.hosts
+        of_role = tuple(host for host in self.hosts if host.role == text)
+        if of_role:
+            return of_role
+        try:
+            return (self.host(text),)
+        except SpecError:
+            roles = dict.fromkeys(str(host.role) for host in self.hosts)
+            raise UsageError(f"there is no replica {text!r}; valid are {', '.join((*self.names, *roles, 'all'))}") from None
+
+    def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
+        """TF_CONFIG's `cluster`: role to `host:2222`, the same on every host. The evaluator is never in it."""
+        of_role: dict[str, list[str]] = {}
+        for host in self.hosts:
+            if host.role is not Role.EVALUATOR:
+                key = chief_key if host.role is Role.MASTER else str(host.role)
+                of_role.setdefault(key, []).append(f"{host.address}:{TENSORFLOW_PORT}")
+        return of_role
+
+
+def whole_sum(numbers: Iterable[float | None]) -> float | None:
+    """The sum, to 4 places as prices have; None where one of the numbers is not known."""
+    known = list(numbers)
+    return None if None in known else round(sum(filter(None, known)), 4)
+
+
+def parse(text: str | bytes, folder: Path) -> Inventory:
+    """The inventory of a stack from its JSON; UsageError for another schema, or none."""
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise UsageError(f"{folder}/inventory.json has schema {data['schema']}, this version reads {SCHEMA}: run pulumi up")
+        hosts = tuple(
+            Host(
+                name=host["name"],
+                role=Role(host["role"]),
+                index=host["index"],
+                address=host["address"],
+                machine_type=host["machineType"],
+                cpus=host["cpus"],
+                memory_bytes=host["memoryBytes"],
+                accelerator=host.get("accelerator"),
+                hourly_cost=host.get("hourlyCost"),
+                create_time=host.get("createTime"),
+            )
+            for host in data["hosts"]
+        )
+        inventory = Inventory(
+            stack=data["stack"],
+            scale_tier=data["scaleTier"],
+            hosts=hosts,
+            bucket=data["bucket"].rstrip("/"),
+            operator_bucket=data["operatorBucket"].rstrip("/"),
+            poll_seconds=data.get("pollSeconds", 1.0),
+            labels=data.get("labels") or {},
+            folder=folder,
+            shared_cpus=data.get("sharedCpus"),
+        )
+        inventory.chief  # noqa: B018  a cluster without a master is no cluster
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        raise UsageError(f"{folder}/inventory.json cannot be read ({error!r}): run pulumi up") from None
+    return inventory
+
+
+def choose_stack(folders: list[str], environment: Mapping[str, str], selected: str | None) -> str:
+    """The stack to work on: PULUMI_STACK, else the only one that is up, else the one that Pulumi has selected."""
+    wanted = environment.get("PULUMI_STACK", "").rpartition("/")[2]
+    if wanted and wanted not in folders:
+        up = f"up are {', '.join(folders)}" if folders else "none is up"
+        raise UsageError(f"stack {wanted!r} (PULUMI_STACK) is not up, {up}: run pulumi up --stack {wanted}")
+    if wanted:
+        return wanted
+    if len(folders) == 1:
+        return folders[0]
+    if not folders:
+        raise UsageError("no stack is up: run pulumi up")
+    if selected not in folders:
+        raise UsageError(f"more than one stack is up: set PULUMI_STACK to one of {', '.join(folders)}")
+    return selected
+
+
+def load(root: Path = ROOT) -> Inventory:
+    """The inventory of the stack in use; UsageError when none is up."""
+    folders = sorted(path.parent.name for path in root.glob(".scaletier/*/inventory.json"))
+    ask = len(folders) > 1 and not os.environ.get("PULUMI_STACK")
+    stack = choose_stack(folders, os.environ, _selected_stack(root) if ask else None)
+    folder = root / ".scaletier" / stack
+    return parse((folder / "inventory.json").read_bytes(), folder)
+
+
+def _selected_stack(root: Path) -> str | None:
+    argv = ["pulumi", "stack", "--show-name", "--non-interactive"]
+    try:
+        found = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip().rpartition("/")[2] or None

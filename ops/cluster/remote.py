@@ -1,0 +1,188 @@
+"""Hosts by SSH, through Fabric: with the stack's own ssh_config, key and known_hosts, and never the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import paramiko
+from fabric import Config, Connection
+
+from ops.cluster.fanout import Done, Outcome, fan_out, first_of
+from ops.cluster.inventory import Inventory
+from ops.errors import HostError, HostsError, UsageError
+
+T = TypeVar("T")
+# What goes wrong is raised; paramiko's threads would print it with a traceback as well.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+# For the address to answer, and then for its sshd, which may be busy.
+CONNECT_SECONDS = 5
+_SSHD_SECONDS = 20
+# A gateway may take this long to set up what the connect timeout cannot see.
+_OPEN_SECONDS = 30.0
+_STAGGER_SECONDS = 0.7
+# A host that lost its power says nothing: after so long without an answer to our own packets it is gone.
+_SILENT_SECONDS = 30
+_CHUNK = 1 << 15
+_BURST = 1 << 18
+ADVICE = "run pulumi up, which brings back what is missing"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ran on a host. `output` is stdout and stderr as they came."""
+
+    host: str
+    exited: int
+    output: str
+
+
+class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types
+    """Fabric's connection, except that a ProxyCommand talks through a socket, as OpenSSH's does.
+
+    paramiko's own ProxyCommand spins for ever once the command has ended.
+    """
+
+    def open_gateway(self) -> Any:
+        if not isinstance(self.gateway, str):
+            return super().open_gateway()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # In a session of its own, so that Ctrl-C leaves us the connection to undo things by. ssh_config is our own.
+            argv = ["/bin/sh", "-c", f"exec {self.gateway}"]
+            end = theirs.fileno()
+            self._set(_proxy=subprocess.Popen(argv, stdin=end, stdout=end, start_new_session=True))
+        return ours
+
+
+class Fleet:
+    """Connections to the hosts of one inventory, opened when first used and kept for the command's life."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        folder = inventory.folder
+        ssh_config, known_hosts = folder / "ssh_config", folder / "known_hosts"
+        for path in (ssh_config, known_hosts):
+            if not path.is_file():
+                raise UsageError(f"{path} is missing: run pulumi up")
+        self._known_hosts = paramiko.HostKeys(str(known_hosts))
+        # No fabric.yaml and no FABRIC_ variable of the user may change how a cluster is reached.
+        self._config = Config(runtime_ssh_path=str(ssh_config), lazy=True)
+        self._config.load_ssh_config()
+        self._addresses = {host.name: host.address for host in inventory.hosts}
+        self._open: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._key: paramiko.PKey | None = None
+
+    def connection(self, name: str) -> Any:
+        """The open connection to a host; HostError when there is none to be had."""
+        with self._lock:
+            found = self._open.get(name)
+            if found is not None and found.is_connected:
+                return found
+            connection = self._new(name)
+        self._connect(name, connection)
+        with self._lock:
+            self._open[name] = connection
+        return connection
+
+    def run(self, name: str, command: str, stdin: bytes | None = None) -> Ran:
+        """Run a command line on a host over one channel, the bytes on its stdin."""
+        try:
+            channel = self.connection(name).create_session()
+            with channel:
+                channel.set_combine_stderr(True)
+                channel.exec_command(command)
+                if stdin is not None:
+                    # A command that ends before it has read all says why by its exit code.
+                    with contextlib.suppress(OSError):
+                        for start in range(0, len(stdin), _BURST):  # sendall copies all that it has left for each packet
+                            channel.sendall(stdin[start : start + _BURST])
+                channel.shutdown_write()
+                output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
+                return Ran(name, channel.recv_exit_status(), output.decode("utf-8", "replace"))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise HostError(name, f"({self._addresses[name]}) broke off: {error}") from error
+
+    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+        """The output of a command that has to succeed; HostError with the end of its output if it does not."""
+        ran = self.run(name, command, stdin)
+        if ran.exited:
+            raise HostError(name, f"{what} with exit code {ran.exited}", ran.exited, ran.output)
+        return ran.output
+
+    def each(self, names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
+        """`work` for every host at once."""
+        return fan_out(names, work, seconds, done)
+
+    def connect_all(self, names: Iterable[str], done: Done | None = None) -> None:
+        """Connect to all of the hosts; HostsError that names each one that does not answer."""
+        outcome = self.each(names, self.connection, _OPEN_SECONDS, done)
+        if outcome.failures:
+            raise HostsError(outcome.failures, ADVICE, UsageError.code)
+
+    def any_connection(self) -> Any:
+        """A connection to whichever host answers first, the chief before others."""
+        with self._lock:
+            for found in self._open.values():
+                if found.is_connected:
+                    return found
+        try:
+            return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, _OPEN_SECONDS)
+        except HostError as error:
+            raise HostsError({error.host: error}, f"no other host can be reached either; {ADVICE}") from error
+
+    def close(self) -> None:
+        """Close what is open, without waiting."""
+        for connection in self._open.values():
+            connection.close()
+
+    def _new(self, name: str) -> Any:
+        own = {"look_for_keys": False, "allow_agent": False}
+        limits = {"auth_timeout": _SSHD_SECONDS, "banner_timeout": _SSHD_SECONDS}
+        connection = _Connection(name, config=self._config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
+        for path in connection.connect_kwargs.pop("key_filename", []):
+            connection.connect_kwargs["pkey"] = self._load_key(Path(path).expanduser())
+        connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())  # Fabric's own would accept any
+        connection.client.get_host_keys().update(self._known_hosts)
+        return connection
+
+    def _load_key(self, path: Path) -> paramiko.PKey:
+        if self._key is None:
+            try:
+                self._key = paramiko.PKey.from_path(path)
+            except (OSError, ValueError, paramiko.SSHException) as error:
+                raise UsageError(f"the key {path} cannot be read ({error}): run pulumi up") from None
+        return self._key
+
+    def _connect(self, name: str, connection: Any) -> None:
+        where = f"({self._addresses.get(name, name)})"
+        try:
+            connection.open()
+            _notice_silence(connection.transport)
+        except paramiko.BadHostKeyException:
+            raise HostError(name, f"{where} has another host key than pulumi recorded") from None
+        except paramiko.AuthenticationException:
+            raise HostError(name, f"{where} refuses the stack's key") from None
+        except paramiko.SSHException as error:
+            if "not found in known_hosts" in str(error):
+                raise HostError(name, f"{where} has a host key that pulumi never recorded") from None
+            # A proxy that ends, or an sshd that has not started yet, is no banner.
+            why = "" if "protocol banner" in str(error) else f" as a host does: {error}"
+            raise HostError(name, f"{where} does not answer{why}") from error
+        except (OSError, EOFError, socket.gaierror) as error:
+            raise HostError(name, f"{where} does not answer") from error
+
+
+def _notice_silence(transport: paramiko.Transport) -> None:
+    transport.set_keepalive(_SILENT_SECONDS // 3)
+    sock: Any = transport.sock
+    if sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_SECONDS * 1000)

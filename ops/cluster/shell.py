@@ -1,0 +1,28 @@
+"""`fab shell`: OpenSSH itself, with the stack's ssh_config."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from ops.cluster.inventory import Inventory
+from ops.errors import OpsError
+
+
+def argv(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> list[str]:
+    """The command line of ssh. The host's shell gets each word as ours was given it."""
+    host = inventory.host(replica)
+    line = ["ssh", "-F", str(inventory.folder / "ssh_config"), host.name]
+    return [*line, "--", shlex.join(words)] if words else line
+
+
+def shell(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> int:
+    """Become ssh; its exit code is that of the shell."""
+    line = argv(inventory, replica, words)
+    sys.stdout.flush()
+    try:
+        os.execvp(line[0], line)  # noqa: S606  no shell is wanted here
+    except FileNotFoundError:
+        raise OpsError("there is no ssh on this machine: install openssh-client") from None

@@ -1,0 +1,1 @@
+"""What replicas print: read, followed, merged in the order of time."""

@@ -1,0 +1,167 @@
+"""A job's logs as they grow: one channel a host, the job's record beside them, until the job has ended."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ops.cluster.bucket import Reopening
+from ops.cluster.remote import Fleet
+from ops.errors import HostError
+from ops.ledger import LOST_SECONDS, Ledger
+from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse_line
+from replica.record import JobRecord, ReplicaState, seconds_since
+
+_AGAIN_SECONDS = 2.0
+_BACKLOG_SECONDS = 1.0
+_DRAIN_SECONDS = 3.0
+# The leader stops the others when the job has ended: their last lines are part of the story.
+_OTHERS_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that happened beside the logs, for the user's eyes."""
+
+    text: str
+
+
+Event = Line | Note | JobRecord
+
+
+class Follower:
+    """Follows replicas of one job. Iterate over `events`; every thread is a daemon and ends with the iteration."""
+
+    def __init__(self, fleet: Fleet, bucket: Reopening, job_id: str, replicas: Iterable[str], lines: int | None) -> None:
+        self._fleet, self._bucket, self._job_id, self._lines = fleet, bucket, job_id, lines
+        self._replicas = list(replicas)
+        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._running = len(self._replicas)
+
+    def events(self) -> Iterator[Event]:
+        """Lines in the order of time, notes, and the job's record whenever its state changes; ends when the job has."""
+        several = len(self._replicas) > 1
+        # At first every log's last lines come at once, from some hosts later than from others.
+        reorder = Reorder(_BACKLOG_SECONDS / 2 if several and self._lines != 0 else 0.0)
+        began = time.monotonic()
+        for name in self._replicas:
+            threading.Thread(target=self._guard, args=(self._tail, name), name=f"tail {name}", daemon=True).start()
+        threading.Thread(target=self._guard, args=(self._watch,), name="watch", daemon=True).start()
+        end_by: float | None = None
+        try:
+            while self._running and (end_by is None or time.monotonic() < end_by):
+                now = time.monotonic()
+                if several and now - began > _BACKLOG_SECONDS:
+                    reorder.window = REORDER_SECONDS
+                yield from reorder.ready(now)
+                try:
+                    event = self._queue.get(timeout=min(reorder.wait(now) or 0.5, 0.5))
+                except queue.Empty:
+                    event = Note("")
+                if event is None:
+                    self._running -= 1
+                elif isinstance(event, Line):
+                    reorder.add(event, time.monotonic())
+                elif event != Note(""):
+                    yield event
+                if self._ending.is_set() and end_by is None:
+                    end_by = time.monotonic() + _DRAIN_SECONDS
+            yield from reorder.rest()
+        finally:
+            self._ending.set()
+
+    def _guard(self, work: Callable[..., None], *args: object) -> None:
+        try:
+            work(*args)
+        except Exception as error:  # noqa: BLE001  a thread's error must be seen, and must not leave the reader waiting
+            self._queue.put(Note(f"{threading.current_thread().name}: {error}"))
+        finally:
+            if args:
+                self._queue.put(None)
+
+    def _tail(self, name: str) -> None:
+        """Put a replica's lines into the queue, also over a connection that breaks."""
+        lines, last, at_last = self._lines, "", set[Line]()
+        broken = False
+        while not self._ending.is_set():
+            try:
+                for text in self._channel_lines(name, lines):
+                    line = parse_line(text, name, last)
+                    if broken and (line.time < last or line in at_last):
+                        continue  # shown before the connection broke
+                    if line.time > last:
+                        last, at_last = line.time, set()
+                    at_last.add(line)
+                    self._queue.put(line)
+                return
+            except HostError as error:
+                if not broken:
+                    self._queue.put(Note(f"{error}; trying again"))
+                broken, lines = True, None if last else lines
+                self._ending.wait(_AGAIN_SECONDS)
+
+    def _channel_lines(self, name: str, lines: int | None) -> Iterator[str]:
+        """Complete lines of a host's log until the follower ends; HostError where the connection does before."""
+        connection = self._fleet.connection(name)
+        try:
+            with connection.create_session() as channel:
+                channel.exec_command(follow_command(self._job_id, lines))
+                channel.settimeout(0.2)
+                rest, told = b"", False
+                while True:
+                    if self._ending.is_set() and not told:
+                        channel.shutdown_write()
+                        told = True
+                    try:
+                        data = channel.recv(1 << 16)
+                    except TimeoutError:
+                        continue
+                    if not data:
+                        break
+                    *complete, rest = (rest + data).split(b"\n")
+                    yield from (line.decode("utf-8", "replace") for line in complete)
+        except (OSError, EOFError) as error:
+            raise HostError(name, f"broke off: {error or type(error).__name__}") from error
+        except Exception as error:
+            if type(error).__module__.startswith("paramiko"):
+                raise HostError(name, f"broke off: {error}") from error
+            raise
+        if not told:
+            raise HostError(name, "broke off")
+
+    def _watch(self) -> None:
+        """Put the job's record into the queue when its state changes, and end all when it is final."""
+        state, final_since, failing = "", 0.0, False
+        while not self._ending.is_set():
+            try:
+                record = self._bucket.call(lambda bucket: Ledger(bucket).job(self._job_id))
+                if failing:
+                    self._queue.put(Note("the bucket answers again"))
+                failing = False
+            except Exception as error:  # noqa: BLE001  whatever it is, the job goes on
+                if not failing:
+                    self._queue.put(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
+                failing, record = True, None
+            if record and record.state != state:
+                state = record.state
+                self._queue.put(record)
+            if record and record.final:
+                final_since = final_since or time.monotonic()
+                if self._stopped(record) or time.monotonic() - final_since > _OTHERS_SECONDS:
+                    self._queue.put(record)  # once more, with what became of each replica
+                    self._ending.set()
+                    return
+            self._ending.wait(0.25 if final_since else self._fleet.inventory.poll_seconds)
+
+    def _stopped(self, record: JobRecord) -> bool:
+        """True once every followed replica has written its last line, or is gone."""
+        try:
+            replicas = self._bucket.call(lambda bucket: Ledger(bucket).replicas(record))
+        except Exception:  # noqa: BLE001  it is asked again
+            return False
+        running = (replica for replica in replicas if replica.name in self._replicas and replica.state != ReplicaState.EXITED)
+        return all(seconds_since(replica.heartbeatTime) > LOST_SECONDS for replica in running)

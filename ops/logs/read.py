@@ -1,0 +1,154 @@
+"""`fab logs`: live from the hosts, from the bucket's archive for hosts that have gone, merged in the order of time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+from ops.cluster.inventory import Inventory
+from ops.cluster.remote import Fleet
+from ops.errors import DETACHED, DONE, HostError, OpsError, UsageError
+from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command, read_header
+from ops.show import terminal
+from replica.record import JobRecord
+
+_READ_SECONDS = 60.0
+
+
+def parse_lines(text: str) -> int | None:
+    """`--lines`: a number, or `all`, which is None."""
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--lines {text!r} is no number of lines; valid are 0 and above, and all")
+    return int(text)
+
+
+def show_logs(inventory: Inventory, selection: str, job_id: str | None, lines: int | None, follow: bool, as_json: bool) -> int:
+    """Print the logs of a replica, a role or all of them."""
+    fleet = Fleet(inventory)
+    replicas = _replicas(fleet, selection, job_id)
+    if follow:
+        record = _record(fleet, job_id)
+        if not record.final:
+            return follow_job(fleet, record.jobId, replicas, lines, as_json)
+        job_id = record.jobId
+    found = read_logs(fleet, replicas, job_id, lines)
+    write = _writer(replicas, as_json)
+    for line in merge(found.values()):
+        write(line)
+    sys.stdout.flush()
+    return DONE
+
+
+def follow_job(fleet: Fleet, job_id: str, replicas: Iterable[str], lines: int | None, as_json: bool) -> int:
+    """Print the logs as they grow, until the job has ended or the user has seen enough."""
+    try:
+        record = follow(fleet, job_id, list(replicas), lines, as_json)
+    except KeyboardInterrupt:
+        return DETACHED
+    if record is not None:
+        why = record.errorMessage.partition("\n")[0]
+        terminal.note(f"{job_id} {record.state}" + (f": {why}" if why else ""))
+    return DONE
+
+
+def follow(fleet: Fleet, job_id: str, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
+    """Print the logs as they grow; the job's final record, None where it never came to be seen."""
+    from ops.cluster.bucket import Reopening, open_bucket
+    from ops.logs.follow import Follower, Note
+
+    inventory = fleet.inventory
+    bucket = Reopening(lambda: open_bucket(inventory.operator_bucket, fleet.any_connection))
+    write, record = _writer(replicas, as_json), None
+    state = ""
+    for event in Follower(fleet, bucket, job_id, replicas, lines).events():
+        if isinstance(event, Line):
+            write(event)
+            sys.stdout.flush()
+        elif isinstance(event, Note):
+            terminal.note(event.text)
+        else:
+            record = event
+            if state != record.state and not record.final:
+                state = record.state
+                terminal.note(f"{job_id} {state}")
+    return record
+
+
+def _writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
+    if as_json:
+        return lambda line: terminal.write(sys.stdout, line.to_json())
+    form = Format(replicas, terminal.colourful(sys.stdout))
+    return lambda line: terminal.write(sys.stdout, form(line))
+
+
+def _replicas(fleet: Fleet, selection: str, job_id: str | None) -> list[str]:
+    """The replicas that are meant; of a job that ran when the cluster was larger, also those that are gone."""
+    try:
+        return [host.name for host in fleet.inventory.select(selection)]
+    except UsageError:
+        if job_id is None:
+            raise
+        then = [str(replica.get("name")) for replica in _record(fleet, job_id).replicas]
+        wanted = selection.replace("-replica-", "-")
+        chosen = [name for name in then if name == wanted or name.rpartition("-")[0] == wanted]
+        if not chosen:
+            raise
+        return chosen
+
+
+def read_logs(fleet: Fleet, replicas: list[str], job_id: str | None, lines: int | None) -> dict[str, list[Line]]:
+    """Each replica's lines, from its host or from the bucket; OpsError where there is not one log."""
+    command = read_command(job_id, lines)
+    there = [name for name in replicas if name in fleet.inventory.names]
+    outcome = fleet.each(there, lambda name: fleet.run(name, command), _READ_SECONDS)
+    read: dict[str, tuple[str, float, str]] = {}
+    for name, ran in outcome.results.items():
+        if ran.exited == 0:
+            read[name] = read_header(ran.output)
+        elif ran.exited != NO_LOG:
+            outcome.failures[name] = HostError(name, "cannot read its log", ran.exited, ran.output)
+    if job_id is None and read:
+        job_id = max(read.values(), key=lambda log: log[1])[0]
+    found = {name: parse_log(text, name) for name, (job, _, text) in read.items() if job == job_id}
+    if missing := [name for name in replicas if name not in found]:
+        job_id = _record(fleet, job_id).jobId
+        found |= _archived(fleet, missing, job_id, lines, outcome.failures)
+    if not found:
+        names = ", ".join(replicas)
+        reasons = "".join(f"; {error}" for error in outcome.failures.values())
+        raise OpsError(f"job {job_id} has no log of {names} yet{reasons}")
+    return found
+
+
+def _archived(
+    fleet: Fleet, replicas: list[str], job_id: str, lines: int | None, failures: dict[str, Exception]
+) -> dict[str, list[Line]]:
+    """What the bucket has of these replicas' logs, and a word on stderr about each host that did not answer."""
+    from ops.cluster.bucket import open_bucket
+
+    bucket = open_bucket(fleet.inventory.operator_bucket, fleet.any_connection)
+    found: dict[str, list[Line]] = {}
+    for name in replicas:
+        content = bucket.read(f"jobs/{job_id}/logs/{name}.jsonl")
+        if content is not None:
+            log = parse_log(content.decode("utf-8", "replace"), name)
+            found[name] = log[-lines:] if lines else log if lines is None else []
+        if error := failures.get(name):
+            terminal.note(
+                f"{error}; " + ("its lines are the bucket's copy" if content is not None else "the bucket has no log of it")
+            )
+    return found
+
+
+def _record(fleet: Fleet, job_id: str | None) -> JobRecord:
+    """The record of a job, or of the newest; UsageError where there is none."""
+    from ops.cluster.bucket import open_bucket
+    from ops.ledger import Ledger
+
+    ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, fleet.any_connection))
+    wanted = job_id or ledger.newest()
+    if wanted is None:
+        raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
+    return ledger.existing_job(wanted)

@@ -1,0 +1,1 @@
+"""What a job made of its model: exported, and shown in TensorBoard."""

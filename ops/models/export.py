@@ -1,0 +1,125 @@
+"""`fab export`: the newest SavedModel of a job, fetched; made first where the job left only checkpoints."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import shutil
+import tarfile
+import uuid
+from pathlib import Path
+
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Inventory
+from ops.cluster.remote import Fleet
+from ops.errors import DONE, OpsError, UsageError
+from ops.ledger import Ledger
+from ops.models.savedmodel import signatures
+from ops.show import fetch, terminal
+from ops.show.fetch import Output
+from ops.train.push import PYTHON
+
+_MODEL = "saved_model.pb"
+_EXPORTER = "trainer.export"
+# As the user of the jobs, whose directories these are; the package comes by stdin, as the host may have forgotten the job.
+_RUN = f"""set -e
+umask 0002
+home=$(mktemp -d)
+trap 'rm -rf "$home"' EXIT
+tar -xzf - -C "$home"
+cd "$home"
+{PYTHON} -m {_EXPORTER} "$@" 2>&1"""
+
+
+def export(inventory: Inventory, job_id: str, dest: str | None, as_json: bool) -> int:
+    """Fetch a job's newest SavedModel, and say what it takes and gives."""
+    fleet = Fleet(inventory)
+    with terminal.Step("opening the bucket"):
+        ledger = Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
+    record = ledger.existing_job(job_id)
+    if dest is not None:
+        _check_free(Path(dest))
+    found = fetch.find(inventory, ledger.bucket, record)
+    if newest(found) is None:
+        _make(fleet, ledger, found)
+        found = fetch.find(inventory, ledger.bucket, record)
+    folder = newest(found)
+    if folder is None:
+        raise OpsError(f"{_EXPORTER} of job {job_id} left no SavedModel in {found.job_dir}")
+    target = Path(dest) if dest is not None else Path("export", job_id, folder.rpartition("/")[2] or "model")
+    _check_free(target)
+    _fetch(found, folder, target)
+    _show(target, f"{found.job_dir}/{folder}".rstrip("/"), as_json)
+    return DONE
+
+
+def newest(found: Output) -> str | None:
+    """The folder of an output's newest SavedModel, by its name in seconds since 1970; half of one does not count."""
+    folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == _MODEL}
+    whole = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
+
+    def age(folder: str) -> tuple[int, str]:
+        name = folder.rpartition("/")[2]
+        return (int(name) if name.isdecimal() else 0, folder)
+
+    return max(whole, key=age, default=None)
+
+
+def _check_free(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already: remove it, or give another --dest")
+
+
+def _make(fleet: Fleet, ledger: Ledger, found: Output) -> None:
+    """Has the job's own package export its latest checkpoint, on the chief's host."""
+    job_id, state = found.job.jobId, found.job.state
+    if not found.job.final:
+        raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
+    if not any(path.startswith("checkpoints/") for path in found.files):
+        raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
+    package = ledger.bucket.read(f"jobs/{job_id}/package.tar.gz")
+    if package is None or not _has_exporter(package):
+        raise OpsError(
+            f"job {job_id} ({state}) exported no model, and its trainer has no {_EXPORTER} to make one of a checkpoint: "
+            f"fab get {job_id} DEST fetches its checkpoints"
+        )
+    chief = fleet.inventory.chief.name
+    arguments = [*found.job.trainingInput.get("args", []), "--job-dir", found.job_dir]  # of two the last counts
+    with terminal.Step(f"exporting the latest checkpoint on {chief}"):
+        fleet.must(chief, make_command(arguments), "could not export, it ended", package)
+
+
+def make_command(arguments: list[str]) -> str:
+    """Run the exporter of the package that comes by stdin."""
+    return shlex.join(["sudo", "-n", "-u", "trainer", "sh", "-c", _RUN, "sh", *arguments])
+
+
+def _has_exporter(package: bytes) -> bool:
+    with tarfile.open(fileobj=io.BytesIO(package)) as tar:
+        return f"{_EXPORTER.replace('.', '/')}.py" in tar.getnames()
+
+
+def _fetch(found: Output, folder: str, target: Path) -> None:
+    """Downloads a folder of the output; the target is there when all of it is."""
+    below = f"{folder}/" if folder else ""
+    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        found.fetch([path for path in found.files if path.startswith(below)], scratch, below)
+        scratch.replace(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _show(target: Path, source: str, as_json: bool) -> None:
+    try:
+        found = signatures((target / _MODEL).read_bytes())
+    except ValueError as error:
+        raise OpsError(f"{target / _MODEL}: {error}") from None
+    if as_json:
+        terminal.as_json({"path": str(target), "source": source, "signatures": found})
+        return
+    terminal.out(str(target))
+    for name, signature in found.items():
+        terminal.out()
+        rows = [(kind[:-1], tensor, shape) for kind, tensors in signature.items() for tensor, shape in tensors.items()]
+        terminal.table((name, "TENSOR", "SHAPE"), rows)

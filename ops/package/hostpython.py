@@ -1,0 +1,105 @@
+"""The hosts' Python as pip must see it: what it has, which needs no push and is never replaced, and which wheels fit it."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from packaging.markers import UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import canonicalize_name
+
+from ops.cluster.inventory import ROOT
+from ops.errors import UsageError
+
+REQUIREMENTS = ROOT / "trainer" / "requirements.txt"
+# Debian 12's Python and C library.
+_PYTHON, _GLIBC = (3, 11), 36
+# A distribution that is another by name alone, and the one that the hosts have.
+_ALIASES = {"tensorflow": "tensorflow-cpu"}
+
+
+@cache
+def hosts() -> dict[str, str]:
+    """What the hosts' Python has, name to version: trainer/requirements.txt and all that follows from it.
+
+    Set-up installs the same here, by the same constraints.txt.
+    """
+    found: dict[str, str] = {}
+    waiting = [Requirement(line) for line in lines(REQUIREMENTS)]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        if (name, frozenset(wanted.extras)) in seen:
+            continue
+        seen.add((name, frozenset(wanted.extras)))
+        try:
+            there = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            raise UsageError(f"{name}, which the hosts have, is not installed here: run make venv") from None
+        found[name] = there.version
+        needed = [Requirement(line) for line in there.requires or []]
+        waiting += [need for need in needed if _applies(need, wanted.extras)]
+    return found | {alias: found[name] for alias, name in _ALIASES.items()}
+
+
+def is_there(line: str) -> bool:
+    """True for a requirement that the hosts meet or need not meet; UsageError for another version of what they have."""
+    try:
+        wanted = Requirement(line)
+        if not _applies(wanted, ()):
+            return True
+    except (InvalidRequirement, UndefinedEnvironmentName):
+        return False  # a path or an option, or pip will say what is wrong
+    have = hosts().get(canonicalize_name(wanted.name))
+    if have is None:
+        return False
+    if wanted.url or not wanted.specifier.contains(have, prereleases=True):
+        raise UsageError(
+            f"{line} is asked for, but the hosts have {wanted.name} {have}: ask for that, or leave the version out"
+        )
+    return True
+
+
+def constraints(folder: Path) -> Path:
+    """A constraints.txt by which pip takes what the hosts have for given, as wheels with no content."""
+    links = []
+    for name, version in hosts().items():
+        stem = f"{name.replace('-', '_')}-{version}"
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+            info = f"{stem}.dist-info"
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+        links.append(f"{name} @ {Path(wheel.filename or '').as_uri()}\n")
+    file = folder / "constraints.txt"
+    file.write_text("".join(links))
+    return file
+
+
+@cache
+def tags() -> frozenset[Tag]:
+    """The tags of wheels that the hosts can use: not `linux_x86_64`, which says nothing of the C library."""
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)]
+    platforms += [f"manylinux{old}_x86_64" for old in ("2014", "2010", "1")]
+    return frozenset([*cpython_tags(_PYTHON, platforms=platforms), *compatible_tags(_PYTHON, "cp311", platforms)])
+
+
+def lines(requirements: Path) -> list[str]:
+    """The lines of a requirements.txt without comments."""
+    try:
+        text = requirements.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{requirements} cannot be read: {error}") from None
+    stripped = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    return [line for line in stripped if line and not line.startswith("#")]
+
+
+def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, ""))

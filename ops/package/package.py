@@ -1,0 +1,194 @@
+"""The trainer package: found or built, checked without importing it, and packed the same way every time."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ops.cluster.inventory import ROOT
+from ops.errors import UsageError
+from ops.package.imports import check_module
+from ops.show import terminal
+
+MEGABYTE = 1_000_000
+LIMIT = 250 * MEGABYTE
+_PROJECT = ("setup.py", "pyproject.toml")
+# What the hosts have; importing all that finds out what others want takes time.
+_HOSTS_HAVE = ROOT / "trainer" / "requirements.txt"
+_SKIPPED_DIRS = frozenset(
+    {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
+)
+_SKIPPED_FILES = (".pyc", ".pyo", ".swp")
+# What earlier builds left in a project: a new one would take it in.
+_BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trainer package as it was found: `name` is its own, or that of a project with several packages.
+
+    `requirements` lists what it depends on, in the format of pip.
+    """
+
+    name: str
+    files: dict[str, bytes]
+    requirements: Path | None = None
+    folder: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The packages and modules at the top of it."""
+        return sorted({path.partition("/")[0].removesuffix(".py") for path in self.files if path.endswith(".py")})
+
+
+@dataclass(frozen=True)
+class Package:
+    """A packed trainer package. `files` maps a path such as `trainer/task.py` to its content.
+
+    `imports` are the modules that the hosts must have, each with the `file:line` that wants it. `wheels` are the files of
+    the dependencies that they lack, which lie beside the package.
+    """
+
+    name: str
+    files: dict[str, bytes]
+    imports: dict[str, str]
+    archive: bytes
+    wheels: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.archive).hexdigest()
+
+    @property
+    def pushed(self) -> dict[str, bytes]:
+        """All files that go to the hosts, by their paths there."""
+        return {**self.wheels, **self.files}
+
+
+def build(folder: str | Path | Source, module: str) -> Package:
+    """Pack the package in `folder`, which is to run `module`; UsageError for all that would fail on the hosts later."""
+    source = folder if isinstance(folder, Source) else find(folder)
+    name = module.partition(".")[0]
+    if len(source.names) > 1 and name not in source.names:
+        raise UsageError(
+            f"project {source.name} has the packages {', '.join(source.names)}: say which module to run by --module"
+        )
+    name = name if len(source.names) > 1 else source.name
+    wheels = _dependencies(source)
+    imports = _imports(source.files, wheels, name, module, source.folder)
+    with terminal.Step(f"packing {source.name}"):
+        archive = pack({**wheels, **source.files})
+    return Package(name, source.files, imports, archive, wheels)
+
+
+def unpack(archive: bytes, name: str, own: Collection[str], module: str) -> Package:
+    """The package of an archive that `build` made; `own` are the paths that are no dependency's."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
+    files = {path: content[path] for path in content if path in own}
+    wheels = {path: content[path] for path in content if path not in own}
+    return Package(name, files, _imports(files, wheels, name, module), archive, wheels)
+
+
+def find(folder: str | Path) -> Source:
+    """The package in a directory, or the one that its setup.py or pyproject.toml builds; UsageError where there is none."""
+    root = Path(folder).resolve()
+    if not root.is_dir():
+        what = "is not a directory" if root.exists() else "does not exist"
+        raise UsageError(f"package {folder} {what}: give --package the directory of a Python package")
+    if (root / "__init__.py").is_file():
+        if not root.name.isidentifier():
+            raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
+        requirements = root / "requirements.txt"
+        return Source(root.name, dict(_read(root)), requirements if requirements.is_file() else None, str(root.parent))
+    if any((root / name).is_file() for name in _PROJECT):
+        return _project(root)
+    raise UsageError(
+        f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, "
+        "or give --package another directory"
+    )
+
+
+def _project(root: Path) -> Source:
+    from ops.package import wheels
+
+    built = wheels.project(root.name, {path: content for path, content in _read(root) if not _BUILT.match(path)})
+    source = Source(root.name, wheels.project_files(built), built / "requirements.txt")
+    if not source.names:
+        raise UsageError(
+            f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"
+        )
+    return Source(source.names[0], source.files, source.requirements) if len(source.names) == 1 else source
+
+
+def _dependencies(source: Source) -> dict[str, bytes]:
+    """The files of what the package depends on and the hosts lack."""
+    if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
+        return {}
+    from ops.package import wheels
+
+    fetched = wheels.fetch(source.requirements)
+    sizes = {wheel.name: wheel.stat().st_size for wheel in fetched}
+    if (total := sum(sizes.values()) + sum(map(len, source.files.values()))) > LIMIT:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise UsageError(
+            f"{source.name} and its dependencies have {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
+            f"{largest} with {sizes[largest] / MEGABYTE:.0f} MB: leave out what it can do without"
+        )
+    return wheels.unpack(fetched)
+
+
+def _imports(files: dict[str, bytes], wheels: Mapping[str, bytes], name: str, module: str, folder: str = "") -> dict[str, str]:
+    """The modules that the hosts must have: what the package brings along, they need not."""
+    brought = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}
+    imports = check_module(files, name, module, folder)
+    return {wanted: where for wanted, where in imports.items() if wanted not in brought}
+
+
+def _read(root: Path) -> Iterator[tuple[str, bytes]]:
+    """Every file of the package, in order, by its path from beside the package; stops where there is too much."""
+    sizes: dict[Path, int] = {}
+    for directory, folders, names in os.walk(root):
+        folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED_DIRS)
+        for name in names:
+            path = Path(directory, name)
+            if not name.endswith(_SKIPPED_FILES) and path.is_file():
+                sizes[path] = path.stat().st_size
+    if (total := sum(sizes.values())) > LIMIT:
+        largest = max(sizes, key=lambda path: sizes[path])
+        raise UsageError(
+            f"package {root} has {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
+            f"{largest.relative_to(root)} with {sizes[largest] / MEGABYTE:.0f} MB: keep data in the bucket"
+        )
+    for path in sorted(sizes):
+        try:
+            yield path.relative_to(root.parent).as_posix(), path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def compression(size: int) -> int:
+    """gzip's level for so many bytes: of what is large, time is worth more than the last tenth of it."""
+    return 6 if size < 20 * MEGABYTE else 1
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """package.tar.gz; the same files give the same bytes."""
+    packed = io.BytesIO()
+    level = compression(sum(map(len, files.values())))
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=level, filename="") as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(files):
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(files[path]), 0o644
+            tar.addfile(entry, io.BytesIO(files[path]))
+    return packed.getvalue()

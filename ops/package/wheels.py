@@ -1,0 +1,141 @@
+"""What a trainer needs besides itself: made or fetched by pip here, since hosts have no route outside, and unpacked for them.
+
+All that pip leaves is kept below .cache/wheels by the content that asked for it: a second submission needs no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from packaging.utils import parse_wheel_filename
+
+from ops.cluster.inventory import ROOT
+from ops.errors import UsageError
+from ops.package import hostpython, piperror
+from ops.show import terminal
+
+CACHE = ROOT / ".cache" / "wheels"
+
+
+def project(name: str, files: Mapping[str, bytes]) -> Path:
+    """A folder with the wheel of a project, and its dependencies as requirements.txt. `files` are below the folder `name`."""
+    parts = [part for path in sorted(files) for part in (path.encode(), files[path])]
+
+    def make(into: Path) -> None:
+        # In a copy, because a build leaves things behind, and takes in what an earlier one left.
+        with tempfile.TemporaryDirectory() as copy:
+            for path, content in files.items():
+                (target := Path(copy, path)).parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+            _pip(into, Path(copy), "--no-deps", f"./{name}")
+        (into / "requirements.txt").write_text("\n".join(_distribution(_only_wheel(into)).requires or []))
+
+    return _kept(parts, f"building {name}", make)
+
+
+def project_files(built: Path) -> dict[str, bytes]:
+    """What is in the project's wheel."""
+    return unpack([_only_wheel(built)])
+
+
+def fetch(requirements: Path) -> list[Path]:
+    """The wheels that a requirements.txt asks for and the hosts lack; UsageError where there are none that fit the hosts."""
+    lines = hostpython.lines(requirements)
+    if set(lines) <= set(hostpython.lines(hostpython.REQUIREMENTS)) or all(hostpython.is_there(line) for line in lines):
+        return []
+    have = [f"{name}=={version}" for name, version in sorted(hostpython.hosts().items())]
+    parts = [part.encode() for part in (*have, *lines)] + list(_named_files(requirements.parent, lines))
+
+    def make(into: Path) -> None:
+        with tempfile.TemporaryDirectory() as stubs:
+            constraints = hostpython.constraints(Path(stubs))
+            _pip(into, requirements.parent, "--constraint", str(constraints), "--requirement", str(requirements))
+        for wheel in into.glob("*.whl"):
+            name, _, _, tags = parse_wheel_filename(wheel.name)
+            if name in hostpython.hosts():
+                wheel.unlink()
+            elif not tags & hostpython.tags():
+                raise UsageError(piperror.unfit(wheel.name))
+
+    return sorted(_kept(parts, "fetching dependencies", make).glob("*.whl"))
+
+
+def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
+    """The modules and data of wheels as they lie in site-packages: path to content."""
+    files: dict[str, bytes] = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as opened:
+            for entry in opened.infolist():
+                path = _installed(entry.filename)
+                if path is None or entry.is_dir():
+                    continue
+                if path.startswith("/") or ".." in path.split("/"):
+                    raise UsageError(
+                        f"{wheel.name} has a file of the name {path!r}, which would leave the package: do not use it"
+                    )
+                files[path] = opened.read(entry)
+    return files
+
+
+def _named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
+    """The content of the files that lines name, such as `./mine-1.0-py3-none-any.whl` or `-r more.txt`."""
+    for line in lines:
+        path = folder / line.split()[-1].partition("=")[2 if line.startswith("--") else 0]
+        inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
+        yield from (found.read_bytes() for found in inside if found.is_file())
+
+
+def _pip(into: Path, cwd: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    done = subprocess.run(
+        [*command, f"--wheel-dir={into}", *arguments],
+        cwd=cwd,
+        env={**os.environ, "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise UsageError(piperror.explain(done.stdout))
+
+
+def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `make` filled for the same parts before, or does now; it is there whole or not at all."""
+    key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+    if not (folder := CACHE / key).is_dir():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as made, terminal.Step(what):
+            make(filled := Path(made, key))
+            if not folder.is_dir():
+                shutil.move(filled, folder)
+    return folder
+
+
+def _installed(path: str) -> str | None:
+    """Where a file of a wheel lies once installed; None for scripts and the like, which no trainer imports."""
+    top, _, rest = path.partition("/")
+    if not top.endswith(".data"):
+        return path
+    kind, _, inside = rest.partition("/")
+    return inside if kind in ("purelib", "platlib") else None
+
+
+def _only_wheel(folder: Path) -> Path:
+    return next(folder.glob("*.whl"))
+
+
+def _distribution(wheel: Path) -> metadata.Distribution:
+    info = next(name for name in zipfile.Path(wheel).iterdir() if name.name.endswith(".dist-info"))
+    return metadata.PathDistribution(info)

@@ -1,0 +1,99 @@
+"""`fab plan --job ID`: how right the plan of a job was, by the log of its chief."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from infra.spec import Role, network_gbits
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Host, Inventory
+from ops.cluster.remote import Fleet
+from ops.errors import DONE, UsageError
+from ops.ledger import Ledger
+from ops.logs.read import read_logs
+from ops.plan import rehearsal
+from ops.plan.plan import MODELS, as_dict, path, period_of
+from ops.plan.scaling import Machine, Prediction, Shape, Work
+from ops.show import terminal
+from ops.train.manifest import cluster, cluster_line, flags
+from ops.train.reproduce import read_manifest
+
+_TRAINS = (Role.MASTER, Role.WORKER)
+
+
+def check(inventory: Inventory, job_id: str, as_json: bool) -> int:
+    """Predict the job's steps/s on this cluster from the plan that was made of it, and compare with what it did."""
+    fleet = Fleet(inventory)
+    ledger = Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
+    ledger.existing_job(job_id)
+    whole = read_manifest(ledger.bucket, job_id)
+    if whole["cluster"] != (today := cluster(inventory)):
+        lines = (cluster_line({"cluster": made}) for made in (whole["cluster"], today))
+        raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
+    made = read_plan(whole["module"], whole["args"])
+    chief = inventory.chief.name
+    messages = [line.message for line in read_logs(fleet, [chief], job_id, None)[chief]]
+    measured = rehearsal.mean_rate(rehearsal.marks(messages))
+    if measured is None:
+        raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
+    planned = Work(**made["work"])
+    # A period that was chosen as the job ran is known from its log alone.
+    work = replace(planned, period=period_of(whole["args"], messages)) if planned.share < 1 else planned
+    found = predict(work, inventory, whole["args"], made["vcpusPerCpu"])
+    _show(job_id, made, found, measured, as_json)
+    return DONE
+
+
+def read_plan(module: str, args: Sequence[str]) -> dict[str, Any]:
+    """The newest plan of a job; UsageError where none was made of the same work."""
+    try:
+        found: dict[str, Any] = json.loads(path(module, args).read_bytes())
+    except FileNotFoundError:
+        raise UsageError(
+            f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
+        ) from None
+    return found
+
+
+def predict(work: Work, inventory: Inventory, args: Sequence[str], per_cpu: float) -> Prediction:
+    """The job's steps/s on a cluster that is up, by the strategy of its arguments."""
+    strategy = next((value for flag, value in flags(args) if flag == "--strategy"), "async")
+    if strategy not in MODELS:
+        raise UsageError(f"there is no model of --strategy {strategy}; there is one of {', '.join(MODELS)}")
+    return MODELS[strategy](work, shape(inventory, per_cpu))
+
+
+def shape(inventory: Inventory, per_cpu: float) -> Shape:
+    """A cluster that is up. Hosts that share processors share this machine's, of `per_cpu` vCPUs each, and have no network
+    between them but its memory; others have vCPUs and the network of their machine type."""
+    shared = inventory.shared_cpus
+
+    def machine(host: Host) -> Machine:
+        return Machine.of(host.cpus, network_gbits(host.machine_type)) if shared is None else Machine(host.cpus * per_cpu)
+
+    trainers = [machine(inventory.host(name)) for name in inventory.replicas if inventory.host(name).role in _TRAINS]
+    servers = [machine(host) for host in inventory.hosts if host.role is Role.PS]
+    return Shape(trainers, servers, None if shared is None else shared * per_cpu)
+
+
+def _show(job_id: str, made: dict[str, Any], found: Prediction, measured: float, as_json: bool) -> None:
+    error = 100 * (found.rate / measured - 1)
+    if as_json:
+        plan = {key: made[key] for key in ("createTime", "package", "work")}
+        figures = {"predicted": as_dict(found), "measured": round(measured, 2), "errorPercent": round(error, 1)}
+        terminal.as_json({"job": job_id, "plan": plan, **figures})
+        return
+    terminal.table(
+        ("", "STEPS/S", "SPEED-UP", "EFFICIENCY"),
+        [
+            ("predicted", f"{found.rate:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}"),
+            ("measured", f"{measured:.1f}", f"{measured / found.alone:.2f}", f"{measured / found.alone / found.replicas:.2f}"),
+        ],
+    )
+    terminal.out()
+    terminal.out(
+        f"{job_id}: the prediction is {abs(error):.0f} % too {'high' if error >= 0 else 'low'}, bound by {found.bound}"
+    )

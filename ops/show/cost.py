@@ -1,0 +1,90 @@
+"""`fab cost`: what the hosts that are up have cost so far, and what each job has.
+
+By list price from each host's creation on. Not counted: hosts that are gone, the network, traffic, and the bucket. When a host
+was stopped is not known here: it counts as if it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ops.cluster.inventory import Host, Inventory, whole_sum
+from ops.errors import DONE
+from ops.show import terminal
+from ops.show.views import open_ledger, took
+from replica.record import JobRecord, now, seconds_since
+
+_NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some hosts' part in US dollars; hoursUp is that of a host on average. None for what is not known."""
+
+    hosts: int
+    hourlyCost: float | None
+    hoursUp: float | None
+    accruedCost: float | None
+
+
+def share(hosts: Sequence[Host], moment: str) -> Share:
+    """What these hosts cost an hour, and have cost until a moment."""
+    hours = [max(seconds_since(host.create_time, moment), 0) / 3600 if host.create_time else None for host in hosts]
+    costs = [
+        None if price is None or up is None else price * up
+        for price, up in zip((host.hourly_cost for host in hosts), hours, strict=True)
+    ]
+    up = whole_sum(hours)
+    return Share(
+        hosts=len(hosts),
+        hourlyCost=whole_sum(host.hourly_cost for host in hosts),
+        hoursUp=None if up is None else round(up / len(hosts), 4),
+        accruedCost=whole_sum(costs),
+    )
+
+
+def cost(inventory: Inventory, as_json: bool) -> int:
+    """The cost of each role, of the stack, and of its jobs; the bucket is not asked where there are no prices."""
+    moment, priced = now(), inventory.hourly_cost is not None
+    of_role: dict[str, list[Host]] = {}
+    for host in inventory.hosts:
+        of_role.setdefault(str(host.role), []).append(host)
+    roles = {role: share(hosts, moment) for role, hosts in of_role.items()}
+    stack = share(inventory.hosts, moment)
+    records = open_ledger(inventory).jobs() if priced else None
+    if as_json:
+        terminal.as_json(_json(inventory, stack, roles, records))
+    elif records is None:
+        terminal.note(
+            f"stack {inventory.stack} has no prices: local hosts have none, nor has what infra/prices.yaml does not list"
+        )
+    else:
+        _show({**roles, "all": stack}, records)
+    return DONE
+
+
+def _json(inventory: Inventory, stack: Share, roles: dict[str, Share], records: list[JobRecord] | None) -> dict[str, Any]:
+    jobs = ("jobId", "state", "createTime", "startTime", "endTime", "cost")
+    return {
+        "stack": inventory.stack,
+        **asdict(stack),
+        "roles": [{"role": role, **asdict(part)} for role, part in roles.items()],
+        "jobs": records and [{key: getattr(record, key) for key in jobs} for record in records],
+    }
+
+
+def _show(roles: dict[str, Share], records: list[JobRecord]) -> None:
+    rows: list[tuple[object, ...]] = []
+    for role, part in roles.items():
+        up = "" if part.hoursUp is None else f"{part.hoursUp:.2f}"
+        rows.append((role, part.hosts, terminal.dollars(part.hourlyCost), up, terminal.dollars(part.accruedCost)))
+    terminal.table(("ROLE", "HOSTS", "USD AN HOUR", "HOURS UP", "USD"), rows)
+    if roles["all"].accruedCost is None:
+        terminal.note("inventory.json does not say when every host was made: run pulumi up")
+    terminal.note(_NOT_COUNTED)
+    if records:
+        terminal.out()
+        rows = [(record.jobId, record.state, took(record), terminal.dollars(record.cost)) for record in records]
+        terminal.table(("JOB", "STATE", "TOOK", "USD"), rows)

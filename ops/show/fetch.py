@@ -1,0 +1,68 @@
+"""What a job wrote, wherever it is: `fab get`, and what other commands fetch of it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster.inventory import Inventory
+from ops.errors import DONE, OpsError, UsageError
+from ops.show import terminal
+from ops.show.views import open_ledger
+from replica.record import JobRecord
+
+
+@dataclass(frozen=True)
+class Output:
+    """A job's output. `job_dir` is where it is as the hosts see it; `files` maps each path below it to its size in bytes."""
+
+    job: JobRecord
+    job_dir: str
+    files: dict[str, int]
+    _bucket: Bucket
+    _folder: str
+
+    def fetch(self, paths: Sequence[str], target: Path, below: str = "") -> None:
+        """Downloads these files into a directory, under their paths below the folder `below` of the output.
+
+        OpsError where a file's name would lead out of the directory.
+        """
+        for path in paths:
+            if posixpath.isabs(path) or ".." in path.split("/"):
+                raise OpsError(f"the output of {self.job.jobId} has a file of the name {path!r}, which would leave {target}")
+        with terminal.Step(f"fetching {len(paths)} files") as step:
+            progress = terminal.sizer(step, sum(self.files[path] for path in paths))
+            for path in paths:
+                name = f"{self._folder}/{path}" if self._folder else path
+                self._bucket.download(name, target / path.removeprefix(below), progress)
+
+
+def find(inventory: Inventory, bucket: Bucket, record: JobRecord) -> Output:
+    """A job's output, which may have no file yet; OpsError where it is in no bucket that can be opened."""
+    job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/jobs/{record.jobId}/output").rstrip("/")
+    if job_dir.startswith(f"{inventory.bucket}/"):
+        folder = job_dir.removeprefix(f"{inventory.bucket}/")
+    elif "://" in job_dir:
+        bucket, folder = open_bucket(job_dir, lambda: None), ""
+    else:
+        raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
+    with terminal.Step(f"looking through {job_dir}"):
+        return Output(record, job_dir, bucket.walk(folder), bucket, folder)
+
+
+def get(inventory: Inventory, job_id: str, dest: str) -> int:
+    """Fetch a job's output."""
+    ledger = open_ledger(inventory)
+    record = ledger.existing_job(job_id)
+    target = Path(dest)
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{dest} is a file: give the name of a directory")
+    output = find(inventory, ledger.bucket, record)
+    if not output.files:
+        raise OpsError(f"job {job_id} ({record.state}) has no output in {output.job_dir}")
+    output.fetch(list(output.files), target)
+    terminal.out(f"{len(output.files)} files, {terminal.size(sum(output.files.values()))}: {target}")
+    return DONE

@@ -1,0 +1,171 @@
+"""What reads a job or the cluster: `fab jobs`, `describe`, `hosts`, `render`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Host, Inventory
+from ops.cluster.remote import Fleet
+from ops.errors import DONE
+from ops.ledger import Ledger
+from ops.show import terminal
+from ops.train import manifest
+from ops.train.config import Flags, Job, build_job
+from ops.train.render import render
+from replica.record import JobRecord, ReplicaRecord, ReplicaState, now, seconds_since
+
+_HOSTS_SECONDS = 12.0
+
+
+def open_ledger(inventory: Inventory) -> Ledger:
+    """The records, through whichever host answers first."""
+    fleet = Fleet(inventory)
+    with terminal.Step("opening the bucket"):
+        return Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
+
+
+def jobs(inventory: Inventory, as_json: bool) -> int:
+    """Every job, the newest first."""
+    with terminal.Step("reading the jobs"):
+        records = open_ledger(inventory).jobs()
+    if as_json:
+        terminal.as_json([asdict(record) for record in records])
+        return DONE
+    if not records:
+        terminal.note("no job was started on this cluster yet: fab train --job job01")
+        return DONE
+    heads = ("JOB", "STATE", "CREATED", "TOOK", "BY", "LABELS", "ERROR")
+    rows = []
+    for record in records:
+        labels = ",".join(f"{key}={value}" for key, value in record.labels.items())
+        error = record.errorMessage.partition("\n")[0]
+        rows.append(
+            (
+                record.jobId,
+                record.state,
+                terminal.local_time(record.createTime),
+                took(record),
+                record.submittedBy,
+                labels,
+                error,
+            )
+        )
+    terminal.table(heads, rows)
+    return DONE
+
+
+def describe(inventory: Inventory, job_id: str, as_json: bool) -> int:
+    """All that is known of a job."""
+    ledger = open_ledger(inventory)
+    record = ledger.existing_job(job_id)
+    replicas = ledger.replicas(record)
+    if as_json:
+        terminal.as_json({**asdict(record), "replicas": [asdict(replica) for replica in replicas]})
+        return DONE
+    facts = {
+        "job": record.jobId,
+        "state": terminal.state(record.state),
+        "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
+        "started": terminal.local_time(record.startTime),
+        "ended": terminal.local_time(record.endTime),
+        "took": took(record),
+        "cost": None if record.cost is None else f"{terminal.dollars(record.cost)} USD",
+        "retries": record.attempt or None,
+        "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
+        **{key: _shown(value) for key, value in record.trainingInput.items()},
+        **manifest.lines(record.manifest),
+    }
+    for key, value in facts.items():
+        if value not in (None, ""):
+            terminal.out(f"{key + ':':<14} {value}")
+    if replicas:
+        terminal.out()
+        heads = ("REPLICA", "STATE", "EXIT CODE", "RESTARTS", "STARTED", "HEARTBEAT")
+        terminal.table(heads, [_replica_row(record, replica) for replica in replicas])
+    if record.errorMessage:
+        terminal.out()
+        terminal.out(record.errorMessage.rstrip("\n"))
+    return DONE
+
+
+def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:
+    alive = not record.final and replica.state != ReplicaState.EXITED
+    beat = f"{terminal.duration(max(seconds_since(replica.heartbeatTime), 0))} ago" if alive else None
+    code = None if replica.exitCode is None else str(replica.exitCode)
+    return (replica.name, replica.state, code, str(replica.restarts), terminal.local_time(replica.startTime), beat)
+
+
+def took(record: JobRecord) -> str | None:
+    """How long a job has run, or ran; None for one that never did."""
+    return terminal.duration(seconds_since(record.startTime, record.endTime or now())) if record.startTime else None
+
+
+def _shown(value: Any) -> str:
+    import shlex
+
+    return shlex.join(value) if isinstance(value, list) else str(value)
+
+
+def _as_in_inventory(host: Host) -> dict[str, Any]:
+    """A host with the keys of inventory.json: `machineType`, not `machine_type`."""
+    words = {key: key.split("_") for key in asdict(host)}
+    return {head + "".join(word.title() for word in tail): getattr(host, key) for key, (head, *tail) in words.items()}
+
+
+def hosts(inventory: Inventory, as_json: bool) -> int:
+    """The hosts of the cluster, and whether each answers."""
+    fleet = Fleet(inventory)
+    with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
+        outcome = fleet.each(
+            inventory.names, lambda name: fleet.run(name, "systemctl is-active scaletier.service"), _HOSTS_SECONDS
+        )
+    status = {name: ran.output.strip() for name, ran in outcome.results.items()}
+    if as_json:
+        listed = [
+            {**_as_in_inventory(host), "answers": host.name in status, "unit": status.get(host.name)}
+            for host in inventory.hosts
+        ]
+        terminal.as_json(
+            {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket, "hosts": listed}
+        )
+        return DONE
+    terminal.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")
+    heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "REPLICA")
+    rows = []
+    for host in inventory.hosts:
+        gpu = f"{host.accelerator.get('count', 1)} x {host.accelerator.get('type')}" if host.accelerator else None
+        ssh = "answers" if host.name in status else "no answer"
+        rows.append(
+            (
+                host.name,
+                host.address,
+                host.machine_type,
+                host.cpus,
+                terminal.size(host.memory_bytes),
+                gpu,
+                ssh,
+                status.get(host.name),
+            )
+        )
+    terminal.table(heads, rows)
+    for error in outcome.failures.values():
+        terminal.note(str(error))
+    return DONE
+
+
+def print_render(inventory: Inventory, flags: Flags, as_json: bool) -> int:
+    """What would be written where; touches nothing."""
+    job: Job = build_job(flags, inventory)
+    rendered = render(inventory, job)
+    if as_json:
+        terminal.as_json({name: [asdict(file) for file in files] for name, files in rendered.items()})
+        return DONE
+    for name, files in rendered.items():
+        for file in files:
+            what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} root:{file.group}"
+            terminal.out(terminal.paint(f"# {name}:{file.path} {what}", "bold"))
+            if file.link is None:
+                terminal.out(file.content)
+    return DONE

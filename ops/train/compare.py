@@ -1,0 +1,79 @@
+"""What two runs of a job have in common: pure functions of their records and of what their chiefs printed at last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ops.train import manifest
+from replica.record import JobRecord, seconds_since
+
+SECONDS = "seconds"
+_FINAL = re.compile(r"Final metrics after (\d+) steps, (.*)")
+_METRIC = re.compile(r"(\w[\w ]*): (\S+?)(?:,|$)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that was compared; None where a run does not tell."""
+
+    what: str
+    original: str | None
+    again: str | None
+
+    @property
+    def same(self) -> bool:
+        return self.original == self.again
+
+    @property
+    def change(self) -> str:
+        """`same`, `+0.012` between numbers, else `differs`; `not known` where either does not tell."""
+        if self.original is None or self.again is None:
+            return "not known"
+        if self.same:
+            return "same"
+        try:
+            digits = max(len(text.partition(".")[2]) for text in (self.original, self.again))
+            return f"{float(self.again) - float(self.original):+.{digits}f}"
+        except ValueError:
+            return "differs"
+
+
+def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Row]:
+    """Everything, in the order in which it is shown: what went in, then what came out; `finals` as of final_metrics."""
+    sides = (_inputs(original.manifest), _inputs(again.manifest))
+    results = ({**_outcome(original), **finals[0]}, {**_outcome(again), **finals[1]})
+    return [*_rows(sides), *_rows(results)]
+
+
+def _rows(sides: Sequence[Mapping[str, str]]) -> Iterator[Row]:
+    first, second = sides
+    yield from (Row(what, first.get(what), second.get(what)) for what in {**first, **second})
+
+
+def _inputs(short: Mapping[str, Any]) -> dict[str, str]:
+    made: Mapping[str, Any] = short.get("cluster", {})
+    replicas = {role: f"{count} x {made['machineTypes'][role]}" for role, count in made.get("replicas", {}).items()}
+    told = {
+        "package": manifest.package_line(short),
+        "data": manifest.data_line(short),
+        **short.get("versions", {}),
+        "scaleTier": made.get("scaleTier"),
+        **replicas,
+    }
+    return {what: str(value) for what, value in told.items() if value}
+
+
+def _outcome(record: JobRecord) -> dict[str, str]:
+    outcome = {"state": str(record.state)}
+    if record.startTime and record.endTime:
+        outcome[SECONDS] = f"{seconds_since(record.startTime, record.endTime):.1f}"
+    return outcome
+
+
+def final_metrics(messages: Iterable[str]) -> dict[str, str]:
+    """Of the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`: each number as it was printed."""
+    found = [match for message in messages if (match := _FINAL.search(message))]
+    return {"steps": found[-1][1], **dict(_METRIC.findall(found[-1][2]))} if found else {}

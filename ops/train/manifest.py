@@ -1,0 +1,127 @@
+"""manifest.json: what a job was made of, so that it can be run again from the bucket alone, and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from ops.cluster.inventory import Inventory
+from ops.package.package import Package
+from ops.train.config import Job
+
+# `--train-data`, `--eval_data_paths`, `--data-dir` and the like.
+_DATA_FLAG = re.compile(r"--(\w+[-_])?data([-_](path|dir|file)s?)?")
+_DIST = ".dist-info/"
+# What the record of a job has of it.
+_SHORT = ("cluster", "versions", "data", "reproduces")
+_OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_path", "output-path", "output-dir", "output_dir"))
+_OWN_KEYS = ("pythonModule", "args", "jobDir", "scaleTier")
+
+
+def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]:
+    """All that is known of a job before it starts; the chief's host adds `data`, and to `versions` (replica.facts)."""
+    return {
+        "job": job.id,
+        "package": {
+            "name": package.name,
+            "sha256": package.sha256,
+            "files": {path: hashlib.sha256(content).hexdigest() for path, content in package.files.items()},
+            "dependencies": sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path}),
+        },
+        "module": job.module,
+        "args": list(job.args),
+        "jobDir": job.job_dir,
+        "labels": dict(job.labels),
+        "config": {key: value for key, value in job.training_input.items() if key not in _OWN_KEYS},
+        "cluster": cluster(inventory),
+        "versions": {"scaletier": version("scaletier")},
+        **({"reproduces": job.reproduces} if job.reproduces else {}),
+    }
+
+
+def cluster(inventory: Inventory) -> dict[str, Any]:
+    """The scale tier, and of each role how many replicas on what machine type."""
+    types = {str(host.role): host.machine_type for host in inventory.hosts}
+    counts = Counter(str(host.role) for host in inventory.hosts)
+    return {"scaleTier": inventory.scale_tier, "replicas": dict(counts), "machineTypes": types}
+
+
+def short(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job's record has of its manifest."""
+    package = {key: whole["package"][key] for key in ("name", "sha256")}
+    return {"package": package, **{key: whole[key] for key in _SHORT if key in whole}}
+
+
+def to_json(whole: Mapping[str, Any]) -> bytes:
+    """The file: ASCII, so that an argument that is no UTF-8 comes back as it was given."""
+    return (json.dumps(whole, indent=1) + "\n").encode()
+
+
+def data_paths(args: Sequence[str]) -> list[str]:
+    """The paths that a trainer's arguments name as data, such as `--train-data=a,b`; empty where they name none."""
+    return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
+
+
+def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The flags that have a value: `--a=b`, or `--a b`."""
+    for place, arg in enumerate(args):
+        flag, equals, value = arg.partition("=")
+        if flag.startswith("--") and (equals or args[place + 1 : place + 2]):
+            yield flag, value if equals else args[place + 1]
+
+
+def redirected(args: Sequence[str], folder: str) -> list[str]:
+    """The arguments with every output folder that they name replaced: another run must not go on in it."""
+    result: list[str] = []
+    for before, arg in zip(("", *args), args, strict=False):
+        flag, equals, _ = arg.partition("=")
+        inline = f"{flag}={folder}" if equals and flag in _OUTPUT_FLAGS else arg
+        result.append(folder if before in _OUTPUT_FLAGS else inline)
+    return result
+
+
+def without(args: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments without those flags, without data and without output folders."""
+    data = (flag for flag, _ in flags(args) if _DATA_FLAG.fullmatch(flag))
+    return dropped(args, (*names, *_OUTPUT_FLAGS, *data))
+
+
+def dropped(args: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments without those flags and their values."""
+    pairs = zip(("", *args), args, strict=False)
+    return [arg for before, arg in pairs if arg.partition("=")[0] not in names and before not in names]
+
+
+def lines(record: Mapping[str, Any]) -> dict[str, str]:
+    """The short form for people, by what it tells of."""
+    told = {"package": package_line(record), "cluster": cluster_line(record)}
+    return {**told, "versions": versions_line(record), "data": data_line(record)}
+
+
+def package_line(record: Mapping[str, Any]) -> str:
+    package = record.get("package", {})
+    return f"{package['name']} sha256:{package['sha256'][:16]}" if package else ""
+
+
+def cluster_line(record: Mapping[str, Any]) -> str:
+    """`CUSTOM: 2 ps (n1-standard-4), 1 master (n1-highcpu-8)`."""
+    made = record.get("cluster", {})
+    roles = (f"{count} {role} ({made['machineTypes'][role]})" for role, count in made.get("replicas", {}).items())
+    return f"{made['scaleTier']}: {', '.join(roles)}" if made else ""
+
+
+def versions_line(record: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {number or 'none'}" for name, number in record.get("versions", {}).items())
+
+
+def data_line(record: Mapping[str, Any]) -> str:
+    """`sha256:… (2 files, 58.9 MB)`, or why there is no hash."""
+    data = record.get("data", {})
+    if "sha256" in data:
+        return f"sha256:{data['sha256'][:16]} ({data['files']} files, {data['bytes'] / 1e6:.1f} MB)"
+    return f"not hashed: {data['notHashed']}" if data else ""

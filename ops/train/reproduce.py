@@ -1,0 +1,134 @@
+"""`fab reproduce`: run a past job again from the bucket alone, and say what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster.inventory import Inventory
+from ops.cluster.remote import Fleet
+from ops.errors import DETACHED, OpsError, UsageError
+from ops.ledger import Ledger
+from ops.logs.read import read_logs
+from ops.package.package import Package, unpack
+from ops.show import terminal
+from ops.train import compare, train
+from ops.train.config import Job
+from ops.train.manifest import cluster, cluster_line, redirected
+from ops.train.schema import check_job_id
+from ops.train.submit import Submission, used_before
+from replica.record import JobRecord
+
+
+def reproduce(inventory: Inventory, job_id: str, new_id: str | None, follow: bool, as_json: bool) -> int:
+    """Run the job again, follow it and compare; the exit code is 0 where it SUCCEEDED, or was started with `follow` False.
+
+    A run that was already started as this one is followed and compared, so that one comes back after a Ctrl-C.
+    """
+    fleet = Fleet(inventory)
+    ledger = Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
+    original = ledger.existing_job(job_id)
+    new_id = new_id or _next_free(ledger, job_id)
+    check_job_id(new_id)
+    before = ledger.job(new_id)
+    if before and before.manifest.get("reproduces") != job_id:
+        raise used_before(new_id)
+    # stdout is for the result, which a program reads.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        code = train.watch(fleet, new_id) if before else _again(fleet, ledger.bucket, original, new_id, follow)
+    if code == DETACHED:
+        terminal.note(f"fab reproduce {job_id} --job {new_id} comes back to it, and compares")
+        return code
+    if not before and not follow:
+        terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
+        return code
+    again = ledger.existing_job(new_id)
+    found = compare.rows(original, again, (_final_metrics(fleet, original), _final_metrics(fleet, again)))
+    _show(job_id, new_id, found, as_json)
+    return code
+
+
+def _next_free(ledger: Ledger, job_id: str) -> str:
+    return next(name for number in itertools.count(2) if not ledger.job(name := f"{job_id}_{number}"))
+
+
+def _again(fleet: Fleet, bucket: Bucket, original: JobRecord, new_id: str, follow: bool) -> int:
+    inventory, whole = fleet.inventory, read_manifest(bucket, original.jobId)
+    if not original.final:
+        terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
+    if (then := whole["cluster"]) != (today := cluster(inventory)):
+        lines = (cluster_line({"cluster": made}) for made in (then, today))
+        terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
+    built = read_package(bucket, original.jobId, whole)
+    return train.run(fleet, Submission(inventory, build_job(inventory, whole, new_id), built, {}), follow)
+
+
+def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
+    """A job's manifest; UsageError where there is none that a job can be made of."""
+    content = bucket.read(f"jobs/{job_id}/manifest.json")
+    try:
+        whole: dict[str, Any] = json.loads(content or "{}")
+    except ValueError as error:
+        raise OpsError(f"the manifest of {job_id} is no JSON ({error}): start the job with fab train") from None
+    if not {"package", "module", "args", "cluster"} <= whole.keys() or not isinstance(whole["package"], dict):
+        what = "no manifest" if content is None else "a manifest of an older version"
+        raise UsageError(f"job {job_id} has {what}, so it cannot be run from the bucket alone: start it with fab train")
+    return whole
+
+
+def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Package:
+    """A job's package as it ran, byte for byte; OpsError where the bucket has it no more, or damaged."""
+    name, wanted = whole["package"]["name"], whole["package"]["sha256"]
+    archive = bucket.read(f"jobs/{job_id}/package.tar.gz")
+    if archive is None:
+        raise OpsError(f"the package of {job_id} is no longer in the bucket: start the job with fab train")
+    if (found := hashlib.sha256(archive).hexdigest()) != wanted:
+        what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
+        raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
+    return unpack(archive, name, whole["package"]["files"], whole["module"])
+
+
+def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str) -> Job:
+    """The job of a manifest under another id, with an output folder of its own."""
+    folder = f"{inventory.bucket}/jobs/{new_id}/output"
+    config, args = whole["config"], redirected(whole["args"], folder)
+    shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder}
+    return Job(
+        id=new_id,
+        module=whole["module"],
+        args=tuple(args),
+        job_dir=folder,
+        labels=whole["labels"],
+        use_chief=config.get("useChiefInTfConfig", True),
+        policy=config.get("scheduling", {}),
+        training_input={"scaleTier": inventory.scale_tier, **config, **shown},
+        reproduces=whole["job"],
+    )
+
+
+def _final_metrics(fleet: Fleet, record: JobRecord) -> dict[str, str]:
+    """What the chief printed at last; empty where it printed nothing of the kind, or where its log is gone."""
+    chief = str(record.replicas[0]["name"]) if record.replicas else fleet.inventory.chief.name
+    try:
+        log = read_logs(fleet, [chief], record.jobId, None)
+    except OpsError:
+        return {}
+    return compare.final_metrics(line.message for line in log.get(chief, []))
+
+
+def _show(job_id: str, new_id: str, found: list[compare.Row], as_json: bool) -> None:
+    differs = [row.what for row in found if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
+    if as_json:
+        listed = [{"what": row.what, "original": row.original, "again": row.again, "same": row.same} for row in found]
+        terminal.as_json({"original": job_id, "job": new_id, "differs": differs, "compared": listed})
+        return
+    terminal.out()
+    terminal.table(("", job_id, new_id, ""), [(row.what, row.original, row.again, row.change) for row in found])
+    terminal.out()
+    terminal.out(f"{new_id} differs from {job_id} in {', '.join(differs)}" if differs else f"{new_id} is {job_id} over again")

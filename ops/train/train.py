@@ -1,0 +1,146 @@
+"""`fab train`: check everything, first here and then on the hosts, hand the job over, and follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.remote import ADVICE, Fleet
+from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
+from ops.ledger import Ledger
+from ops.package import package
+from ops.package.imports import missing_line
+from ops.show import terminal
+from ops.train import push
+from ops.train.config import Flags, build_job
+from ops.train.render import DATA
+from ops.train.submit import Submission, submit, used_before
+from replica.record import JobRecord, JobState, seconds_since
+
+SHIPPED = ROOT / "trainer"
+MNIST = ROOT / ".cache" / "mnist"
+_DATA_FLAGS = ("--train-data", "--train_data")
+NO_MNIST = "there is no MNIST to train on: run make data, or name other data with --args '--train-data … --eval-data …'"
+_CHECK_SECONDS = 30.0
+# What a job needs on a host besides its package: logs, and TensorFlow's temporary files.
+_FREE_BYTES = 100_000_000
+
+
+def train(inventory: Inventory, flags: Flags, folder: str | None, follow: bool) -> int:
+    """Run a job; the exit code is 0 where it SUCCEEDED, or was started with `follow` False."""
+    submission = prepare(inventory, flags, folder)
+    return run(Fleet(inventory), submission, follow)
+
+
+def run(fleet: Fleet, submission: Submission, follow: bool) -> int:
+    """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
+    for text in submission.job.notes:
+        terminal.note(text)
+    submit(fleet, _check_hosts(fleet, submission), submission)
+    job_id = submission.job.id
+    if not follow:
+        terminal.out(f"{job_id} is started: fab logs all --job {job_id} --follow, fab describe {job_id}")
+        return DONE
+    return watch(fleet, job_id)
+
+
+def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
+    """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
+    root = find_package(folder)
+    job = build_job(flags, inventory, root.name)
+    built = package.build(root, job.module)
+    return Submission(inventory, job, built, mnist() if wants_mnist(built, job.args) else {})
+
+
+def find_package(folder: str | None) -> package.Source:
+    """The package that is meant, the shipped trainer where none is named; UsageError where there is none."""
+    here = Path("trainer")
+    return package.find(folder or (here if here.is_dir() else SHIPPED))
+
+
+def mnist() -> dict[str, Path]:
+    """MNIST as `make data` keeps it; empty where it was not run."""
+    return {path.name: path for kind in ("train", "test") for path in sorted(MNIST.glob(f"{kind}*.tfrecord*"))}
+
+
+def wants_mnist(built: package.Package, args: Sequence[str]) -> bool:
+    """True for a package that looks where the hosts keep MNIST, unless it is told of other data."""
+    looks = any(b"SCALETIER_DATA" in content for content in built.files.values())
+    return looks and not any(arg.partition("=")[0] in _DATA_FLAGS for arg in args)
+
+
+def _check_hosts(fleet: Fleet, submission: Submission) -> Ledger:
+    """Connect to all hosts and see that the job can run there; nothing is changed. The ledger for what follows."""
+    inventory = submission.inventory
+    with terminal.Step(f"connecting to {len(inventory.hosts)} hosts") as step:
+        fleet.connect_all(inventory.names, terminal.counter(step, len(inventory.hosts)))
+    directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
+
+    def check(name: str) -> tuple[dict[str, int], list[str]]:
+        wanted = submission.package.imports if name == inventory.chief.name else ()
+        output = fleet.must(name, push.check_command(directories, wanted), "could not be checked, it ended")
+        try:
+            return push.read_check(output, directories)
+        except ValueError as error:
+            raise HostError(name, f"could not be checked ({error})", output=output) from None
+
+    with terminal.Step("checking the hosts"):
+        outcome = fleet.each(inventory.names, check, _CHECK_SECONDS)
+    if outcome.failures:
+        raise HostsError(outcome.failures, ADVICE, UsageError.code)
+    for name, (free, lacking) in outcome.results.items():
+        _check_host(name, free, lacking, submission.package)
+    ledger = Ledger(open_bucket(inventory.operator_bucket, lambda: fleet.connection(inventory.chief.name)))
+    if ledger.job(submission.job.id):
+        raise used_before(submission.job.id)
+    _check_data(ledger.bucket, submission)
+    return ledger
+
+
+def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:
+    needed = 5 * len(built.archive) + _FREE_BYTES
+    for directory, room in free.items():
+        if room < needed:
+            what = f"only {terminal.size(room)} free in {directory}, a job needs {terminal.size(needed)}"
+            raise UsageError(f"{name} has {what}: make room (fab shell {name}), or give it a larger disk")
+    for module in lacking:
+        raise UsageError(missing_line(module, built.imports[module], built.name, built.files))
+
+
+def _check_data(bucket: Bucket, submission: Submission) -> None:
+    shipped = submission.package.files.get("trainer/records.py") is not None
+    given = any(arg.partition("=")[0] in _DATA_FLAGS for arg in submission.job.args)
+    if shipped and not given and not submission.data and not bucket.names(DATA):
+        raise UsageError(NO_MNIST)
+
+
+def watch(fleet: Fleet, job_id: str) -> int:
+    """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
+    from ops.logs.read import follow
+
+    try:
+        record = follow(fleet, job_id, list(fleet.inventory.names), None, False)
+    except KeyboardInterrupt:
+        how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
+        terminal.note(f"\n{job_id} goes on: {how}")
+        return DETACHED
+    if record is None:
+        raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")
+    return _sum_up(record)
+
+
+def _sum_up(record: JobRecord) -> int:
+    job_id, state = record.jobId, record.state
+    took = (
+        f" after {terminal.duration(seconds_since(record.startTime, record.endTime))}"
+        if record.startTime and record.endTime
+        else ""
+    )
+    if state == JobState.SUCCEEDED:
+        terminal.note(f"{job_id} {state}{took}: fab get {job_id} DEST fetches its output")
+        return DONE
+    why = record.errorMessage.partition("\n")[0].rstrip(".")
+    terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} (fab describe {job_id})")
+    return FAILED
