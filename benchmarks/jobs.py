@@ -47,16 +47,15 @@ def first_step(stack: BenchStack) -> Figure:
 
 def upload_data(inventory: Inventory) -> None:
     """Puts MNIST into the bucket, which `fab train` otherwise does for the first job of a cluster."""
-    from ops.cluster.bucket import open_bucket
-    from ops.cluster.remote import Fleet
+    from ops.cluster.cluster import Cluster
 
-    fleet = Fleet(inventory)
-    bucket = open_bucket(inventory.operator_bucket, fleet.any_connection)
+    cluster = Cluster(inventory)
+    bucket = cluster.bucket
     there = bucket.names(DATA)
     for path in sorted(MNIST.glob("*.tfrecord*")):
         if there.get(path.name) != path.stat().st_size:
             bucket.upload(f"{DATA}/{path.name}", path)
-    fleet.close()
+    cluster.fleet.close()
 
 
 def together(stack: BenchStack, commands: Iterable[list[str]]) -> float:

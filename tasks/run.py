@@ -43,12 +43,12 @@ def train(
 
     Ctrl-C leaves the job running and says how to come back to it.
     """
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.train.config import Flags
     from ops.train.train import train as run
 
     flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
-    return run(load(), flags, package, follow)
+    return run(Cluster.load(), flags, package, follow)
 
 
 @task(
@@ -62,10 +62,10 @@ def train(
 )
 def reproduce(_: Any, original: str, job: str | None = None, follow: bool = True, json: bool = False) -> int:
     """Run a past job again from the bucket alone, as its manifest says, and say what differs."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.train.reproduce import reproduce as run
 
-    return run(load(), original, job, follow, json)
+    return run(Cluster.load(), original, job, follow, json)
 
 
 @task(
@@ -97,10 +97,10 @@ def plan(
     fab plan --job job01
     """
     if job is not None:
-        from ops.cluster.inventory import load
+        from ops.cluster.cluster import Cluster
         from ops.plan.planned import check
 
-        return check(load(), job, json)
+        return check(Cluster.load(), job, json)
     from ops.plan.plan import Call, number
     from ops.plan.plan import plan as run
 
@@ -112,7 +112,7 @@ def plan(
 @task(positional=["job"], help={"job": JOB})
 def cancel(_: Any, job: str) -> int:
     """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.train.cancel import cancel as run
 
-    return run(load(), job)
+    return run(Cluster.load(), job)

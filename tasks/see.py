@@ -26,46 +26,46 @@ def logs(_: Any, replica: str, job: str | None = None, follow: bool = False, lin
 
     Each line has the time of this machine's time zone, the severity and the replica in front.
     """
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.logs.read import parse_lines, show_logs
 
-    return show_logs(load(), replica, job, parse_lines(lines), follow, json)
+    return show_logs(Cluster.load(), replica, job, parse_lines(lines), follow, json)
 
 
 @task(help={"json": JSON})
 def jobs(_: Any, json: bool = False) -> int:
     """List the jobs, the newest first."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.show.views import jobs as run
 
-    return run(load(), json)
+    return run(Cluster.load(), json)
 
 
 @task(positional=["job"], help={"job": JOB, "json": JSON})
 def describe(_: Any, job: str, json: bool = False) -> int:
     """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.show.views import describe as run
 
-    return run(load(), job, json)
+    return run(Cluster.load(), job, json)
 
 
 @task(help={"json": JSON})
 def cost(_: Any, json: bool = False) -> int:
     """Show what the hosts that are up have cost so far by list price, role by role, and what each job has."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.show.cost import cost as run
 
-    return run(load(), json)
+    return run(Cluster.load(), json)
 
 
 @task(help={"json": JSON})
 def hosts(_: Any, json: bool = False) -> int:
     """List the hosts of the cluster, and whether each of them answers."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.show.views import hosts as run
 
-    return run(load(), json)
+    return run(Cluster.load(), json)
 
 
 @task(
@@ -77,10 +77,10 @@ def hosts(_: Any, json: bool = False) -> int:
 )
 def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
     """Show a job in TensorBoard, also while it runs: it is started where the data is, and ends with Ctrl-C."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.models.tensorboard import tensorboard as run
 
-    return run(load(), job, all, port)
+    return run(Cluster.load(), job, all, port)
 
 
 @task(

@@ -19,10 +19,10 @@ def shell(_: Any, replica: str) -> int:
 @task(positional=["job", "dest"], help={"job": JOB, "dest": "directory to put the files into; made if it is not there"})
 def get(_: Any, job: str, dest: str) -> int:
     """Fetch a job's output: checkpoints, summaries and the exported model."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.show.fetch import get as run
 
-    return run(load(), job, dest)
+    return run(Cluster.load(), job, dest)
 
 
 @task(
@@ -35,7 +35,7 @@ def get(_: Any, job: str, dest: str) -> int:
 )
 def export(_: Any, job: str, dest: str | None = None, json: bool = False) -> int:
     """Fetch the newest SavedModel that a job exported, or have one made of its latest checkpoint; show its signatures."""
-    from ops.cluster.inventory import load
+    from ops.cluster.cluster import Cluster
     from ops.models.export import export as run
 
-    return run(load(), job, dest, json)
+    return run(Cluster.load(), job, dest, json)

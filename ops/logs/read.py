@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from ops.cluster.inventory import Inventory
-from ops.cluster.remote import Fleet
+from ops.cluster.bucket import Bucket, Reopening
+from ops.cluster.cluster import Cluster
 from ops.errors import DETACHED, DONE, HostError, OpsError, UsageError
 from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command, read_header
 from ops.show import terminal
@@ -24,16 +24,15 @@ def parse_lines(text: str) -> int | None:
     return int(text)
 
 
-def show_logs(inventory: Inventory, selection: str, job_id: str | None, lines: int | None, follow: bool, as_json: bool) -> int:
+def show_logs(cluster: Cluster, selection: str, job_id: str | None, lines: int | None, follow: bool, as_json: bool) -> int:
     """Print the logs of a replica, a role or all of them."""
-    fleet = Fleet(inventory)
-    replicas = _replicas(fleet, selection, job_id)
+    replicas = _replicas(cluster, selection, job_id)
     if follow:
-        record = _record(fleet, job_id)
+        record = _record(cluster, job_id)
         if not record.final:
-            return follow_job(fleet, record.jobId, replicas, lines, as_json)
+            return follow_job(cluster, record.jobId, replicas, lines, as_json)
         job_id = record.jobId
-    found = read_logs(fleet, replicas, job_id, lines)
+    found = read_logs(cluster, replicas, job_id, lines)
     write = _writer(replicas, as_json)
     for line in merge(found.values()):
         write(line)
@@ -41,10 +40,10 @@ def show_logs(inventory: Inventory, selection: str, job_id: str | None, lines: i
     return DONE
 
 
-def follow_job(fleet: Fleet, job_id: str, replicas: Iterable[str], lines: int | None, as_json: bool) -> int:
+def follow_job(cluster: Cluster, job_id: str, replicas: Iterable[str], lines: int | None, as_json: bool) -> int:
     """Print the logs as they grow, until the job has ended or the user has seen enough."""
     try:
-        record = follow(fleet, job_id, list(replicas), lines, as_json)
+        record = follow(cluster, job_id, list(replicas), lines, as_json)
     except KeyboardInterrupt:
         return DETACHED
     if record is not None:
@@ -53,16 +52,14 @@ def follow_job(fleet: Fleet, job_id: str, replicas: Iterable[str], lines: int | 
     return DONE
 
 
-def follow(fleet: Fleet, job_id: str, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
+def follow(cluster: Cluster, job_id: str, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
-    from ops.cluster.bucket import Reopening, open_bucket
     from ops.logs.follow import Follower, Note
 
-    inventory = fleet.inventory
-    bucket = Reopening(lambda: open_bucket(inventory.operator_bucket, fleet.any_connection))
+    bucket = Reopening(cluster.another_bucket)
     write, record = _writer(replicas, as_json), None
     state = ""
-    for event in Follower(fleet, bucket, job_id, replicas, lines).events():
+    for event in Follower(cluster.fleet, bucket, job_id, replicas, lines).events():
         if isinstance(event, Line):
             write(event)
             sys.stdout.flush()
@@ -83,14 +80,14 @@ def _writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
     return lambda line: terminal.write(sys.stdout, form(line))
 
 
-def _replicas(fleet: Fleet, selection: str, job_id: str | None) -> list[str]:
+def _replicas(cluster: Cluster, selection: str, job_id: str | None) -> list[str]:
     """The replicas that are meant; of a job that ran when the cluster was larger, also those that are gone."""
     try:
-        return [host.name for host in fleet.inventory.select(selection)]
+        return [host.name for host in cluster.inventory.select(selection)]
     except UsageError:
         if job_id is None:
             raise
-        then = [str(replica.get("name")) for replica in _record(fleet, job_id).replicas]
+        then = [str(replica.get("name")) for replica in _record(cluster, job_id).replicas]
         wanted = selection.replace("-replica-", "-")
         chosen = [name for name in then if name == wanted or name.rpartition("-")[0] == wanted]
         if not chosen:
@@ -98,10 +95,10 @@ def _replicas(fleet: Fleet, selection: str, job_id: str | None) -> list[str]:
         return chosen
 
 
-def read_logs(fleet: Fleet, replicas: list[str], job_id: str | None, lines: int | None) -> dict[str, list[Line]]:
+def read_logs(cluster: Cluster, replicas: list[str], job_id: str | None, lines: int | None) -> dict[str, list[Line]]:
     """Each replica's lines, from its host or from the bucket; OpsError where there is not one log."""
-    command = read_command(job_id, lines)
-    there = [name for name in replicas if name in fleet.inventory.names]
+    fleet, command = cluster.fleet, read_command(job_id, lines)
+    there = [name for name in replicas if name in cluster.inventory.names]
     outcome = fleet.each(there, lambda name: fleet.run(name, command), _READ_SECONDS)
     read: dict[str, tuple[str, float, str]] = {}
     for name, ran in outcome.results.items():
@@ -113,8 +110,8 @@ def read_logs(fleet: Fleet, replicas: list[str], job_id: str | None, lines: int 
         job_id = max(read.values(), key=lambda log: log[1])[0]
     found = {name: parse_log(text, name) for name, (job, _, text) in read.items() if job == job_id}
     if missing := [name for name in replicas if name not in found]:
-        job_id = _record(fleet, job_id).jobId
-        found |= _archived(fleet, missing, job_id, lines, outcome.failures)
+        job_id = _record(cluster, job_id).jobId
+        found |= _archived(cluster.bucket, missing, job_id, lines, outcome.failures)
     if not found:
         names = ", ".join(replicas)
         reasons = "".join(f"; {error}" for error in outcome.failures.values())
@@ -123,12 +120,9 @@ def read_logs(fleet: Fleet, replicas: list[str], job_id: str | None, lines: int 
 
 
 def _archived(
-    fleet: Fleet, replicas: list[str], job_id: str, lines: int | None, failures: dict[str, Exception]
+    bucket: Bucket, replicas: list[str], job_id: str, lines: int | None, failures: dict[str, Exception]
 ) -> dict[str, list[Line]]:
     """What the bucket has of these replicas' logs, and a word on stderr about each host that did not answer."""
-    from ops.cluster.bucket import open_bucket
-
-    bucket = open_bucket(fleet.inventory.operator_bucket, fleet.any_connection)
     found: dict[str, list[Line]] = {}
     for name in replicas:
         content = bucket.read(f"jobs/{job_id}/logs/{name}.jsonl")
@@ -142,13 +136,9 @@ def _archived(
     return found
 
 
-def _record(fleet: Fleet, job_id: str | None) -> JobRecord:
+def _record(cluster: Cluster, job_id: str | None) -> JobRecord:
     """The record of a job, or of the newest; UsageError where there is none."""
-    from ops.cluster.bucket import open_bucket
-    from ops.ledger import Ledger
-
-    ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, fleet.any_connection))
-    wanted = job_id or ledger.newest()
+    wanted = job_id or cluster.ledger.newest()
     if wanted is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
-    return ledger.existing_job(wanted)
+    return cluster.ledger.existing_job(wanted)

@@ -9,11 +9,8 @@ import tarfile
 import uuid
 from pathlib import Path
 
-from ops.cluster.bucket import open_bucket
-from ops.cluster.inventory import Inventory
-from ops.cluster.remote import Fleet
+from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
-from ops.ledger import Ledger
 from ops.models.savedmodel import signatures
 from ops.show import fetch, terminal
 from ops.show.fetch import Output
@@ -31,18 +28,15 @@ cd "$home"
 {PYTHON} -m {_EXPORTER} "$@" 2>&1"""
 
 
-def export(inventory: Inventory, job_id: str, dest: str | None, as_json: bool) -> int:
+def export(cluster: Cluster, job_id: str, dest: str | None, as_json: bool) -> int:
     """Fetch a job's newest SavedModel, and say what it takes and gives."""
-    fleet = Fleet(inventory)
-    with terminal.Step("opening the bucket"):
-        ledger = Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
-    record = ledger.existing_job(job_id)
+    record = cluster.ledger.existing_job(job_id)
     if dest is not None:
         _check_free(Path(dest))
-    found = fetch.find(inventory, ledger.bucket, record)
+    found = fetch.find(cluster, record)
     if newest(found) is None:
-        _make(fleet, ledger, found)
-        found = fetch.find(inventory, ledger.bucket, record)
+        _make(cluster, found)
+        found = fetch.find(cluster, record)
     folder = newest(found)
     if folder is None:
         raise OpsError(f"{_EXPORTER} of job {job_id} left no SavedModel in {found.job_dir}")
@@ -70,23 +64,23 @@ def _check_free(target: Path) -> None:
         raise UsageError(f"{target} is there already: remove it, or give another --dest")
 
 
-def _make(fleet: Fleet, ledger: Ledger, found: Output) -> None:
+def _make(cluster: Cluster, found: Output) -> None:
     """Has the job's own package export its latest checkpoint, on the chief's host."""
     job_id, state = found.job.jobId, found.job.state
     if not found.job.final:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
     if not any(path.startswith("checkpoints/") for path in found.files):
         raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
-    package = ledger.bucket.read(f"jobs/{job_id}/package.tar.gz")
+    package = cluster.bucket.read(f"jobs/{job_id}/package.tar.gz")
     if package is None or not _has_exporter(package):
         raise OpsError(
             f"job {job_id} ({state}) exported no model, and its trainer has no {_EXPORTER} to make one of a checkpoint: "
             f"fab get {job_id} DEST fetches its checkpoints"
         )
-    chief = fleet.inventory.chief.name
+    chief = cluster.inventory.chief.name
     arguments = [*found.job.trainingInput.get("args", []), "--job-dir", found.job_dir]  # of two the last counts
     with terminal.Step(f"exporting the latest checkpoint on {chief}"):
-        fleet.must(chief, make_command(arguments), "could not export, it ended", package)
+        cluster.fleet.must(chief, make_command(arguments), "could not export, it ended", package)
 
 
 def make_command(arguments: list[str]) -> str:

@@ -10,12 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
-from ops.cluster.inventory import Inventory
-from ops.cluster.remote import Fleet
 from ops.errors import DONE, HostError, OpsError, UsageError
-from ops.ledger import Ledger
 from ops.show import fetch, terminal
 from ops.train.push import PYTHON
 
@@ -55,14 +52,14 @@ def command(logdir: str, title: str) -> str:
     return shlex.join(["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
 
 
-def tensorboard(inventory: Inventory, job_id: str | None, every_job: bool, port: str | None) -> int:
+def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str | None) -> int:
     """Show a job, or all of them, until Ctrl-C."""
     ports = _ports(port)
     if job_id and every_job:
         raise UsageError("--job shows one job and --all every one: leave one of them out")
-    fleet = Fleet(inventory)
-    logdir, title = (f"{inventory.bucket}/jobs", inventory.stack) if every_job else _logdir(fleet, job_id)
-    connection = fleet.connection(inventory.chief.name)
+    inventory = cluster.inventory
+    logdir, title = (f"{inventory.bucket}/jobs", inventory.stack) if every_job else _logdir(cluster, job_id)
+    connection = cluster.fleet.connection(inventory.chief.name)
     with (
         contextlib.suppress(KeyboardInterrupt),
         Forward(connection.transport, _LOOPBACK, ports) as forward,
@@ -87,15 +84,13 @@ def _ports(port: str | None) -> range:
     return range(int(port), int(port) + 1)
 
 
-def _logdir(fleet: Fleet, job_id: str | None) -> tuple[str, str]:
+def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:
     """Where a job's summaries are, as the hosts see it, and its id; an error where there are none."""
-    with terminal.Step("opening the bucket"):
-        ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, fleet.any_connection))
-    wanted = job_id or ledger.newest()
+    wanted = job_id or cluster.ledger.newest()
     if wanted is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
-    record = ledger.existing_job(wanted)
-    found = fetch.find(fleet.inventory, ledger.bucket, record)
+    record = cluster.ledger.existing_job(wanted)
+    found = fetch.find(cluster, record)
     if not any(_EVENTS in path for path in found.files):
         later = "" if record.final else ", try again in a moment"
         raise OpsError(f"job {wanted} ({record.state}) has no summaries in {found.job_dir}{later}")

@@ -8,34 +8,31 @@ from dataclasses import replace
 from typing import Any
 
 from infra.spec import Role, network_gbits
-from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
-from ops.cluster.remote import Fleet
 from ops.errors import DONE, UsageError
-from ops.ledger import Ledger
 from ops.logs.read import read_logs
 from ops.plan import rehearsal
 from ops.plan.plan import MODELS, as_dict, path, period_of
 from ops.plan.scaling import Machine, Prediction, Shape, Work
 from ops.show import terminal
-from ops.train.manifest import cluster, cluster_line, flags
+from ops.train import manifest
 from ops.train.reproduce import read_manifest
 
 _TRAINS = (Role.MASTER, Role.WORKER)
 
 
-def check(inventory: Inventory, job_id: str, as_json: bool) -> int:
+def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
     """Predict the job's steps/s on this cluster from the plan that was made of it, and compare with what it did."""
-    fleet = Fleet(inventory)
-    ledger = Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
-    ledger.existing_job(job_id)
-    whole = read_manifest(ledger.bucket, job_id)
-    if whole["cluster"] != (today := cluster(inventory)):
-        lines = (cluster_line({"cluster": made}) for made in (whole["cluster"], today))
+    inventory = cluster.inventory
+    cluster.ledger.existing_job(job_id)
+    whole = read_manifest(cluster.bucket, job_id)
+    if whole["cluster"] != (today := manifest.cluster(inventory)):
+        lines = (manifest.cluster_line({"cluster": made}) for made in (whole["cluster"], today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
     made = read_plan(whole["module"], whole["args"])
     chief = inventory.chief.name
-    messages = [line.message for line in read_logs(fleet, [chief], job_id, None)[chief]]
+    messages = [line.message for line in read_logs(cluster, [chief], job_id, None)[chief]]
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
@@ -60,7 +57,7 @@ def read_plan(module: str, args: Sequence[str]) -> dict[str, Any]:
 
 def predict(work: Work, inventory: Inventory, args: Sequence[str], per_cpu: float) -> Prediction:
     """The job's steps/s on a cluster that is up, by the strategy of its arguments."""
-    strategy = next((value for flag, value in flags(args) if flag == "--strategy"), "async")
+    strategy = next((value for flag, value in manifest.flags(args) if flag == "--strategy"), "async")
     if strategy not in MODELS:
         raise UsageError(f"there is no model of --strategy {strategy}; there is one of {', '.join(MODELS)}")
     return MODELS[strategy](work, shape(inventory, per_cpu))

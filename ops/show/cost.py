@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory, whole_sum
 from ops.errors import DONE
 from ops.show import terminal
-from ops.show.views import open_ledger, took
+from ops.show.views import took
 from replica.record import JobRecord, now, seconds_since
 
 _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"
@@ -45,15 +46,16 @@ def share(hosts: Sequence[Host], moment: str) -> Share:
     )
 
 
-def cost(inventory: Inventory, as_json: bool) -> int:
+def cost(cluster: Cluster, as_json: bool) -> int:
     """The cost of each role, of the stack, and of its jobs; the bucket is not asked where there are no prices."""
+    inventory = cluster.inventory
     moment, priced = now(), inventory.hourly_cost is not None
     of_role: dict[str, list[Host]] = {}
     for host in inventory.hosts:
         of_role.setdefault(str(host.role), []).append(host)
     roles = {role: share(hosts, moment) for role, hosts in of_role.items()}
     stack = share(inventory.hosts, moment)
-    records = open_ledger(inventory).jobs() if priced else None
+    records = cluster.ledger.jobs() if priced else None
     if as_json:
         terminal.as_json(_json(inventory, stack, roles, records))
     elif records is None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.cluster.bucket import Bucket, open_bucket
-from ops.cluster.inventory import Inventory
+from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
 from ops.show import terminal
-from ops.show.views import open_ledger
 from replica.record import JobRecord
 
 
@@ -40,11 +39,12 @@ class Output:
                 self._bucket.download(name, target / path.removeprefix(below), progress)
 
 
-def find(inventory: Inventory, bucket: Bucket, record: JobRecord) -> Output:
+def find(cluster: Cluster, record: JobRecord) -> Output:
     """A job's output, which may have no file yet; OpsError where it is in no bucket that can be opened."""
+    inventory = cluster.inventory
     job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/jobs/{record.jobId}/output").rstrip("/")
     if job_dir.startswith(f"{inventory.bucket}/"):
-        folder = job_dir.removeprefix(f"{inventory.bucket}/")
+        bucket, folder = cluster.bucket, job_dir.removeprefix(f"{inventory.bucket}/")
     elif "://" in job_dir:
         bucket, folder = open_bucket(job_dir, lambda: None), ""
     else:
@@ -53,14 +53,13 @@ def find(inventory: Inventory, bucket: Bucket, record: JobRecord) -> Output:
         return Output(record, job_dir, bucket.walk(folder), bucket, folder)
 
 
-def get(inventory: Inventory, job_id: str, dest: str) -> int:
+def get(cluster: Cluster, job_id: str, dest: str) -> int:
     """Fetch a job's output."""
-    ledger = open_ledger(inventory)
-    record = ledger.existing_job(job_id)
+    record = cluster.ledger.existing_job(job_id)
     target = Path(dest)
     if target.exists() and not target.is_dir():
         raise UsageError(f"{dest} is a file: give the name of a directory")
-    output = find(inventory, ledger.bucket, record)
+    output = find(cluster, record)
     if not output.files:
         raise OpsError(f"job {job_id} ({record.state}) has no output in {output.job_dir}")
     output.fetch(list(output.files), target)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
-from ops.cluster.remote import Fleet
 from ops.errors import DONE
-from ops.ledger import Ledger
 from ops.show import terminal
 from ops.train import manifest
 from ops.train.config import Flags, Job, build_job
@@ -19,17 +17,10 @@ from replica.record import JobRecord, ReplicaRecord, ReplicaState, now, seconds_
 _HOSTS_SECONDS = 12.0
 
 
-def open_ledger(inventory: Inventory) -> Ledger:
-    """The records, through whichever host answers first."""
-    fleet = Fleet(inventory)
-    with terminal.Step("opening the bucket"):
-        return Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
-
-
-def jobs(inventory: Inventory, as_json: bool) -> int:
+def jobs(cluster: Cluster, as_json: bool) -> int:
     """Every job, the newest first."""
     with terminal.Step("reading the jobs"):
-        records = open_ledger(inventory).jobs()
+        records = cluster.ledger.jobs()
     if as_json:
         terminal.as_json([asdict(record) for record in records])
         return DONE
@@ -56,9 +47,9 @@ def jobs(inventory: Inventory, as_json: bool) -> int:
     return DONE
 
 
-def describe(inventory: Inventory, job_id: str, as_json: bool) -> int:
+def describe(cluster: Cluster, job_id: str, as_json: bool) -> int:
     """All that is known of a job."""
-    ledger = open_ledger(inventory)
+    ledger = cluster.ledger
     record = ledger.existing_job(job_id)
     replicas = ledger.replicas(record)
     if as_json:
@@ -114,9 +105,9 @@ def _as_in_inventory(host: Host) -> dict[str, Any]:
     return {head + "".join(word.title() for word in tail): getattr(host, key) for key, (head, *tail) in words.items()}
 
 
-def hosts(inventory: Inventory, as_json: bool) -> int:
+def hosts(cluster: Cluster, as_json: bool) -> int:
     """The hosts of the cluster, and whether each answers."""
-    fleet = Fleet(inventory)
+    inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
         outcome = fleet.each(
             inventory.names, lambda name: fleet.run(name, "systemctl is-active scaletier.service"), _HOSTS_SECONDS

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 
-from ops.cluster.inventory import Inventory
+from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
 from ops.ledger import LOST_SECONDS, Ledger, cancelled
 from ops.show import terminal
-from ops.show.views import open_ledger
 from replica.record import JobRecord, JobState, ReplicaState
 
 # A host that is gone counts as lost after a while, and only then is its job CANCELLED.
 _WAIT_SECONDS = LOST_SECONDS + 30
 
 
-def cancel(inventory: Inventory, job_id: str) -> int:
+def cancel(cluster: Cluster, job_id: str) -> int:
     """Cancel a job and wait until it is; exit code 0 once it is CANCELLED."""
-    ledger = open_ledger(inventory)
+    ledger = cluster.ledger
     record = ledger.existing_job(job_id)
     if record.final:
         raise UsageError(f"job {job_id} is {record.state} already: there is nothing to cancel")

@@ -10,29 +10,27 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster.bucket import Bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.cluster.remote import Fleet
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.ledger import Ledger
 from ops.logs.read import read_logs
 from ops.package.package import Package, unpack
 from ops.show import terminal
-from ops.train import compare, train
+from ops.train import compare, manifest, train
 from ops.train.config import Job
-from ops.train.manifest import cluster, cluster_line, redirected
 from ops.train.schema import check_job_id
 from ops.train.submit import Submission, used_before
 from replica.record import JobRecord
 
 
-def reproduce(inventory: Inventory, job_id: str, new_id: str | None, follow: bool, as_json: bool) -> int:
+def reproduce(cluster: Cluster, job_id: str, new_id: str | None, follow: bool, as_json: bool) -> int:
     """Run the job again, follow it and compare; the exit code is 0 where it SUCCEEDED, or was started with `follow` False.
 
     A run that was already started as this one is followed and compared, so that one comes back after a Ctrl-C.
     """
-    fleet = Fleet(inventory)
-    ledger = Ledger(open_bucket(inventory.operator_bucket, fleet.any_connection))
+    ledger = cluster.ledger
     original = ledger.existing_job(job_id)
     new_id = new_id or _next_free(ledger, job_id)
     check_job_id(new_id)
@@ -41,7 +39,7 @@ def reproduce(inventory: Inventory, job_id: str, new_id: str | None, follow: boo
         raise used_before(new_id)
     # stdout is for the result, which a program reads.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        code = train.watch(fleet, new_id) if before else _again(fleet, ledger.bucket, original, new_id, follow)
+        code = train.watch(cluster, new_id) if before else _again(cluster, original, new_id, follow)
     if code == DETACHED:
         terminal.note(f"fab reproduce {job_id} --job {new_id} comes back to it, and compares")
         return code
@@ -49,7 +47,7 @@ def reproduce(inventory: Inventory, job_id: str, new_id: str | None, follow: boo
         terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
         return code
     again = ledger.existing_job(new_id)
-    found = compare.rows(original, again, (_final_metrics(fleet, original), _final_metrics(fleet, again)))
+    found = compare.rows(original, again, (_final_metrics(cluster, original), _final_metrics(cluster, again)))
     _show(job_id, new_id, found, as_json)
     return code
 
@@ -58,15 +56,15 @@ def _next_free(ledger: Ledger, job_id: str) -> str:
     return next(name for number in itertools.count(2) if not ledger.job(name := f"{job_id}_{number}"))
 
 
-def _again(fleet: Fleet, bucket: Bucket, original: JobRecord, new_id: str, follow: bool) -> int:
-    inventory, whole = fleet.inventory, read_manifest(bucket, original.jobId)
+def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> int:
+    inventory, whole = cluster.inventory, read_manifest(cluster.bucket, original.jobId)
     if not original.final:
         terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
-    if (then := whole["cluster"]) != (today := cluster(inventory)):
-        lines = (cluster_line({"cluster": made}) for made in (then, today))
+    if (then := whole["cluster"]) != (today := manifest.cluster(inventory)):
+        lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
-    built = read_package(bucket, original.jobId, whole)
-    return train.run(fleet, Submission(inventory, build_job(inventory, whole, new_id), built, {}), follow)
+    built = read_package(cluster.bucket, original.jobId, whole)
+    return train.run(cluster, Submission(inventory, build_job(inventory, whole, new_id), built, {}), follow)
 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
@@ -97,7 +95,7 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
 def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str) -> Job:
     """The job of a manifest under another id, with an output folder of its own."""
     folder = f"{inventory.bucket}/jobs/{new_id}/output"
-    config, args = whole["config"], redirected(whole["args"], folder)
+    config, args = whole["config"], manifest.redirected(whole["args"], folder)
     shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder}
     return Job(
         id=new_id,
@@ -112,11 +110,11 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str) -> Jo
     )
 
 
-def _final_metrics(fleet: Fleet, record: JobRecord) -> dict[str, str]:
+def _final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
     """What the chief printed at last; empty where it printed nothing of the kind, or where its log is gone."""
-    chief = str(record.replicas[0]["name"]) if record.replicas else fleet.inventory.chief.name
+    chief = str(record.replicas[0]["name"]) if record.replicas else cluster.inventory.chief.name
     try:
-        log = read_logs(fleet, [chief], record.jobId, None)
+        log = read_logs(cluster, [chief], record.jobId, None)
     except OpsError:
         return {}
     return compare.final_metrics(line.message for line in log.get(chief, []))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ops.cluster.bucket import Bucket, missing, open_bucket
+from ops.cluster.bucket import Bucket, missing
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import ROOT, Inventory
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
-from ops.ledger import Ledger, cancelled, fail, me
+from ops.ledger import cancelled, fail, me
 from ops.package import package
 from ops.show import terminal
 from ops.train import manifest, push
@@ -74,9 +75,9 @@ def used_before(job_id: str) -> UsageError:
     return UsageError(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
 
 
-def submit(fleet: Fleet, ledger: Ledger, submission: Submission) -> None:
+def submit(cluster: Cluster, submission: Submission) -> None:
     """Claim the cluster, write the record, and start every host; undone where that fails or is interrupted."""
-    job_id = submission.job.id
+    fleet, ledger, job_id = cluster.fleet, cluster.ledger, submission.job.id
     record, streams = submission.record(), submission.streams()
     ledger.acquire(job_id)
     try:
@@ -84,12 +85,12 @@ def submit(fleet: Fleet, ledger: Ledger, submission: Submission) -> None:
             raise used_before(job_id)
         _upload_data(ledger.bucket, submission)
         ledger.write(record.to(JobState.PREPARING))
-        uploads = _Background(lambda: _upload_package(fleet, submission))
+        uploads = _Background(lambda: _upload_package(cluster, submission))
         with terminal.Step(f"{job_id}: starting {len(fleet.inventory.hosts)} hosts", always=True) as step:
             _push(fleet, job_id, streams, terminal.counter(step, len(fleet.inventory.hosts)))
             uploads.join()
     except BaseException as error:
-        _undo(fleet, ledger, job_id, error)
+        _undo(cluster, job_id, error)
         raise
 
 
@@ -104,8 +105,9 @@ def _push(fleet: Fleet, job_id: str, streams: Callable[[str], bytes], done: Call
         raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
 
 
-def _undo(fleet: Fleet, ledger: Ledger, job_id: str, error: BaseException) -> None:
+def _undo(cluster: Cluster, job_id: str, error: BaseException) -> None:
     """Stop what was started, and end the record, so that the cluster is free again."""
+    fleet, ledger = cluster.fleet, cluster.ledger
     try:
         record = ledger.job(job_id)
         if record is None or record.final or isinstance(error, UsageError):
@@ -141,9 +143,8 @@ def _upload_data(bucket: Bucket, submission: Submission) -> None:
             bucket.upload(f"{DATA}/{name}", submission.data[name], progress)
 
 
-def _upload_package(fleet: Fleet, submission: Submission) -> None:
-    # A channel of its own: an SFTP client is not for two threads.
-    bucket = open_bucket(fleet.inventory.operator_bucket, fleet.any_connection)
+def _upload_package(cluster: Cluster, submission: Submission) -> None:
+    bucket = cluster.another_bucket()
     bucket.upload(f"jobs/{submission.job.id}/package.tar.gz", submission.package.archive)
     bucket.upload(f"jobs/{submission.job.id}/manifest.json", manifest.to_json(submission.manifest()))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster.bucket import Bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import ROOT, Inventory
-from ops.cluster.remote import ADVICE, Fleet
+from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
-from ops.ledger import Ledger
 from ops.package import package
 from ops.package.imports import missing_line
 from ops.show import terminal
@@ -28,22 +28,22 @@ _CHECK_SECONDS = 30.0
 _FREE_BYTES = 100_000_000
 
 
-def train(inventory: Inventory, flags: Flags, folder: str | None, follow: bool) -> int:
+def train(cluster: Cluster, flags: Flags, folder: str | None, follow: bool) -> int:
     """Run a job; the exit code is 0 where it SUCCEEDED, or was started with `follow` False."""
-    submission = prepare(inventory, flags, folder)
-    return run(Fleet(inventory), submission, follow)
+    return run(cluster, prepare(cluster.inventory, flags, folder), follow)
 
 
-def run(fleet: Fleet, submission: Submission, follow: bool) -> int:
+def run(cluster: Cluster, submission: Submission, follow: bool) -> int:
     """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
     for text in submission.job.notes:
         terminal.note(text)
-    submit(fleet, _check_hosts(fleet, submission), submission)
+    _check_hosts(cluster, submission)
+    submit(cluster, submission)
     job_id = submission.job.id
     if not follow:
         terminal.out(f"{job_id} is started: fab logs all --job {job_id} --follow, fab describe {job_id}")
         return DONE
-    return watch(fleet, job_id)
+    return watch(cluster, job_id)
 
 
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
@@ -71,9 +71,9 @@ def wants_mnist(built: package.Package, args: Sequence[str]) -> bool:
     return looks and not any(arg.partition("=")[0] in _DATA_FLAGS for arg in args)
 
 
-def _check_hosts(fleet: Fleet, submission: Submission) -> Ledger:
-    """Connect to all hosts and see that the job can run there; nothing is changed. The ledger for what follows."""
-    inventory = submission.inventory
+def _check_hosts(cluster: Cluster, submission: Submission) -> None:
+    """Connect to all hosts and see that the job can run there; nothing is changed."""
+    inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.Step(f"connecting to {len(inventory.hosts)} hosts") as step:
         fleet.connect_all(inventory.names, terminal.counter(step, len(inventory.hosts)))
     directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
@@ -92,11 +92,9 @@ def _check_hosts(fleet: Fleet, submission: Submission) -> Ledger:
         raise HostsError(outcome.failures, ADVICE, UsageError.code)
     for name, (free, lacking) in outcome.results.items():
         _check_host(name, free, lacking, submission.package)
-    ledger = Ledger(open_bucket(inventory.operator_bucket, lambda: fleet.connection(inventory.chief.name)))
-    if ledger.job(submission.job.id):
+    if cluster.ledger.job(submission.job.id):
         raise used_before(submission.job.id)
-    _check_data(ledger.bucket, submission)
-    return ledger
+    _check_data(cluster.bucket, submission)
 
 
 def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:
@@ -116,12 +114,12 @@ def _check_data(bucket: Bucket, submission: Submission) -> None:
         raise UsageError(NO_MNIST)
 
 
-def watch(fleet: Fleet, job_id: str) -> int:
+def watch(cluster: Cluster, job_id: str) -> int:
     """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
     from ops.logs.read import follow
 
     try:
-        record = follow(fleet, job_id, list(fleet.inventory.names), None, False)
+        record = follow(cluster, job_id, list(cluster.inventory.names), None, False)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
         terminal.note(f"\n{job_id} goes on: {how}")

@@ -10,6 +10,7 @@ import pytest
 from opsdata import inventory_json
 
 from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory, parse
 from ops.ledger import Ledger, cancelled, fail
 from ops.show import cost
@@ -25,8 +26,6 @@ def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cost, "now", lambda: NOW)
     hosts = [replace(host, hourly_cost=0.25, create_time=MADE) for host in inventory.hosts]
     hosts[3] = replace(hosts[3], create_time="2026-01-31T05:00:00.000-08:00")
-    for name in ("ssh_config", "known_hosts"):
-        (tmp_path / name).touch()
     return replace(inventory, hosts=tuple(hosts), operator_bucket=str(tmp_path / "bucket"))
 
 
@@ -64,7 +63,7 @@ def test_an_inventory_without_creation_times_is_read(inventory: Inventory, tmp_p
 
 
 def test_the_table(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost.cost(priced, as_json=False) == 0
+    assert cost.cost(Cluster(priced), as_json=False) == 0
     shown = capsys.readouterr()
     roles, jobs = shown.out.split("\n\n")
     assert [line.split() for line in roles.splitlines()[1:]] == [
@@ -83,7 +82,7 @@ def test_the_table(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixt
 
 
 def test_json(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cost.cost(priced, as_json=True) == 0
+    assert cost.cost(Cluster(priced), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert {key: found[key] for key in ("stack", "hosts", "hourlyCost", "hoursUp", "accruedCost")} == {
         "stack": "test",
@@ -98,7 +97,7 @@ def test_json(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[s
 
 def test_hosts_whose_creation_is_not_known(priced: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tuple(replace(host, create_time=None) for host in priced.hosts)
-    assert cost.cost(replace(priced, hosts=hosts), as_json=False) == 0
+    assert cost.cost(Cluster(replace(priced, hosts=hosts)), as_json=False) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1].split() == ["all", "5", "1.2500", "-", "-"]
     assert "run pulumi up" in shown.err
@@ -106,11 +105,11 @@ def test_hosts_whose_creation_is_not_known(priced: Inventory, capsys: pytest.Cap
 
 def test_a_stack_without_prices(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
     """Its bucket is not opened: none of its hosts is there."""
-    assert cost.cost(inventory, as_json=False) == 0
+    assert cost.cost(Cluster(inventory), as_json=False) == 0
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert "stack test has no prices: local hosts have none" in shown.err
-    assert cost.cost(inventory, as_json=True) == 0
+    assert cost.cost(Cluster(inventory), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert [found[key] for key in ("hourlyCost", "hoursUp", "accruedCost", "jobs")] == [None] * 4
     assert found["roles"][0] == {"role": "ps", "hosts": 1, "hourlyCost": None, "hoursUp": None, "accruedCost": None}
@@ -125,7 +124,7 @@ def test_a_job_that_no_replica_ends_costs_as_well(ledger: Ledger) -> None:
 
 
 def test_describe_shows_it(priced: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    describe(priced, "job01", as_json=False)
+    describe(Cluster(priced), "job01", as_json=False)
     assert "cost:          1.2500 USD\n" in capsys.readouterr().out
-    describe(priced, "job02", as_json=False)
+    describe(Cluster(priced), "job02", as_json=False)
     assert "cost:" not in capsys.readouterr().out

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
-from ops.ledger import Ledger
 from ops.models import export as module
 from ops.models.savedmodel import signatures
 from ops.package import package
@@ -63,19 +62,17 @@ def put(inventory: Inventory, path: str, content: bytes) -> None:
 
 
 @pytest.fixture
-def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster whose job01 has ended and has no output yet."""
     (tmp_path / "bucket").mkdir()
     changed = replace(inventory, operator_bucket=f"{tmp_path}/bucket")
-    ledger = Ledger(open_bucket(changed.operator_bucket, lambda: None))
-    ledger.create(JobRecord("job01", state="FAILED", trainingInput={"args": ["--model", "cnn", "--max-steps=9"]}))
-    fleet = FakeFleet(changed)
-    monkeypatch.setattr(module, "Fleet", lambda _: fleet)
+    cluster = Cluster(changed, FakeFleet(changed))  # type: ignore[arg-type]
+    cluster.ledger.create(JobRecord("job01", state="FAILED", trainingInput={"args": ["--model", "cnn", "--max-steps=9"]}))
     monkeypatch.chdir(tmp_path)
-    return changed
+    return cluster
 
 
-def run(cluster: Inventory, capsys: pytest.CaptureFixture[str], dest: str | None = None) -> Any:
+def run(cluster: Cluster, capsys: pytest.CaptureFixture[str], dest: str | None = None) -> Any:
     assert module.export(cluster, "job01", dest, as_json=True) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -87,10 +84,10 @@ def test_a_saved_model_is_read_without_tensorflow() -> None:
             signatures(wrong)
 
 
-def test_the_newest_whole_model_is_fetched_whole(cluster: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_whole_model_is_fetched_whole(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in (("999", b"old"), ("1700000000", saved_model()), ("temp-1900000000", b"half")):
-        put(cluster, f"export/Servo/{name}/saved_model.pb", content)
-    put(cluster, "export/Servo/1700000000/variables/variables.index", b"i")
+        put(cluster.inventory, f"export/Servo/{name}/saved_model.pb", content)
+    put(cluster.inventory, "export/Servo/1700000000/variables/variables.index", b"i")
     shown = run(cluster, capsys)
     assert shown == {
         "path": "export/job01/1700000000",
@@ -103,8 +100,8 @@ def test_the_newest_whole_model_is_fetched_whole(cluster: Inventory, capsys: pyt
         module.export(cluster, "job01", None, as_json=False)
 
 
-def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    put(cluster, "my model/saved_model.pb", saved_model())
+def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    put(cluster.inventory, "my model/saved_model.pb", saved_model())
     Path("empty").mkdir()
     assert run(cluster, capsys, "empty")["source"] == "/bucket/jobs/job01/output/my model"
     assert Path("empty/saved_model.pb").read_bytes() == saved_model()
@@ -113,26 +110,25 @@ def test_somebody_elses_model_and_a_directory_of_ones_own(cluster: Inventory, ca
         module.export(cluster, "job01", "file", as_json=False)
 
 
-def test_a_model_that_is_none_is_one_line(cluster: Inventory) -> None:
-    put(cluster, "export/Servo/1/saved_model.pb", b"\xff")
+def test_a_model_that_is_none_is_one_line(cluster: Cluster) -> None:
+    put(cluster.inventory, "export/Servo/1/saved_model.pb", b"\xff")
     with pytest.raises(OpsError, match=r"^export/job01/1/saved_model.pb: not a SavedModel"):
         module.export(cluster, "job01", None, as_json=False)
 
 
 def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
-    cluster: Inventory, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(cluster, "checkpoints/model-7.index", b"")
-    bucket = open_bucket(cluster.operator_bucket, lambda: None)
+    put(cluster.inventory, "checkpoints/model-7.index", b"")
     foreign = r"^job job01 \(FAILED\) exported no model, and its trainer has no trainer.export"
     with pytest.raises(OpsError, match=foreign):
         module.export(cluster, "job01", None, as_json=False)
-    bucket.write("jobs/job01/package.tar.gz", package.pack({"mine/__init__.py": b""}))
+    cluster.bucket.write("jobs/job01/package.tar.gz", package.pack({"mine/__init__.py": b""}))
     with pytest.raises(OpsError, match=foreign):
         module.export(cluster, "job01", None, as_json=False)
-    bucket.write("jobs/job01/package.tar.gz", package.pack({"trainer/__init__.py": b"", "trainer/export.py": b""}))
+    cluster.bucket.write("jobs/job01/package.tar.gz", package.pack({"trainer/__init__.py": b"", "trainer/export.py": b""}))
     assert run(cluster, capsys)["path"] == "export/job01/1800000000"
-    ((host, command),) = module.Fleet(cluster).asked
+    ((host, command),) = cluster.fleet.asked
     assert host == "master-0"
     assert command.startswith("sudo -n -u trainer sh -c ")
     assert command.endswith(" sh --model cnn --max-steps=9 --job-dir /bucket/jobs/job01/output")
@@ -145,7 +141,7 @@ def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
         ("RUNNING", r"^job job01 is RUNNING and exports at its end: wait for it, or fab cancel job01$"),
     ],
 )
-def test_nothing_to_export(cluster: Inventory, state: str, says: str) -> None:
-    Ledger(open_bucket(cluster.operator_bucket, lambda: None)).write(JobRecord("job01", state=state))
+def test_nothing_to_export(cluster: Cluster, state: str, says: str) -> None:
+    cluster.ledger.write(JobRecord("job01", state=state))
     with pytest.raises(OpsError, match=says):
         module.export(cluster, "job01", None, as_json=False)

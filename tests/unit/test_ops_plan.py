@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ops_submit import FakeFleet
 
 from infra.spec import SpecError
 from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import DONE, OpsError, UsageError
 from ops.ledger import Ledger
@@ -156,7 +156,6 @@ def ran(inventory: Inventory, folder: Path, *args: str) -> None:
 
 def log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
     lines = [type("Line", (), {"message": message}) for message in messages]
-    monkeypatch.setattr(planned, "Fleet", FakeFleet)
     monkeypatch.setattr(planned, "read_logs", lambda *_: {"master-0": lines})
 
 
@@ -168,14 +167,14 @@ def test_a_job_is_compared_with_its_plan(
     ran(here, mine, "--max-steps", "9")
     log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
-    assert planned.check(here, "job01", True) == DONE
+    assert planned.check(Cluster(here), "job01", True) == DONE
     told = json.loads(capsys.readouterr().out)
     # One process had 10 steps/s of the two processors, and so have three that share them; the job had 9.
     assert told["measured"] == 9
     assert told["predicted"]["stepsPerSecond"] == pytest.approx(10)
     assert told["predicted"]["bound"] == "shared cpus"
     assert told["errorPercent"] == pytest.approx(11.1)
-    planned.check(here, "job01", False)
+    planned.check(Cluster(here), "job01", False)
     assert "job01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
 
 
@@ -185,14 +184,14 @@ def test_what_cannot_be_compared_is_one_line(
     here = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
     log(monkeypatch, LINE.format(1, 1))
     with pytest.raises(UsageError, match="there is no job 'job01'"):
-        planned.check(here, "job01", False)
+        planned.check(Cluster(here), "job01", False)
     ran(here, mine)
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
-        planned.check(here, "job01", False)
+        planned.check(Cluster(here), "job01", False)
     plan.plan(call(mine), True)
     with pytest.raises(UsageError, match="job01 logged too few Train lines to tell its speed"):
-        planned.check(here, "job01", False)
+        planned.check(Cluster(here), "job01", False)
     with pytest.raises(UsageError, match=r"job01 ran on another cluster: CUSTOM.* - now it is STANDARD_1"):
-        planned.check(replace(standard, operator_bucket=here.operator_bucket), "job01", False)
+        planned.check(Cluster(replace(standard, operator_bucket=here.operator_bucket)), "job01", False)
     with pytest.raises(UsageError, match="there is no model of --strategy odd; there is one of async, sync"):
         planned.predict(Work(1, 1), here, ["--strategy=odd"], 1)

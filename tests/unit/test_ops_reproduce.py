@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ops_submit import TINY, FakeFleet
+from test_ops_submit import TINY
 
 from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.ledger import Ledger
@@ -30,12 +31,12 @@ class Runs:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.submissions, self.state = ledger, list[Submission](), JobState.SUCCEEDED
 
-    def run(self, fleet: Any, submission: Submission, follow: bool) -> int:
+    def run(self, cluster: Any, submission: Submission, follow: bool) -> int:
         self.submissions.append(submission)
         self.ledger.create(submission.record().to(JobState.PREPARING))
-        return self.watch(fleet, submission.job.id) if follow else DONE
+        return self.watch(cluster, submission.job.id) if follow else DONE
 
-    def watch(self, fleet: Any, job_id: str) -> int:
+    def watch(self, cluster: Any, job_id: str) -> int:
         print("a line of the log")
         record = self.ledger.existing_job(job_id)
         if not self.state.final:
@@ -58,12 +59,11 @@ def ledger(here: Inventory) -> Ledger:
 @pytest.fixture
 def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Runs:
     made = Runs(ledger)
-    monkeypatch.setattr(reproduce, "Fleet", FakeFleet)
     monkeypatch.setattr(train, "run", made.run)
     monkeypatch.setattr(train, "watch", made.watch)
     accuracies = {"job01": "0.9", "job01_2": "0.91"}
 
-    def read_logs(fleet: Any, replicas: list[str], job_id: str, lines: int | None) -> dict[str, list[Any]]:
+    def read_logs(cluster: Any, replicas: list[str], job_id: str, lines: int | None) -> dict[str, list[Any]]:
         assert (replicas, lines) == (["master-0"], None)
         if job_id not in accuracies:
             raise OpsError("it has no log")
@@ -88,7 +88,7 @@ def test_the_same_job_runs_again_under_the_next_free_id(
     here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built = start(ledger, here, "--a", "\udcff", "two words", labels=["owner=ann"])
-    assert reproduce.reproduce(here, "job01", None, True, False) == DONE
+    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == DONE
     (made,) = runs.submissions
     assert made.job.id == "job01_2"
     assert made.job.args == ("--a", "\udcff", "two words")
@@ -102,7 +102,7 @@ def test_the_same_job_runs_again_under_the_next_free_id(
     assert "+0.01" in out
     assert out.endswith("job01_2 differs from job01 in accuracy\n")
     ledger.create(JobRecord("job01_3"))
-    assert reproduce.reproduce(here, "job01", None, True, False) == DONE
+    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == DONE
     assert runs.submissions[-1].job.id == "job01_4"
 
 
@@ -110,7 +110,7 @@ def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, t
     config = tmp_path / "config.yaml"
     config.write_text("trainingInput: {useChiefInTfConfig: false, scheduling: {maxRestarts: 1}, jobDir: /bucket/shared}")
     start(ledger, here, "--output_path=/bucket/shared", config=str(config))
-    reproduce.reproduce(here, "job01", "again", True, False)
+    reproduce.reproduce(Cluster(here), "job01", "again", True, False)
     made = runs.submissions[0].job
     assert (made.id, made.use_chief, made.policy) == ("again", False, {"maxRestarts": 1})
     own = "/bucket/jobs/again/output"
@@ -121,7 +121,7 @@ def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, t
 
 def test_json_is_alone_on_stdout(here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     start(ledger, here)
-    assert reproduce.reproduce(here, "job01", None, True, True) == DONE
+    assert reproduce.reproduce(Cluster(here), "job01", None, True, True) == DONE
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert (told["original"], told["job"], told["differs"]) == ("job01", "job01_2", ["accuracy"])
@@ -133,7 +133,7 @@ def test_json_is_alone_on_stdout(here: Inventory, ledger: Ledger, runs: Runs, ca
 def test_the_exit_code_is_that_of_the_new_run(here: Inventory, ledger: Ledger, runs: Runs) -> None:
     start(ledger, here)
     runs.state = JobState.FAILED
-    assert reproduce.reproduce(here, "job01", None, True, False) == FAILED
+    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == FAILED
 
 
 def test_one_that_was_left_is_come_back_to(
@@ -141,13 +141,13 @@ def test_one_that_was_left_is_come_back_to(
 ) -> None:
     start(ledger, here)
     runs.state = JobState.RUNNING
-    assert reproduce.reproduce(here, "job01", None, True, False) == DETACHED
+    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == DETACHED
     assert "fab reproduce job01 --job job01_2 comes back to it, and compares" in capsys.readouterr().err
     runs.state = JobState.SUCCEEDED
-    assert reproduce.reproduce(here, "job01", "job01_2", True, False) == DONE
+    assert reproduce.reproduce(Cluster(here), "job01", "job01_2", True, False) == DONE
     assert len(runs.submissions) == 1
     assert "job01_2 differs from job01 in accuracy" in capsys.readouterr().out
-    assert reproduce.reproduce(here, "job01", "third", False, False) == DONE
+    assert reproduce.reproduce(Cluster(here), "job01", "third", False, False) == DONE
     assert "fab reproduce job01 --job third compares" in capsys.readouterr().err
 
 
@@ -156,7 +156,7 @@ def test_another_cluster_and_an_original_that_runs_are_said(
 ) -> None:
     start(ledger, replace(standard, operator_bucket=here.operator_bucket))
     ledger.write(JobRecord("job01", state=JobState.RUNNING))
-    reproduce.reproduce(here, "job01", None, True, False)
+    reproduce.reproduce(Cluster(here), "job01", None, True, False)
     err = capsys.readouterr().err.splitlines()
     assert "job01 is RUNNING: it has no results yet to compare with" in err
     (line,) = [line for line in err if "another cluster" in line]
@@ -181,7 +181,7 @@ def test_bad_input_is_one_line_and_starts_nothing(
     start(ledger, here)
     change(ledger.bucket)
     with pytest.raises(OpsError, match=says) as error:
-        reproduce.reproduce(here, "job01", new, True, False)
+        reproduce.reproduce(Cluster(here), "job01", new, True, False)
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert runs.submissions == []
@@ -189,11 +189,11 @@ def test_bad_input_is_one_line_and_starts_nothing(
 
 def test_jobs_without_manifest_or_package(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no job 'job01'; none was started yet"):
-        reproduce.reproduce(here, "job01", None, True, False)
+        reproduce.reproduce(Cluster(here), "job01", None, True, False)
     ledger.create(JobRecord("job01"))
     with pytest.raises(UsageError, match="job job01 has no manifest, so it cannot be run from the bucket alone"):
-        reproduce.reproduce(here, "job01", None, True, False)
+        reproduce.reproduce(Cluster(here), "job01", None, True, False)
     start(ledger, here)
     (tmp_path / "bucket/jobs/job01/package.tar.gz").unlink()
     with pytest.raises(OpsError, match="the package of job01 is no longer in the bucket"):
-        reproduce.reproduce(here, "job01", None, True, False)
+        reproduce.reproduce(Cluster(here), "job01", None, True, False)

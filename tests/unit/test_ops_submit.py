@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import Inventory
 from ops.cluster.remote import Ran
@@ -67,6 +68,10 @@ def ledger(submission: Submission) -> Ledger:
     return Ledger(open_bucket(submission.inventory.operator_bucket, lambda: None))
 
 
+def on(fleet: FakeFleet, ledger: Ledger | None = None) -> Cluster:
+    return Cluster(fleet.inventory, fleet, ledger=ledger)  # type: ignore[arg-type]
+
+
 def state(ledger: Ledger) -> tuple[str, str]:
     record = ledger.job("job01")
     assert record is not None
@@ -75,7 +80,7 @@ def state(ledger: Ledger) -> tuple[str, str]:
 
 def test_every_host_is_told_once(submission: Submission, ledger: Ledger) -> None:
     fleet = FakeFleet(submission.inventory)
-    submit(fleet, ledger, submission)  # type: ignore[arg-type]
+    submit(on(fleet, ledger), submission)
     assert sorted(fleet.told) == sorted((name, push.take_in_command("job01")) for name in submission.inventory.names)
     assert state(ledger) == ("PREPARING", "")
     assert ledger.bucket.read("jobs/job01/package.tar.gz") == submission.package.archive
@@ -88,7 +93,7 @@ def test_data_is_there_before_a_host_starts(submission: Submission, ledger: Ledg
     submission = replace(submission, data={"train.tfrecord": tmp_path / "train.tfrecord"})
     seen: list[int | None] = []
     fleet = FakeFleet(submission.inventory, lambda *_: seen.append(ledger.bucket.names("data/mnist").get("train.tfrecord")))
-    submit(fleet, ledger, submission)  # type: ignore[arg-type]
+    submit(on(fleet, ledger), submission)
     assert seen == [5] * 5
 
 
@@ -97,7 +102,7 @@ def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Le
     (tmp_path / new).write_bytes(b"12345")
     for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord.gz", "train-mine.tfrecord"):
         ledger.bucket.upload(f"data/mnist/{name}", b"1")
-    submit(FakeFleet(submission.inventory), ledger, replace(submission, data={new: tmp_path / new}))  # type: ignore[arg-type]
+    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, data={new: tmp_path / new}))
     assert ledger.bucket.names("data/mnist") == {new: 5, "train-mine.tfrecord": 1}
 
 
@@ -109,7 +114,7 @@ def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) 
     with pytest.raises(
         HostsError, match=r"worker-1 could not start its replica.*No space left: job job01 is FAILED, nothing runs"
     ):
-        submit(fleet, ledger, submission)  # type: ignore[arg-type]
+        submit(on(fleet, ledger), submission)
     assert state(ledger)[0] == JobState.FAILED
     assert "No space left" in state(ledger)[1]
     stopped = {name for name, command in fleet.told if command == push.stop_command()}
@@ -126,7 +131,7 @@ def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: 
 
     fleet = Interrupted(submission.inventory)
     with pytest.raises(KeyboardInterrupt):
-        submit(fleet, ledger, submission)  # type: ignore[arg-type]
+        submit(on(fleet, ledger), submission)
     assert state(ledger) == ("CANCELLED", "fab train was stopped before the replicas had started")
     assert {command for _, command in fleet.told} == {push.stop_command()}
     assert "job01 is CANCELLED, and nothing runs" in capsys.readouterr().err
@@ -135,11 +140,11 @@ def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: 
 
 def test_a_job_that_has_the_cluster_is_left_alone(submission: Submission, ledger: Ledger) -> None:
     fleet = FakeFleet(submission.inventory)
-    submit(fleet, ledger, submission)  # type: ignore[arg-type]
+    submit(on(fleet, ledger), submission)
     second = replace(submission, job=replace(submission.job, id="job02"))
     fleet.told.clear()
     with pytest.raises(UsageError, match="job job01 is PREPARING"):
-        submit(fleet, ledger, second)  # type: ignore[arg-type]
+        submit(on(fleet, ledger), second)
     assert fleet.told == []
     assert ledger.job("job02") is None
     assert state(ledger)[0] == "PREPARING"
@@ -151,16 +156,16 @@ def checks(room: int, lacking: str = "") -> Callable[[str, str], Ran | None]:
 
 def test_hosts_are_checked_before_anything_is_changed(submission: Submission, ledger: Ledger) -> None:
     fleet = FakeFleet(submission.inventory, checks(10**10))
-    train._check_hosts(fleet, submission)  # type: ignore[arg-type]
+    train._check_hosts(on(fleet), submission)
     assert ledger.bucket.walk("") == {}
     with pytest.raises(UsageError, match=r"ps-0 has only 50.0 MB free in /var/lib/scaletier, a job needs 100"):
-        train._check_hosts(FakeFleet(submission.inventory, checks(50_000_000)), submission)  # type: ignore[arg-type]
+        train._check_hosts(on(FakeFleet(submission.inventory, checks(50_000_000))), submission)
     wanting = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
     with pytest.raises(UsageError, match=r"tiny/task.py:3 imports pandas, which neither the package tiny nor the hosts have"):
-        train._check_hosts(FakeFleet(submission.inventory, checks(10**10, "pandas")), wanting)  # type: ignore[arg-type]
+        train._check_hosts(on(FakeFleet(submission.inventory, checks(10**10, "pandas"))), wanting)
     ledger.create(submission.record())
     with pytest.raises(UsageError, match="job id 'job01' was used before"):
-        train._check_hosts(fleet, submission)  # type: ignore[arg-type]
+        train._check_hosts(on(fleet), submission)
 
 
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +173,10 @@ def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, mo
     inventory = replace(inventory, operator_bucket=str(tmp_path))
     fleet = FakeFleet(inventory, checks(10**10))
     with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
-        train._check_hosts(fleet, train.prepare(inventory, Flags("job01"), str(train.SHIPPED)))  # type: ignore[arg-type]
+        train._check_hosts(on(fleet), train.prepare(inventory, Flags("job01"), str(train.SHIPPED)))
     told = train.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(train.SHIPPED))
     assert told.data == {}
-    train._check_hosts(fleet, told)  # type: ignore[arg-type]
+    train._check_hosts(on(fleet), told)
     (tmp_path / "train-0.tfrecord").write_bytes(b"")
     assert list(train.prepare(inventory, Flags("job01"), None).data) == ["train-0.tfrecord"]
 

@@ -16,20 +16,13 @@ from typing import Any
 
 import pytest
 
-from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
 from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError, UsageError
-from ops.ledger import Ledger
 from ops.models import tensorboard as module
 from ops.train.push import PYTHON
 from replica.record import JobRecord
-
-
-class FakeFleet:
-    def __init__(self, inventory: Inventory) -> None:
-        self.inventory = inventory
-        self.any_connection = None
 
 
 class FakeChannel:
@@ -55,9 +48,9 @@ class FakeChannel:
 
 
 @pytest.fixture
-def fleet(inventory: Inventory, tmp_path: Path) -> Any:
+def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
     (tmp_path / "bucket").mkdir()
-    return FakeFleet(replace(inventory, operator_bucket=f"{tmp_path}/bucket"))
+    return Cluster(replace(inventory, operator_bucket=f"{tmp_path}/bucket"))
 
 
 def test_the_command_reads_any_bucket_and_serves_the_host_alone() -> None:
@@ -116,26 +109,26 @@ def test_an_end_is_an_error_with_its_last_line() -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
-def test_a_port_that_is_none(fleet: Any, port: str) -> None:
+def test_a_port_that_is_none(cluster: Cluster, port: str) -> None:
     with pytest.raises(UsageError, match="is no port; valid are 1 to 65535"):
-        module.tensorboard(fleet.inventory, None, every_job=False, port=port)
+        module.tensorboard(cluster, None, every_job=False, port=port)
 
 
-def test_which_job_is_shown(fleet: Any) -> None:
-    ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, lambda: None))
+def test_which_job_is_shown(cluster: Cluster) -> None:
+    ledger = cluster.ledger
     with pytest.raises(UsageError, match="no job has run on this cluster yet"):
-        module._logdir(fleet, None)
+        module._logdir(cluster, None)
     for job in ("old", "new"):
         ledger.create(JobRecord(job, state="RUNNING"))
     with pytest.raises(UsageError, match=r"there is no job 'other'; there are"):
-        module._logdir(fleet, "other")
+        module._logdir(cluster, "other")
     why = r"^job old \(RUNNING\) has no summaries in /bucket/jobs/old/output, try again in a moment$"
     with pytest.raises(OpsError, match=why):
-        module._logdir(fleet, "old")
+        module._logdir(cluster, "old")
     ledger.bucket.write("jobs/old/output/summaries/events.out.tfevents.1.v2", b"")
-    assert module._logdir(fleet, "old") == ("/bucket/jobs/old/output", "old")
+    assert module._logdir(cluster, "old") == ("/bucket/jobs/old/output", "old")
     ledger.acquire("old")
-    assert module._logdir(fleet, None) == ("/bucket/jobs/old/output", "old")
+    assert module._logdir(cluster, None) == ("/bucket/jobs/old/output", "old")
 
 
 class FakeTransport:

@@ -1,0 +1,53 @@
+"""A cluster that is up: its inventory, its fleet of connections, its bucket and its ledger, each opened when first used."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster.inventory import ROOT, Inventory, load
+from ops.cluster.remote import Fleet
+from ops.ledger import Ledger
+from ops.show import terminal
+
+
+class Cluster:
+    """What a command works on. It is for one thread, but for `inventory`, `fleet` and `another_bucket`."""
+
+    def __init__(
+        self, inventory: Inventory, fleet: Fleet | None = None, bucket: Bucket | None = None, ledger: Ledger | None = None
+    ) -> None:
+        """What is given is used, in place of what would be opened."""
+        self.inventory = inventory
+        if fleet is not None:
+            self.fleet = fleet
+        if bucket is not None:
+            self.bucket = bucket
+        if ledger is not None:
+            self.ledger = ledger
+
+    @classmethod
+    def load(cls, root: Path = ROOT) -> Cluster:
+        """The cluster of the stack in use; UsageError when none is up."""
+        return cls(load(root))
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """Connections to the hosts; UsageError where what SSH needs is missing."""
+        return Fleet(self.inventory)
+
+    @cached_property
+    def bucket(self) -> Bucket:
+        """The bucket, through whichever host answers first where it is on hosts."""
+        with terminal.Step("opening the bucket"):
+            return self.another_bucket()
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The records in the bucket."""
+        return Ledger(self.bucket)
+
+    def another_bucket(self) -> Bucket:
+        """The bucket over a channel of its own, for another thread: an SFTP client is not for two."""
+        return open_bucket(self.inventory.operator_bucket, lambda: self.fleet.any_connection())
