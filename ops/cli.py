@@ -1,17 +1,22 @@
 """Between `fab` and ops: the one place where an error becomes a line on stderr and an exit code.
 
-invoke parses the command line; what it says of a wrong call is put into this project's words here, too.
+Fabric parses the command line; what it says of a wrong call is put into this project's words here, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
+
+import fabric
+from fabric.main import Fab
+from invoke.exceptions import Exit, ParseError
 
 from ops.errors import DETACHED, DONE, FAILED, WRONG_CALL, OpsError, one_line
 
@@ -117,29 +122,41 @@ def reword(message: str, tasks: Sequence[str]) -> str:
     return " ".join(message.split())
 
 
-def refine(program: Any) -> None:
-    """Make `fab` itself keep to the rules: exit code 2 and one line for a wrong call, and no look at ~/.ssh/config."""
-    from invoke.exceptions import Exit, ParseError
+@contextlib.contextmanager
+def worded(program: Program) -> Iterator[None]:
+    """Whatever is wrong with the command line is one line, and exit code 2."""
+    try:
+        yield
+    except ParseError as error:
+        raise Exit(f"error: {reword(str(error), sorted(program.collection.task_names))}", WRONG_CALL) from None
+    except ValueError as error:
+        raise Exit(f"error: {one_line(error)}", WRONG_CALL) from None
 
-    def kept(step: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                if program.core.unparsed:
-                    program.core.unparsed[:] = shield(program.core.unparsed)
-                program.core.remainder = ""  # Fabric would run what follows -- as a command of its own
-                program.config.load_ssh_configs = False
-                step()
-            except ParseError as error:
-                raise Exit(f"error: {reword(str(error), sorted(program.collection.task_names))}", WRONG_CALL) from None
-            except ValueError as error:
-                raise Exit(f"error: {one_line(error)}", WRONG_CALL) from None
 
-        return run
+class Program(Fab):  # type: ignore[misc]  # Fabric has no types
+    """Fabric's command line, kept to this project's rules: it is for tasks alone, and never looks at ~/.ssh/config."""
 
-    def listed() -> NoReturn:
-        program.list_tasks()
+    def parse_core(self, argv: list[str] | None) -> None:
+        super().parse_core(argv)
+        self.core.unparsed[:] = shield(self.core.unparsed)
+        if not self.args.complete.value:
+            self.core.remainder = ""  # Fabric would run what follows -- as a command of its own
+        self.config.load_ssh_configs = False
+
+    def parse_tasks(self) -> None:
+        with worded(self):
+            super().parse_tasks()
+
+    def parse_cleanup(self) -> None:
+        with worded(self):
+            super().parse_cleanup()
+
+    def no_tasks_given(self) -> NoReturn:
+        """Fabric would show its own flags."""
+        self.list_tasks()
         raise Exit
 
-    program.no_tasks_given = listed  # Fabric would show its own flags
-    program.parse_tasks = kept(program.parse_tasks)
-    program.parse_cleanup = kept(program.parse_cleanup)
+
+def main() -> None:
+    """`fab` itself."""
+    Program(name="Fabric", version=fabric.__version__, executor_class=fabric.Executor, config_class=fabric.Config).run()

@@ -41,7 +41,7 @@ def fab(tmp_path: Path) -> Fab:
     environ = {**os.environ, "HOME": str(tmp_path), "PULUMI_STACK": "nowhere"}
 
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "fabric", *argv]
+        line = [Path(sys.executable).with_name("fab"), *argv]
         return subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
     return run
