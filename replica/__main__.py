@@ -1,53 +1,134 @@
 """`python -m replica`: the main process of a host's unit scaletier.service.
 
-Exit code 0: the job has ended, or the unit was stopped. 2: there is no job to run, or its files are wrong.
+Exit code 0: no job needs this host, or the unit was stopped. 2: it is not said which host this is. 75: fab has brought another
+version of this program, and systemd starts that.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import signal
 import socket
 import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
 
+from jobs.ledger import Ledger
+from jobs.limited import Limited
+from jobs.open import open_store
+from jobs.store import StoreError
+from jobs.times import now
 from replica import config
 from replica.agent import Agent
-from replica.bucket import open_bucket
 from replica.log import Log
 from replica.notify import notify
+from replica.site import HostSite
+from replica.supervisor import Assignment
+from replica.trainer import Trainer
+
+STORE_SECONDS = 20.0
+AGAIN = 75
+# A unit that is stopped tells the bucket, for so long.
+_LAST_WORDS_SECONDS = 5.0
+_LONGEST_SLEEP = 5.0
+_VERSION = Path(__file__).with_name("VERSION")
 
 
 def main() -> int:
-    """Run this host's replica until its job ends."""
+    """Run this host's replicas for as long as a job needs them."""
+    version = _version()
     try:
-        settings = config.load(os.environ)
-        plan = settings.plan
-        log = Log(settings.logs, plan.jobId, plan.replica)
-    except (config.ConfigError, OSError) as error:
+        host, state = config.load(os.environ)
+        store = open_store(host.bucket)
+    except (config.ConfigError, StoreError) as error:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
+    ledger = Ledger(Limited(store, STORE_SECONDS))
+    site = HostSite(host, state, ledger, store, os.environ)
+    agent = Agent(host.name, secrets.token_hex(4), ledger, site, spawn, time.monotonic, now, host.pollSeconds)
     notify("READY=1")
-    agent = Agent(plan, settings.trainer_env(os.environ), open_bucket(plan.bucket, plan.replica), log)
-    run(agent)
-    return 0
+    Loop(agent).run()
+    return AGAIN if _version() != version else 0
 
 
-def run(agent: Agent) -> None:
-    """Step the agent when it asks for it, and at once when the trainer ends or the unit is to stop."""
-    woken, wake = socket.socketpair()
-    woken.setblocking(False)
-    wake.setblocking(False)
-    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.terminate())
-    status = ""
-    while (seconds := agent.step()) is not None:
-        if status != (status := agent.status):
-            notify(f"STATUS={status}")
-        if select.select([woken], [], [], seconds)[0]:
-            woken.recv(4096)
+def spawn(assignment: Assignment) -> Trainer:
+    """The trainer's process."""
+    assert isinstance(assignment.log, Log)
+    return Trainer(assignment.argv, assignment.directory, assignment.environment, assignment.log)
 
 
-sys.exit(main())
+def _version() -> str:
+    """What fab says that this program is."""
+    try:
+        return _VERSION.read_text()
+    except OSError:
+        return ""
+
+
+class Loop:
+    """Two threads: this one waits for the trainer and for systemd alone, the other for the bucket."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._woken, self._wake = socket.socketpair()
+        self._due = threading.Event()
+        self._terminated_at: float | None = None
+
+    def run(self) -> None:
+        """Until no job needs this host, or the unit is stopped."""
+        agent = self._agent
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, lambda *_: self._due.set())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._terminate())
+        threading.Thread(target=self._report, name="reporter", daemon=True).start()
+        status, told = "", None
+        while not agent.over:
+            notify("WATCHDOG=1")
+            if status != (status := agent.status):
+                notify(f"STATUS={status}")
+            supervisor = agent.supervisor
+            wait = supervisor.step() if supervisor else _LONGEST_SLEEP
+            if supervisor and told != (told := supervisor.record.state):
+                self._due.set()  # the bucket should hear of it
+            if self._gives_up():
+                return
+            if select.select([self._woken], [], [], min(wait, _LONGEST_SLEEP))[0]:
+                self._woken.recv(4096)
+
+    def _terminate(self) -> None:
+        self._terminated_at = self._terminated_at or time.monotonic()
+        self._agent.terminate()
+        self._due.set()
+
+    def _gives_up(self) -> bool:
+        """True where the unit is being stopped, its trainer has ended, and the bucket does not answer."""
+        supervisor = self._agent.supervisor
+        if self._terminated_at is None or (supervisor and not supervisor.idle):
+            return False
+        return time.monotonic() - self._terminated_at > _LAST_WORDS_SECONDS
+
+    def _report(self) -> None:
+        agent = self._agent
+        try:
+            while not agent.over:
+                wait = agent.round()
+                with suppress(BlockingIOError):
+                    self._wake.send(b"\0")  # an order may have come
+                self._due.wait(wait)
+                self._due.clear()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # a host that reports nothing is worse than one that starts again
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,199 +1,189 @@
-"""One replica of a job: holds what it knows, asks the pure rules what follows, and does it."""
+"""What one host does: the job that has it, and where none has, the queue. Acts in rounds; nobody waits for a round."""
 
 from __future__ import annotations
 
-import shlex
-import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any, Protocol
 
+from jobs import lease
+from jobs.checked import RecordError
+from jobs.lease import Clock, Watch
+from jobs.ledger import Ledger
+from jobs.records import JobRecord, Plan
+from jobs.states import JobState, ReplicaState
+from jobs.store import Conflict, StoreError
+from jobs.tender import Tender
 from replica import restart
-from replica.bucket import Bucket
-from replica.decide import killer
-from replica.leader import Leader
-from replica.ledger import Ledger
-from replica.log import Log
-from replica.manifest import Manifest
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord, ReplicaState, now
-from replica.trainer import Trainer
+from replica.reporter import Reporter
+from replica.supervisor import Assignment, Spawn, Supervisor
+
+TEND_SECONDS = 3.0
+# While a job begins or ends here, somebody waits for it: so many rounds in the time of one, for so long.
+_QUICK = 4
+_QUICK_SECONDS = 10.0
+
+
+class Site(Protocol):
+    """What a job needs of a host besides a process: its files, its log, and what only this host can tell."""
+
+    def prepare(self, plan: Plan) -> Assignment:
+        """The job's files on this host, and its log; StoreError where they cannot be had now."""
+
+    def facts(self) -> dict[str, Any] | None:
+        """What was found for the manifest, once; None while nothing new is."""
+
+    def finish(self) -> bool:
+        """True once the log is in the bucket, or was waited for long enough."""
 
 
 class Agent:
-    """Runs the replica of this plan. It acts in `step` alone, and never waits there except for the bucket."""
+    """One life of the process that a host's unit runs.
 
-    def __init__(self, plan: Plan, env: Mapping[str, str], bucket: Bucket, log: Log) -> None:
-        self._plan, self._env, self._bucket, self._log = plan, env, bucket, log
-        self._ledger = Ledger(plan, bucket)
-        self._leader = Leader(plan, self._ledger)
-        self._job: JobRecord | None = None
-        self._record: ReplicaRecord | None = None
-        self._trainer: Trainer | None = None
-        self._manifest = Manifest(plan)
+    `round` is for one thread, which may wait for the bucket. The supervisor is for another, which may not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        life: str,
+        ledger: Ledger,
+        site: Site,
+        spawn: Spawn,
+        clock: Clock,
+        now: Callable[[], str],
+        poll: float,
+        lease_seconds: float = lease.SECONDS,
+    ) -> None:
+        self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
+        self._clock, self._now, self._poll = clock, now, poll
+        self._watch = Watch(clock)
+        self._lease_seconds = lease_seconds
+        self._tender = Tender(ledger, self._watch, f"{name}/{life}", lease_seconds)
+        self._tend_at = 0.0
+        self._quick_until = clock() + _QUICK_SECONDS
+        self._reporter: Reporter | None = None
+        self._assignment: Assignment | None = None
+        self.supervisor: Supervisor | None = None
+        self._failing = False
         self._terminated = False
-        self._changed = False  # the record in the bucket is behind
-        self._unreachable = False
-        self._poll_at = self._heartbeat_at = self._start_at = 0.0
-
-    def terminate(self) -> None:
-        """The unit is being stopped: so is the trainer. The job goes on when the unit starts again."""
-        self._terminated = True
-
-    def step(self) -> float | None:
-        """Do what is due; the seconds until something is again, unless a signal comes first, or None at the end."""
-        self._reap()
-        if self._due() <= 0:
-            self._contact()
-        self._steer()
-        if not self._done():
-            return self._due()
-        if self._record:
-            self._archive(at_once=True)
-        self._manifest.close()
-        return None
+        self.over = False
+        """True once no job has this host or waits for it, or the unit is stopped and the bucket knows how the replica is."""
 
     @property
     def status(self) -> str:
         """One line for `systemctl status`."""
-        job = f"job {self._plan.jobId} {self._job.state if self._job else 'not read yet'}"
-        return f"{job}, trainer {self._record.state}, restarts {self._record.restarts}" if self._record else job
+        reporter, supervisor = self._reporter, self.supervisor
+        if reporter is None or supervisor is None:
+            return "no job has this host"
+        job, record = reporter.job, supervisor.record
+        what = f"job {job.jobId} {job.state}" if job else "job not read yet"
+        return f"{what}, trainer {record.state}, restarts {record.restarts}"
 
-    def _due(self) -> float:
-        if self._changed and not self._unreachable:
+    def terminate(self) -> None:
+        """The unit is being stopped: so is the trainer. The job goes on when the unit starts again."""
+        self._terminated = True
+        if self.supervisor:
+            self.supervisor.terminate()
+
+    def round(self) -> float:
+        """Do what is due with the bucket; the seconds until the next round. It says so itself where the bucket fails."""
+        try:
+            self._round()
+        except (StoreError, RecordError, Conflict) as error:
+            self._fails(error)
+            return self._poll
+        if self._failing and self._assignment:
+            self._assignment.log.say("the bucket answers again")
+        self._failing = False
+        return self._wait()
+
+    def _wait(self) -> float:
+        reporter = self._reporter
+        if reporter is None or reporter.job is None:
+            return self._poll / _QUICK if self._clock() < self._quick_until else self._poll
+        if reporter.restless:
             return 0.0
-        waits = [self._poll_at - time.monotonic()]
-        if self._record and self._record.state == ReplicaState.PREPARING:
-            waits.append(self._start_at - time.monotonic())
-        if self._trainer:
-            waits.append(self._trainer.due())
-        return max(min(waits), 0.0)
+        self._quick_until = self._clock() + _QUICK_SECONDS
+        quick = reporter.job.final or reporter.job.state is JobState.CANCELLING
+        return self._poll / _QUICK if quick else self._poll
 
-    def _done(self) -> bool:
-        if self._trainer:
-            return False
+    def _round(self) -> None:
+        if self._reporter is None and not self._terminated:
+            self._find()
+        if self._reporter is not None:
+            self._report(self._reporter)
+        elif self._terminated:
+            self.over = True
+        if not self._terminated and (self._reporter is None or not self._reporter.led):
+            self._tend()
+
+    def _find(self) -> None:
+        """Take up the job that has this host; where none has it and none waits for it, this process is over."""
+        queue = self._ledger.queue()
+        entry = queue.holder(self._name)
+        if entry is None:
+            self.over = not queue.wants(self._name)
+            return
+        stored = self._ledger.job(entry.jobId)
+        if stored is None or stored.record.final:
+            return  # its submitter is about to make it, or its end is about to be noticed
+        job = stored.record
+        if job.state is JobState.QUEUED and job.lease.submitter:
+            return  # not all that it needs is in the bucket yet
+        plan = self._ledger.plan(entry.jobId)
+        if plan is not None and self._name in plan.replicas:
+            self._take_up(plan, job)
+
+    def _take_up(self, plan: Plan, job: JobRecord) -> None:
+        """Go on from the record that a former life of this replica left in the bucket, or begin."""
+        assignment = self._site.prepare(plan)
+        name = self._name
+        version = self._ledger.replica_version(plan.jobId, name)
+        left = self._ledger.replicas(plan.jobId, [name]).get(name)
+        record = restart.resume(plan, name, job.attempt, left, self._now())
+        if left and left.state is ReplicaState.RUNNING:
+            assignment.log.say("the replica or its host was stopped", "WARNING")
+        self._assignment = assignment
+        supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
+        self._reporter = Reporter(
+            plan, name, self._life, self._ledger, supervisor, assignment.log, self._clock, self._now, version
+        )
         if self._terminated:
-            return not self._changed or self._unreachable
-        return self._job is not None and self._job.final and self._leader.settled and not self._changed
+            supervisor.terminate()
+        self.supervisor = supervisor
 
-    def _change(self, record: ReplicaRecord) -> None:
-        self._changed = self._changed or record != self._record
-        self._record = record
-
-    def _reap(self) -> None:
-        """Take note of a trainer that has ended."""
-        if not self._trainer or not self._record or (code := self._trainer.poll()) is None:
+    def _report(self, reporter: Reporter) -> None:
+        assert self.supervisor is not None
+        if (facts := self._site.facts()) is not None:
+            self.supervisor.tell(facts)
+        if self._terminated:
+            reporter.publish()
+            if self.supervisor.idle and not reporter.untold:
+                self.over = self._site.finish()
             return
-        trainer, self._trainer = self._trainer, None
-        if self._terminated or trainer.stopping:
-            self._change(restart.after_stop(self._record, restart.SIGTERM_CODE if self._terminated else code, now()))
-        else:
-            self._change(restart.after_exit(self._plan, self._record, code, now(), trainer.tail, trainer.out_of_memory))
-            self._after_exit(self._record)
-
-    def _after_exit(self, record: ReplicaRecord) -> None:
-        limit, code = self._plan.maxRestarts, record.exitCode or 0
-        if record.state == ReplicaState.PREPARING:
-            wait = restart.wait_before_start(self._plan, record)
-            self._start_at = time.monotonic() + wait
-            self._log.say(f"restarting after {killer(record)} ({record.restarts} of {limit}), in {wait:g} s", "WARNING")
-        elif code >= 128:
-            self._log.say(f"trainer ended by {killer(record)} after {limit} restarts on this host", "ERROR")
-        else:
-            self._log.say(f"trainer exited with status {code}", "ERROR" if code else "INFO")
-
-    def _steer(self) -> None:
-        """Start or stop the trainer, as the job's record has it."""
-        job, record = self._job, self._record
-        if not job or not record:
-            return
-        ending = job.final or job.state == JobState.CANCELLING
-        outdated = restart.outdated(self._plan, record, job.attempt)
-        if self._trainer:
-            if (self._terminated or ending or outdated) and not self._trainer.stopping:
-                why = f"job {job.state}" if ending else "the whole job starts again"
-                self._log.say(f"stopping: {'the unit is stopped' if self._terminated else why}")
-                self._trainer.stop(self._plan.stopSeconds)
-        elif self._terminated or ending:
-            self._change(restart.after_stop(record, restart.SIGTERM_CODE if self._terminated else None, now()))
-        elif outdated:
-            self._log.say(f"the whole job starts again (retry {job.attempt} of {self._plan.maxRetries})", "WARNING")
-            self._start(restart.again(record, job.attempt))
-        elif record.state == ReplicaState.PREPARING and time.monotonic() >= self._start_at:
-            self._start(record)
-
-    def _start(self, record: ReplicaRecord) -> None:
-        plan = self._plan
-        argv = [plan.python, "-m", plan.module, *plan.args]
-        record = restart.started(record, now())
         try:
-            self._trainer = Trainer(argv, Path(plan.packageDir), self._env, self._log)
-        except (OSError, ValueError) as error:
-            record = restart.after_exit(plan, record, 127, now(), f"the trainer cannot start: {error}")
-            self._log.say(record.errorMessage, "ERROR")
-        else:
-            self._log.say(f"started trainer pid {self._trainer.pid}: {shlex.join(argv)}")
-        self._change(record)
-        self._manifest.start()
+            reporter.round()
+        except RecordError:
+            # A record that stays unreadable is the end of its job: its host must not hang on it.
+            if self._watch.see("unreadable", True) >= 2 * self._lease_seconds:
+                self.supervisor.order(0, "the job's record cannot be read")
+                if self.supervisor.idle:
+                    self._drop()
+            raise
+        self._watch.forget("unreadable")
+        if reporter.settled and self._site.finish():
+            self._drop()
 
-    def _contact(self) -> None:
-        """Read and write what is due; a bucket that does not answer leaves all as it is until the next poll."""
-        self._poll_at = time.monotonic() + self._plan.pollSeconds
-        try:
-            if not self._record:
-                self._resume()
-            if self._record and (facts := self._manifest.told(self._ledger)):
-                self._change(replace(self._record, facts=facts))
-            self._publish()
-            others = self._ledger.others()
-            job = self._ledger.job()
-            if others is not None and self._record:
-                job = self._lead(job, others | {self._plan.replica: self._record})
-            self._job = job
-        except (OSError, ValueError) as error:
-            if not self._unreachable:
-                self._log.say(f"bucket {self._plan.bucket} fails, trying again: {error}", "WARNING")
-            self._unreachable = True
-        else:
-            if self._unreachable:
-                self._log.say(f"bucket {self._plan.bucket} answers again")
-            self._unreachable = False
+    def _drop(self) -> None:
+        """Be done with a job."""
+        self._reporter = self.supervisor = self._assignment = None
 
-    def _resume(self) -> None:
-        """Go on from the record that a former life of this replica left in the bucket, if the job still goes on."""
-        job = self._ledger.job()
-        if job.final:
-            return
-        self._log.adopt(self._bucket, self._ledger.archive_name)
-        left = self._ledger.replicas([self._plan.replica]).get(self._plan.replica)
-        record = restart.resume(self._plan, job.attempt, left, now())
-        if left and left.state == ReplicaState.RUNNING:
-            self._log.say("the replica or its host was stopped", "WARNING")
-        if left and record.restarts > left.restarts:
-            self._after_exit(record)
-        self._change(record)
-        self._job = job
+    def _tend(self) -> None:
+        if self._clock() >= self._tend_at:
+            self._tender.tend()
+            self._tend_at = self._clock() + TEND_SECONDS
 
-    def _publish(self) -> None:
-        """Write the record where it changed or its heartbeat is due; the log before a record that ends it."""
-        record, clock = self._record, time.monotonic()
-        if not record:
-            return
-        self._archive(at_once=self._changed and record.state == ReplicaState.EXITED)
-        if self._changed or clock >= self._heartbeat_at:
-            self._record = record = replace(record, heartbeatTime=now())
-            self._ledger.write_replica(record)
-            self._changed = False
-            self._heartbeat_at = clock + self._plan.heartbeatSeconds
-
-    def _archive(self, at_once: bool) -> None:
-        with suppress(OSError):  # a log that cannot be copied must not cost the heartbeat; it stays on the host
-            self._log.archive(self._bucket, self._ledger.archive_name, at_once)
-
-    def _lead(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> JobRecord:
-        new = self._leader.act(job, replicas)
-        if (new.state, new.attempt) != (job.state, job.attempt):
-            attempt = f", attempt {new.attempt}" if new.attempt else ""
-            self._log.say(f"job {new.state}{attempt}", "ERROR" if new.state == JobState.FAILED else "INFO")
-            self._poll_at = 0.0  # one step may lead to the next
-        return new
+    def _fails(self, error: Exception) -> None:
+        if not self._failing and self._assignment:
+            self._assignment.log.say(f"the bucket fails, trying again: {error}", "WARNING")
+        self._failing = True

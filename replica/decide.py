@@ -1,64 +1,77 @@
-"""What becomes of a job: pure functions of the records in the bucket, which the leader alone acts upon."""
+"""What becomes of a job: pure functions of what its leader sees, which the leader alone acts upon."""
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord, ReplicaState, seconds_since, with_facts
+from jobs.records import Event, JobRecord, Plan, ReplicaRecord, kept
+from jobs.states import JobState, ReplicaState
 
+CONSEQUENCE_SECONDS = 30.0
+"""A peer that exits so soon after a kill exits because of it."""
+VERDICT_SECONDS = 1.0
+"""So long an exit is looked at before it ends a job: the kill that it may follow from is told by another host."""
+GOOD_SECONDS = 600.0
+"""A job that ran for so long since it last started has its retries back."""
+# A peer that missed its heartbeat may be the cause of what the others tell.
+_LATE_BEATS = 2.5
 _SUMMARY = ("name", "state", "exitCode", "restarts", "startTime", "endTime")
 
 
 @dataclass(frozen=True)
 class View:
-    """What the leader sees at one moment.
+    """What the leader sees at one moment. All durations are in seconds by its own monotonic clock.
 
-    Nobody counts as silent for longer than the leader has been watching: after a reboot of the whole cluster, a suspended
-    laptop or an outage of the bucket, every heartbeat is old and says nothing about its host.
+    `silence` is how long each replica has said nothing new; `exited` how long ago its present exit, and `killed` how long ago
+    its latest kill or loss in this attempt was first seen (absent: there is none); `in_state` how long the job has been in its
+    state and attempt, `still` how long no trainer printed anything.
     """
 
     plan: Plan
     replicas: Mapping[str, ReplicaRecord]
     now: str
-    watching_since: str
+    silence: Mapping[str, float] = field(default_factory=dict)
+    exited: Mapping[str, float] = field(default_factory=dict)
+    killed: Mapping[str, float] = field(default_factory=dict)
+    in_state: float = 0.0
+    still: float = 0.0
     cancel_requested: bool = False
 
-    def silence(self, record: ReplicaRecord) -> float:
-        """Seconds without a heartbeat, as far as this leader can tell."""
-        return seconds_since(max(record.heartbeatTime, self.watching_since), self.now)
+    def lost(self, name: str) -> bool:
+        """True for a replica whose host says nothing for too long; one that has done its work is not missed."""
+        record = self.replicas.get(name)
+        return record is not None and not record.done and self.silence.get(name, 0.0) >= self.plan.lostAfterSeconds
 
-    def of_attempt(self, attempt: int) -> Iterable[ReplicaRecord]:
-        """The records of this attempt: what a replica did in an earlier one has been dealt with."""
-        return (record for record in self.replicas.values() if record.attempt == attempt)
+    def late(self, name: str) -> bool:
+        """True for a replica of which it is not clear yet whether it is lost."""
+        record, silence = self.replicas.get(name), self.silence.get(name, 0.0)
+        return record is not None and not record.done and silence >= _LATE_BEATS * self.plan.heartbeatSeconds
 
+    def of_attempt(self, job: JobRecord) -> Iterator[ReplicaRecord]:
+        """The records of this attempt, in the plan's order: what a replica did in an earlier one has been dealt with."""
+        records = (self.replicas.get(name) for name in self.plan.replicas)
+        return (record for record in records if record is not None and record.attempt == job.attempt)
 
-def leader(plan: Plan, replicas: Mapping[str, ReplicaRecord], me: str, now: str) -> str:
-    """Who writes the job's record: the first of the plan that is me, or whose heartbeat is fresh."""
-    for name in plan.replicas:
-        record = replicas.get(name)
-        if name == me or (record and seconds_since(record.heartbeatTime, now) < plan.lostAfterSeconds):
-            return name
-    return me
+    def missed(self, job: JobRecord) -> list[str]:
+        """The replicas that the job cannot do without."""
+        return [name for name in self.plan.replicas if not self.plan.is_expendable(name) and name not in job.without]
 
 
 def decide(job: JobRecord, view: View) -> JobRecord | None:
     """The job's next record, or None where nothing changes. One step of the table of states at a time."""
-    rules = _RULES.get(JobState(job.state), (_still_stopping, _facts_found) if job.final else _OPEN)
-    return next((new for rule in rules if (new := rule(job, view))), None)
+    rules = _RULES.get(job.state, (_still_stopping, _facts_found) if job.final else _OPEN)
+    return next((new for rule in rules if (new := rule(job, view)) is not None), None)
 
 
-def stopped(view: View, among: Iterable[str]) -> bool:
-    """True when no trainer of these replicas runs any more, lost hosts aside."""
-    records = (view.replicas[name] for name in among if name in view.replicas)
-    return all(r.state == ReplicaState.EXITED or view.silence(r) >= view.plan.lostAfterSeconds for r in records)
-
-
-def succeeded(record: ReplicaRecord) -> bool:
-    """True for a trainer that has done its work."""
-    return record.state == ReplicaState.EXITED and record.exitCode == 0
+def stopped(job: JobRecord, view: View) -> bool:
+    """True when no trainer of the job runs any more, as far as can be known of hosts that say nothing."""
+    silent = 2 * view.plan.leaseSeconds if job.state is JobState.CANCELLING else view.plan.lostAfterSeconds
+    records = view.replicas.values()
+    return all(r.state is ReplicaState.EXITED or view.silence.get(r.name, 0.0) >= silent for r in records)
 
 
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
@@ -78,7 +91,7 @@ def killer(record: ReplicaRecord) -> str:
 
 
 def _cancelled(job: JobRecord, view: View) -> JobRecord | None:
-    return _end(job, view, JobState.CANCELLED) if stopped(view, view.plan.replicas) else None
+    return _end(job, view, JobState.CANCELLED, job.errorMessage) if stopped(job, view) else None
 
 
 def _still_stopping(job: JobRecord, view: View) -> JobRecord | None:
@@ -95,14 +108,19 @@ def _facts_found(job: JobRecord, view: View) -> JobRecord | None:
     return replace(job, manifest=with_facts(job.manifest, chief.facts))
 
 
-def _prepares(job: JobRecord, view: View) -> JobRecord | None:
-    return job.to(JobState.PREPARING) if view.replicas else None
+def with_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest, or its short form, together with what the chief's host found."""
+    return {**manifest, **facts, "versions": {**manifest.get("versions", {}), **facts.get("versions", {})}}
+
+
+def _prepares(job: JobRecord, _: View) -> JobRecord | None:
+    return job.to(JobState.PREPARING)
 
 
 def _chief_succeeded(job: JobRecord, view: View) -> JobRecord | None:
     """A short job may be done before it was seen to run: then it started when its chief did."""
     chief = view.replicas.get(view.plan.chief)
-    if chief is None or not succeeded(chief):
+    if chief is None or not chief.done:
         return None
     return _end(replace(job, startTime=job.startTime or chief.startTime), view, JobState.SUCCEEDED)
 
@@ -111,71 +129,154 @@ def _cancel_requested(job: JobRecord, view: View) -> JobRecord | None:
     return job.to(JobState.CANCELLING) if view.cancel_requested else None
 
 
+def _ran_too_long(job: JobRecord, view: View) -> JobRecord | None:
+    """As Cloud ML has it, the job is cancelled, and says why."""
+    limit = view.plan.maxRunningTime
+    if job.runSeconds < limit:
+        return None
+    return job.to(JobState.CANCELLING, errorMessage=f"The job ran for longer than maxRunningTime, {limit:g} s.")
+
+
 def _exited(job: JobRecord, view: View) -> JobRecord | None:
-    """The first to exit is named: the others fail for want of it."""
-    failed = [r for r in view.of_attempt(job.attempt) if r.state == ReplicaState.EXITED and 0 < (r.exitCode or 0) < 128]
+    """An exit with 1 to 127 is the trainer's own verdict and ends the job, unless a peer's kill or loss is behind it.
+
+    A kill may be told a moment later than the exits that follow from it, so the verdict waits for a moment, and for
+    hosts that are late. Who was first seen to exit is the culprit; the others fail for want of it.
+    """
+    failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and 0 < (r.exitCode or 0) < 128]
     if not failed:
         return None
-    return _end(job, view, JobState.FAILED, exit_message(min(failed, key=lambda r: r.endTime or view.now)))
+    if disturber := _disturber(view, failed):
+        return _again(job, view, f"{_name(disturber)} was killed, and the others could not go on without it")
+    peers = [name for name in view.missed(job) if name not in {r.name for r in failed}]
+    if any(view.late(name) for name in peers):
+        return None  # whether it is lost will be clear soon; the job then waits for its host
+    if max(view.exited.get(r.name, 0.0) for r in failed) < min(VERDICT_SECONDS, view.plan.heartbeatSeconds):
+        return None
+    culprit = max(failed, key=lambda r: view.exited.get(r.name, 0.0))
+    return _end(job, view, JobState.FAILED, exit_message(culprit))
 
 
-def _killed_too_often(job: JobRecord, view: View) -> JobRecord | None:
-    plan = view.plan
-    for record in view.of_attempt(job.attempt):
-        killed = record.state == ReplicaState.EXITED and (record.exitCode or 0) >= 128
-        if killed and record.restarts >= plan.maxRestarts:
-            if job.attempt < plan.maxRetries:
-                return replace(job, attempt=job.attempt + 1)
-            spent = f"after {plan.maxRestarts} restarts and {plan.maxRetries} retries of the job"
-            return _end(job, view, JobState.FAILED, exit_message(record, f" ({killer(record)}) {spent}"))
+def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
+    """Whose kill the exits follow from."""
+    since = max(view.exited.get(r.name, 0.0) for r in failed)
+    exited = {r.name for r in failed}
+    for name in view.plan.replicas:
+        ago = view.killed.get(name, math.inf)
+        if name not in exited and ago - since <= CONSEQUENCE_SECONDS and not view.lost(name):
+            return name
+    return None
+
+
+def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
+    """A replica that dies in the same way again and again, at once, is not worth another start."""
+    for record in view.of_attempt(job):
+        if record.hopeless and record.name not in job.without:
+            spent = f" ({killer(record)}), the same {record.alike} times in a row"
+            return _without(job, view, record, spent) or _end(job, view, JobState.FAILED, exit_message(record, spent))
+    return None
+
+
+def _killed(job: JobRecord, view: View) -> JobRecord | None:
+    """A kill that its host does not mend: peers that need one another start again together, or the restarts are spent."""
+    for record in view.of_attempt(job):
+        if not record.killed or record.name in job.without:
+            continue
+        if view.plan.whole and not view.plan.is_expendable(record.name):
+            return _again(job, view, f"{_name(record.name)} was killed ({killer(record)})", record)
+        spent = f" ({killer(record)}) after {view.plan.maxRestarts} restarts"
+        return _without(job, view, record, spent) or _again(job, view, f"{_name(record.name)} ended{spent}", record)
     return None
 
 
 def _lost(job: JobRecord, view: View) -> JobRecord | None:
-    limit = view.plan.lostForGoodSeconds
-    lost = [name for name, r in view.replicas.items() if not succeeded(r) and view.silence(r) > limit]
-    return _end(job, view, JobState.FAILED, f"{_names(lost)} lost: no heartbeat for {limit:g} s.") if lost else None
+    """A lost host is a kill: the job waits for it, for a while; what it can do without it does without."""
+    limit = view.plan.lostAfterSeconds + view.plan.maxWaitTime
+    needed = view.missed(job)
+    gone = [name for name in needed if view.lost(name) and view.silence.get(name, 0.0) > limit]
+    if gone:
+        return _end(job, view, JobState.FAILED, f"{_names(gone)} lost: no heartbeat for {limit:g} s.")
+    return None
+
+
+def _stalled(job: JobRecord, view: View) -> JobRecord | None:
+    limit = view.plan.stallTimeout
+    if limit is None or view.still < limit or any(view.lost(name) for name in view.missed(job)):
+        return None
+    return _again(job, view, f"no replica printed a line for {limit:g} s (stallTimeout)")
 
 
 def _all_run(job: JobRecord, view: View) -> JobRecord | None:
-    return None if _not_up(job, view) else job.to(JobState.RUNNING, startTime=view.now)
+    missing = _not_up(job, view)
+    if any(not view.plan.is_expendable(name) for name in missing):
+        return None
+    if missing and view.in_state < view.plan.preparingSeconds:
+        return None
+    said = [Event(view.now, f"goes on without {', '.join(missing)}, which did not come up")] if missing else []
+    return job.to(JobState.RUNNING, startTime=view.now, events=[*job.events, *said])
 
 
 def _never_up(job: JobRecord, view: View) -> JobRecord | None:
     limit = view.plan.preparingSeconds
-    first = min((r.startTime for r in view.replicas.values() if r.startTime), default=view.now)
-    if seconds_since(max(first, view.watching_since), view.now) <= limit:
+    if view.in_state <= limit:
         return None
     return _end(job, view, JobState.FAILED, f"{_names(_not_up(job, view))} not up {limit:g} s after the first replica.")
 
 
 def _not_up(job: JobRecord, view: View) -> list[str]:
     """Who has not started in this attempt; one that is already done did start."""
-    up = {r.name for r in view.of_attempt(job.attempt) if r.state == ReplicaState.RUNNING or succeeded(r)}
-    return [name for name in view.plan.replicas if name not in up]
+    up = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.RUNNING or r.done}
+    return [name for name in view.plan.replicas if name not in up and name not in job.without]
+
+
+def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> JobRecord | None:
+    """The job without an expendable replica; None for one that it needs."""
+    if not view.plan.is_expendable(record.name):
+        return None
+    said = Event(view.now, f"goes on without {record.name}{why}")
+    return replace(job, without=[*job.without, record.name], events=kept(job.events, said))
+
+
+def _again(job: JobRecord, view: View, cause: str, record: ReplicaRecord | None = None) -> JobRecord:
+    """The whole job from its last checkpoint, as often as it may; what went well for a while is not counted."""
+    plan = view.plan
+    limit = plan.maxRestarts if plan.whole else plan.maxRetries
+    spent = 0 if view.in_state >= GOOD_SECONDS else job.spent
+    if spent >= limit:
+        more = f", and the job was started again {limit} times"
+        message = exit_message(record, f" ({killer(record)}){more}") if record else f"{_sentence(cause)}{more}."
+        return _end(job, view, JobState.FAILED, message)
+    events = kept(job.events, Event(view.now, cause))
+    return replace(job, attempt=job.attempt + 1, spent=spent + 1, without=[], events=events)
 
 
 def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobRecord:
-    ended = {"endTime": view.now, "errorMessage": message.rstrip("\n"), "replicas": _summary(view)}
-    return job.to(state, **ended)
+    return job.to(state, endTime=view.now, errorMessage=message.rstrip("\n"), replicas=_summary(view))
 
 
 def _summary(view: View) -> list[dict[str, Any]]:
     records = (view.replicas.get(name, ReplicaRecord(name)) for name in view.plan.replicas)
-    return [{key: getattr(record, key) for key in _SUMMARY} for record in records]
+    shown = (replace(r, state=ReplicaState.LOST) if view.lost(r.name) else r for r in records)
+    return [{key: getattr(record, key) for key in _SUMMARY} for record in shown]
 
 
 def _name(replica: str) -> str:
-    return replica.replace("-", " ")
+    """`worker 0`, as Cloud ML says it."""
+    role, _, index = replica.rpartition("-")
+    return f"{role} {index}"
 
 
-def _names(replicas: list[str]) -> str:
-    listed = ", ".join(map(_name, replicas))
-    return f"The replica {listed} is" if len(replicas) == 1 else f"The replicas {listed} are"
+def _names(replicas: Iterable[str]) -> str:
+    names = [_name(name) for name in replicas]
+    return f"The replica {names[0]} is" if len(names) == 1 else f"The replicas {', '.join(names)} are"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 # The first rule that has something to say wins. Success comes first: what fails after the chief is done does not matter.
-_OPEN = (_chief_succeeded, _cancel_requested, _exited, _killed_too_often, _lost)
+_OPEN = (_chief_succeeded, _cancel_requested, _ran_too_long, _exited, _hopeless, _killed, _lost, _stalled)
 _RULES = {
     JobState.QUEUED: (_cancel_requested, _prepares),
     JobState.PREPARING: (*_OPEN, _all_run, _never_up, _facts_found),

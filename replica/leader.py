@@ -1,43 +1,108 @@
-"""What the leader does besides running its own replica: it moves the job's record on."""
+"""What the leader does besides running its own replica: it holds the job's lease and moves the record on."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+from jobs.lease import Clock, Watch
+from jobs.ledger import Ledger, Stored
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState, ReplicaState
 from replica.decide import View, decide, stopped
-from replica.ledger import Ledger
-from replica.record import JobRecord, Plan, ReplicaRecord, now
+
+_RANKS = 5
 
 
 class Leader:
-    """Every replica has one; it acts only while its replica leads."""
+    """Every replica has one; it acts only while its replica holds the lease.
 
-    def __init__(self, plan: Plan, ledger: Ledger) -> None:
-        self._plan = plan
-        self._ledger = ledger
-        self._watching_since = now()
-        self._acted_at = time.time()
+    The lease is free once the submitter has handed the job over, and falls free when its holder is silent; the replicas take
+    it in the order of the plan.
+    """
+
+    def __init__(self, plan: Plan, name: str, life: str, ledger: Ledger, clock: Clock, now: Callable[[], str]) -> None:
+        self._plan, self._name, self._ledger, self._clock, self._now = plan, name, ledger, clock, now
+        self._me = f"{name}/{life}"
+        self._watch = Watch(clock)
+        self._renew_at = 0.0
         self._end_by: float | None = None
-        self.settled = True
-        """False while the leader of a job that has ended still waits for the others to end."""
+        self._rank = min(plan.replicas.index(name), _RANKS)
 
-    def act(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> JobRecord:
-        """The job's record as it is now in the bucket, after what had to be decided.
+    def leads(self, job: JobRecord) -> bool:
+        """True while this replica holds the lease."""
+        return job.lease.holder == self._me
 
-        `job` must have been read after `replicas`, so that what another leader just wrote is not written over.
+    def may_take(self, job: JobRecord) -> bool:
+        """True where nobody holds the lease, or its holder is silent for long enough.
+
+        A submitter that is silent has left a job that cannot be finished: that is ended elsewhere (`jobs.tender`).
         """
-        # The wall clock, because the monotonic one stands still while a machine is suspended.
-        if time.time() - self._acted_at > self._plan.lostAfterSeconds:
-            self._watching_since = now()
-        self._acted_at = time.time()
-        view = View(self._plan, replicas, now(), self._watching_since, self._ledger.cancel_requested())
-        if new := decide(job, view):
-            self._ledger.write_job(new)
-            job = new
-        if job.final:
-            # The record tells how each replica ended, so the leader stays for them; but not for ever.
-            waited = self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
-            self._end_by = self._end_by or time.monotonic() + waited
-            self.settled = stopped(view, self._plan.replicas) or time.monotonic() > self._end_by
-        return job
+        lease = job.lease
+        silent = self._watch.see("lease", lease)
+        if lease.submitter:
+            return False
+        if lease.meant_for(self._name):
+            return True  # an earlier life of this replica, which is no more
+        patience = 0.0 if lease.free else self._plan.leaseSeconds
+        return silent >= patience + self._rank * self._plan.leaseSeconds / 2 / _RANKS
+
+    def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
+        """Take the lease; Conflict where another was quicker."""
+        taken = self._ledger.change_job(job, job.record.passed(self._me))
+        self._renewed()
+        return taken
+
+    def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
+        """The job's record after what had to be decided, and its lease renewed where that was due.
+
+        Conflict where the lease was taken over meanwhile: then nothing was changed.
+        """
+        record = job.record
+        if record.state is JobState.RUNNING:
+            # The time that this leader has seen it run; who leads after it goes on from there.
+            record = replace(record, runSeconds=round(record.runSeconds + self._watch.see("runs", True), 3))
+        new = decide(record, self._look(record, replicas, cancel_requested))
+        if record.final:
+            self._end_by = self._end_by or self._clock() + self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
+        if new is None and self._clock() < self._renew_at:
+            return job
+        new = new or record
+        stored = self._ledger.change_job(job, replace(new, lease=new.lease.renewed()))
+        self._renewed()
+        self._watch.forget("runs")
+        self._watch.see("runs", True)
+        return stored
+
+    def settled(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
+        """True once every replica of a job that has ended has stopped, or was waited for long enough."""
+        view = self._look(job, replicas, False)
+        return stopped(job, view) or (self._end_by is not None and self._clock() > self._end_by)
+
+    def _renewed(self) -> None:
+        self._renew_at = self._clock() + self._plan.leaseSeconds / 3
+
+    def _look(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> View:
+        watch, names = self._watch, self._plan.replicas
+        silence = {n: watch.see(("beat", n), (r.life, r.beat) if (r := replicas.get(n)) else None) for n in names}
+        exited, killed = {}, {}
+        for name, record in replicas.items():
+            if record.attempt != job.attempt:
+                continue
+            if record.state is ReplicaState.EXITED:
+                exited[name] = watch.see(("exit", name), (record.attempt, record.restarts, record.exitCode))
+            lost = silence[name] >= self._plan.lostAfterSeconds
+            if record.restarts or record.killed or lost:
+                killed[name] = watch.see(("kill", name), (record.attempt, record.restarts, record.killed, lost))
+        printed = tuple(record.lines for record in replicas.values())
+        return View(
+            self._plan,
+            replicas,
+            self._now(),
+            silence,
+            exited,
+            killed,
+            watch.see("state", (job.state, job.attempt)),
+            watch.see("printed", (printed, job.attempt)),
+            cancel_requested,
+        )

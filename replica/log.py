@@ -12,10 +12,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from replica.bucket import Bucket
+from jobs.store import Files
 from replica.lines import Line
 
-ARCHIVE_SECONDS = 30.0
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 
@@ -25,11 +24,11 @@ class Log:
     def __init__(self, directory: Path, job_id: str, replica: str) -> None:
         """Open the log, or go on with the one that a former life of this replica left."""
         directory.mkdir(parents=True, exist_ok=True)
+        self.job_id = job_id
         self.path = directory / f"{job_id}.jsonl"
         self._replica = replica
         self._lock = threading.Lock()
         self._archived = -1
-        self._archive_at = 0.0
         self._file = self._open()
         self.is_new = self.size() == 0
         link = directory / ".newest"
@@ -55,23 +54,18 @@ class Log:
         """Bytes in the file."""
         return os.fstat(self._file).st_size
 
-    def archive(self, bucket: Bucket, name: str, at_once: bool) -> None:
-        """Copy the log to the bucket where it has grown since the last time: every ARCHIVE_SECONDS, or at once."""
-        begun = time.monotonic()
-        if (size := self.size()) == self._archived or not (at_once or begun >= self._archive_at):
-            return
-        self._archive_at = begun + ARCHIVE_SECONDS  # also where the upload fails
-        bucket.upload(name, self.path)
-        self._archived = size
-        ended = time.monotonic()
-        self._archive_at = ended + max(ARCHIVE_SECONDS, 10 * (ended - begun))  # a huge log shall not fill the day
+    def archive(self, store: Files, name: str) -> None:
+        """Copy the log to the bucket where it has grown since the last time; StoreError where the bucket fails."""
+        if (size := self.size()) != self._archived:
+            store.upload(name, self.path)
+            self._archived = size
 
-    def adopt(self, bucket: Bucket, name: str) -> None:
+    def adopt(self, store: Files, name: str) -> None:
         """Put the archive in front of a log that is new: the host was made anew, the replica was not."""
         if not self.is_new:
             return
         former = self.path.with_name(f".{self.path.name}")
-        if bucket.download(name, former):
+        if store.download(name, former):
             with self._lock:
                 with former.open("ab") as whole:
                     whole.write(self.path.read_bytes())
@@ -79,6 +73,12 @@ class Log:
                 os.close(self._file)
                 self._file = self._open()
         self.is_new = False
+
+    def close(self) -> None:
+        """No line is written any more."""
+        with self._lock:
+            os.close(self._file)
+            self._file = -1
 
     def _open(self) -> int:
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o664)

@@ -7,37 +7,32 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from replica.ledger import Ledger
-from replica.record import Plan
+from jobs import paths
+from jobs.ledger import Ledger
+from jobs.records import Plan
+from jobs.store import Conflict, StoreError
+from replica.decide import with_facts
 
 
 class Manifest:
     """Completes manifest.json while the trainer starts; neither the trainer nor a heartbeat waits for it."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, python: str, ledger: Ledger) -> None:
+        self._plan, self._ledger = plan, ledger
         self._process: subprocess.Popen[bytes] | None = None
         self._facts: dict[str, Any] = {}
-        self._started = plan.replica != plan.chief
-
-    def start(self) -> None:
-        """Begin, on the chief; elsewhere, and the second time, nothing happens."""
-        if self._started:
-            return
-        self._started = True
-        plan = self._plan
-        argv = [plan.python, "-m", "replica.facts", *plan.data]
+        argv = [python, "-m", "replica.facts", *plan.data]
         with suppress(OSError):  # a Python that is not there keeps the trainer from starting, too, and that is said there
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
-    def told(self, ledger: Ledger) -> dict[str, Any]:
-        """The facts once they are in the manifest, and then no more; empty until then. OSError as of the ledger."""
+    def told(self) -> dict[str, Any] | None:
+        """The facts once they are in the manifest, and then no more; None until then."""
         if self._process and self._process.poll() is not None:
             answer, _ = self._process.communicate()
             self._facts = json.loads(answer) if not self._process.returncode else self._failed(self._process.returncode)
             self._process = None
-        if not self._facts or not ledger.complete_manifest(self._facts):
-            return {}
+        if not self._facts or not self._complete():
+            return None
         facts, self._facts = self._facts, {}
         return facts
 
@@ -46,6 +41,21 @@ class Manifest:
         if self._process:
             self._process.kill()
             self._process.communicate()
+            self._process = None
+
+    def _complete(self) -> bool:
+        """False as long as `fab train` has not written its part. One that is garbled stays as it is: it tells nothing."""
+        name = paths.manifest(self._plan.jobId)
+        with suppress(StoreError, Conflict):
+            if (item := self._ledger.store.read(name)) is None:
+                return False
+            try:
+                whole = with_facts(json.loads(item.content), self._facts)
+            except (ValueError, AttributeError, TypeError):
+                return True
+            self._ledger.store.replace(name, (json.dumps(whole, indent=1) + "\n").encode(), item.version)
+            return True
+        return False
 
     def _failed(self, code: int) -> dict[str, Any]:
         return {"data": {"paths": self._plan.data, "notHashed": f"hashing ended with {code}"}}

@@ -32,6 +32,7 @@ class Trainer:
         self._stop_at: float | None = None
         self._oom_kills = oom_kills()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.lines = 0
         self._process = subprocess.Popen(
             [argument.encode("utf-8", "surrogateescape") for argument in argv],
             cwd=cwd,
@@ -124,3 +125,4 @@ class Trainer:
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
             log.write(lines)
+            self.lines += len(lines)

@@ -1,0 +1,142 @@
+"""Records as JSON, checked when they are read: a dataclass's annotations are its schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+
+SCHEMA = 2
+"""The version of all records: one with a higher number was written by a newer scaletier, and is not understood here."""
+
+# A check takes a value and the path of its key, and returns the value as the record holds it.
+Check = Callable[[Any, str], Any]
+
+
+class RecordError(ValueError):
+    """One line: what is wrong with a record, with the full path of the key."""
+
+
+class Record:
+    """A dataclass that travels as JSON. Keys that this version does not know are dropped; a wrong type is a RecordError."""
+
+    kind: ClassVar[str] = "record"
+    """What a message calls it."""
+
+    def to_json(self) -> bytes:
+        """As JSON. What was not UTF-8 on a command line stays a lone surrogate, escaped."""
+        text = json.dumps({"schema": SCHEMA, **vars(self)}, ensure_ascii=False, default=vars, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace") + b"\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for printing."""
+        plain: dict[str, Any] = json.loads(self.to_json())
+        return plain
+
+    @classmethod
+    def from_json(cls, content: bytes | str) -> Self:
+        """The record of this JSON; RecordError where it is none, or is a newer version's."""
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            raise RecordError(f"{cls.kind} is no JSON: {error}") from None
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """The record of plain values, as of `from_json`."""
+        schema = data.get("schema", 1) if isinstance(data, dict) else 1
+        if isinstance(schema, int) and schema > SCHEMA:
+            newer = f"was written by a newer scaletier (schema {schema}, this one reads {SCHEMA})"
+            raise RecordError(f"{cls.kind} {newer}: bring this one up to date")
+        check: Check = _check(cls)  # type: ignore[arg-type]  # a class is hashable
+        record: Self = check(data, cls.kind)
+        return record
+
+
+def _dataclass(cls: Any) -> Check:
+    hints = get_type_hints(cls)
+    known = [(f.name, _check(hints[f.name])) for f in fields(cls)]
+    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+
+    def check(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
+        if missing := [name for name in required if name not in value]:
+            raise RecordError(f"{path} lacks {', '.join(missing)}")
+        return cls(**{name: of(value[name], f"{path}.{name}") for name, of in known if name in value})
+
+    return check
+
+
+@cache
+def _check(kind: Any) -> Check:  # once for each type: reading is what a poll does most
+    if kind is Any:
+        return lambda value, _: value
+    if is_dataclass(kind):
+        return _dataclass(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _optional(_check(next(a for a in arguments if a is not type(None))))
+    if origin is list:
+        return _list(_check(arguments[0]))
+    if origin is dict:
+        return _dict(_check(arguments[1]))
+    if issubclass(kind, StrEnum):
+        return _enum(kind)
+    return _plain(kind)
+
+
+def _plain(kind: type) -> Check:
+    def check(value: Any, path: str) -> Any:
+        fits = isinstance(value, int | float) and math.isfinite(value) if kind is float else isinstance(value, kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            raise RecordError(f"{path} must be {_NAMES.get(kind, kind.__name__)}, not {_shown(value)}")
+        return value
+
+    return check
+
+
+def _enum(kind: type[StrEnum]) -> Check:
+    def check(value: Any, path: str) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise RecordError(f"{path} is {_shown(value)}; valid are {', '.join(kind)}") from None
+
+    return check
+
+
+def _optional(of: Check) -> Check:
+    return lambda value, path: None if value is None else of(value, path)
+
+
+def _list(of: Check) -> Check:
+    def check(value: Any, path: str) -> Any:
+        if not isinstance(value, list):
+            raise RecordError(f"{path} must be a list, not {_shown(value)}")
+        return [of(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+    return check
+
+
+def _dict(of: Check) -> Check:
+    def check(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
+        return {key: of(item, f"{path}.{key}") for key, item in value.items()}
+
+    return check
+
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,159 @@
+"""The store in a folder that all hosts of one machine mount."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jobs.store import Conflict, Item, StoreError
+
+_LOCK_SECONDS = 10.0
+_LOCK_POLL = 0.002
+
+
+def version_of(content: bytes) -> str:
+    """A file has no version of its own, so it is a hash of its content."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+class Folder:
+    """A bucket that is a directory.
+
+    A new object gets its name by link(2), which fails where the name is taken. A replacement compares and renames under
+    flock(2) of its directory, which the kernel gives up with the process that holds it: no lock is ever left behind. What is
+    acknowledged is on the disk: file and directory are synced first.
+    """
+
+    def __init__(self, root: Path, seconds: float = _LOCK_SECONDS) -> None:
+        self._root = root
+        self._seconds = seconds
+
+    def read(self, name: str) -> Item | None:
+        with _errors(self._root):
+            try:
+                content = (self._root / name).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_there()
+                return None
+        return Item(content, version_of(content))
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        return {name: item for name in names if (item := self.read(name)) is not None}
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        with _errors(self._root):
+            self._check_there()
+            found = {}
+            for path in sorted(self._root.glob(pattern)):
+                with suppress(FileNotFoundError):
+                    found[path.relative_to(self._root).as_posix()] = path.read_bytes()
+            return found
+
+    def create(self, name: str, content: bytes) -> str:
+        target = self._root / name
+        with _errors(self._root), self._part(target, lambda part: part.write_bytes(content)) as part:
+            try:
+                os.link(part, target)
+            except FileExistsError:
+                if target.read_bytes() != content:
+                    raise Conflict(name) from None
+            _sync(target.parent)
+        return version_of(content)
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        target = self._root / name
+        new = version_of(content)
+        with _errors(self._root), self._locked(target.parent, name):
+            try:
+                there = version_of(target.read_bytes())
+            except FileNotFoundError:
+                raise Conflict(name) from None
+            if there == new:
+                return new
+            if there != version:
+                raise Conflict(name)
+            with self._part(target, lambda part: part.write_bytes(content)) as part:
+                part.replace(target)
+            _sync(target.parent)
+        return new
+
+    def upload(self, name: str, source: Path) -> None:
+        target = self._root / name
+        with _errors(self._root), self._part(target, lambda part: shutil.copyfile(source, part)) as part:
+            part.replace(target)
+            _sync(target.parent)
+
+    def download(self, name: str, target: Path) -> bool:
+        with _errors(self._root):
+            try:
+                shutil.copyfile(self._root / name, target)
+            except FileNotFoundError:
+                self._check_there()
+                return False
+        return True
+
+    def _check_there(self) -> None:
+        if not self._root.is_dir():
+            raise StoreError(f"{self._root} is not there")  # an unmounted bucket is not an empty one
+
+    @contextmanager
+    def _part(self, target: Path, fill: Callable[[Path], object]) -> Iterator[Path]:
+        """The content on the disk under a name that nobody reads, and gone afterwards, if it has not got its own name."""
+        self._check_there()
+        part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            try:
+                fill(part)
+            except FileNotFoundError:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                fill(part)
+            _sync(part)
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self, directory: Path, name: str) -> Iterator[None]:
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._check_there()
+            raise Conflict(name) from None
+        try:
+            deadline = time.monotonic() + self._seconds
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise StoreError(f"{directory} is locked by another for {self._seconds:g} s") from None
+                    time.sleep(_LOCK_POLL)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _errors(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(error.errno, f"{root}: {error.strerror or error}") from error

@@ -1,0 +1,165 @@
+"""The records in the bucket, typed: read together with their version, and written only over that."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from jobs import paths
+from jobs.checked import Record, RecordError
+from jobs.queue import Entry, Queue
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState
+from jobs.store import Conflict, Item, Store
+
+R = TypeVar("R", bound=Record)
+_TRIES = 50
+
+
+@dataclass(frozen=True)
+class Stored(Generic[R]):
+    """A record, and the version of it in the bucket."""
+
+    record: R
+    version: str
+
+
+class Ledger:
+    """Reads and writes what is said about jobs.
+
+    StoreError: the bucket fails. RecordError: a record is not what it should be.
+    """
+
+    def __init__(self, store: Store, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.store = store
+        self._sleep = sleep
+
+    def job(self, job_id: str) -> Stored[JobRecord] | None:
+        """A job's record, None where there is none."""
+        return _stored(JobRecord, self.store.read(paths.job(job_id)))
+
+    def create_job(self, record: JobRecord) -> Stored[JobRecord]:
+        """The first record of an id; Conflict where the id was used before."""
+        return Stored(record, self.store.create(paths.job(record.jobId), record.to_json()))
+
+    def change_job(self, before: Stored[JobRecord], record: JobRecord) -> Stored[JobRecord]:
+        """The next record of a job; Conflict where somebody else has moved it on."""
+        name = paths.job(record.jobId)
+        return Stored(record, self.store.replace(name, record.to_json(), before.version))
+
+    def jobs(self) -> tuple[list[JobRecord], list[str]]:
+        """Every job, the newest first, and a line about each record that cannot be read."""
+        found, bad = [], []
+        for name, content in self.store.scan(paths.EVERY_JOB).items():
+            try:
+                found.append(JobRecord.from_json(content))
+            except RecordError as error:
+                bad.append(f"{paths.job_of(name)}: {error}")
+        return sorted(found, key=lambda record: record.createTime, reverse=True), bad
+
+    def plan(self, job_id: str) -> Plan | None:
+        """What a job's replicas need to know, None where it is not there yet."""
+        item = self.store.read(paths.plan(job_id))
+        return Plan.from_json(item.content) if item else None
+
+    def create_plan(self, plan: Plan) -> None:
+        """Write it, once."""
+        self.store.create(paths.plan(plan.jobId), plan.to_json())
+
+    def replicas(self, job_id: str, names: Iterable[str]) -> dict[str, ReplicaRecord]:
+        """The records of those replicas that have one; one that cannot be read is as one that is not there."""
+        wanted = {paths.replica(job_id, name): name for name in names}
+        found = {}
+        for path, item in self.store.read_all(wanted).items():
+            with contextlib.suppress(RecordError):
+                found[wanted[path]] = ReplicaRecord.from_json(item.content)
+        return found
+
+    def write_replica(self, job_id: str, record: ReplicaRecord, before: str | None) -> str:
+        """A replica's record over the version that it wrote before; Conflict where another life of it has written."""
+        name = paths.replica(job_id, record.name)
+        if before is None:
+            return self.store.create(name, record.to_json())
+        return self.store.replace(name, record.to_json(), before)
+
+    def replica_version(self, job_id: str, name: str) -> str | None:
+        """The version of a replica's record, whatever is in it; None where there is none."""
+        item = self.store.read(paths.replica(job_id, name))
+        return item.version if item else None
+
+    def cancel_requested(self, job_id: str) -> bool:
+        """True once somebody asked for the job's end."""
+        return self.store.read(paths.cancel(job_id)) is not None
+
+    def request_cancel(self, job_id: str, request: bytes) -> None:
+        """Ask for the job's end; nothing happens where somebody has asked before."""
+        with contextlib.suppress(Conflict):
+            self.store.create(paths.cancel(job_id), request)
+
+    def queue(self) -> Queue:
+        """Who has the hosts, and who waits."""
+        return self._queue()[0]
+
+    def change_queue(self, change: Callable[[Queue], Queue]) -> Queue:
+        """The queue after a change, which is made of the newest queue, and again of a newer one where somebody was quicker.
+
+        So `change` must come to the same when it finds its own work done.
+        """
+        for _ in range(_TRIES):
+            queue, version = self._queue()
+            new = change(queue)
+            if new == queue:
+                return queue
+            try:
+                if version is None:
+                    self.store.create(paths.QUEUE, new.to_json())
+                else:
+                    self.store.replace(paths.QUEUE, new.to_json(), version)
+            except Conflict:
+                self._sleep(random.uniform(0.005, 0.05))  # noqa: S311  nothing is secret here
+                continue
+            return new
+        raise Conflict(paths.QUEUE)
+
+    def _queue(self) -> tuple[Queue, str | None]:
+        item = self.store.read(paths.QUEUE)
+        if item is None:
+            return Queue(), None
+        try:
+            return Queue.from_json(item.content), item.version
+        except RecordError:
+            if b'"schema"' in item.content and _is_newer(item.content):
+                raise
+            return self._rebuilt(), item.version
+
+    def _rebuilt(self) -> Queue:
+        """The queue as the jobs themselves tell it, for one that cannot be read: a garbled file must not stop a cluster."""
+        going_on = [job for job in reversed(self.jobs()[0]) if not job.final]
+        entries = [
+            Entry(
+                job.jobId,
+                job.hosts,
+                held=job.state != JobState.QUEUED,
+                priority=job.priority,
+                submittedBy=job.submittedBy,
+                createTime=job.createTime,
+            )
+            for job in going_on
+        ]
+        return Queue(entries).promoted()
+
+
+def _is_newer(content: bytes) -> bool:
+    try:
+        Queue.from_json(content)
+    except RecordError as error:
+        return "newer" in str(error)
+    return False
+
+
+def _stored(kind: type[R], item: Item | None) -> Stored[R] | None:
+    return Stored(kind.from_json(item.content), item.version) if item else None

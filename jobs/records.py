@@ -1,0 +1,214 @@
+"""The records of a job: `job.json`, `replicas/<name>.json`, `plan.json`, and the queue of a cluster.
+
+Names are Cloud ML's (`projects.jobs`) where it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from jobs import lease
+from jobs.checked import Record
+from jobs.lease import Lease
+from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
+from jobs.times import now, seconds_between
+
+EVENTS_KEPT = 50
+
+
+@dataclass(frozen=True)
+class Event:
+    """A start that was not the first: `seconds` from the end of the one before until it was up again, None until it is."""
+
+    time: str
+    cause: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ReplicaRecord(Record):
+    """`jobs/<id>/replicas/<name>.json`, written by that replica alone.
+
+    `life` and `beat` change with every heartbeat, which is how others tell that the host lives; heartbeatTime is for people.
+    exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
+    trainer that ended last. `restarts` counts all of this attempt, `spent` those that count against the limit, `alike` the
+    deaths in a row that were the same one at once, `hopeless` says that there will be no further restart. `lines` counts
+    what the trainer printed. facts are the chief's alone: what its host found for the manifest.
+    """
+
+    kind: ClassVar[str] = "the record of a replica"
+
+    name: str
+    state: ReplicaState = ReplicaState.PREPARING
+    exitCode: int | None = None
+    outOfMemory: bool = False
+    restarts: int = 0
+    spent: int = 0
+    alike: int = 0
+    hopeless: bool = False
+    attempt: int = 0
+    lines: int = 0
+    startTime: str | None = None
+    endTime: str | None = None
+    heartbeatTime: str = field(default_factory=now)
+    life: str = ""
+    beat: int = 0
+    errorMessage: str = ""
+    events: list[Event] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """True for a trainer that has done its work."""
+        return self.state == ReplicaState.EXITED and self.exitCode == 0
+
+    @property
+    def killed(self) -> bool:
+        """True for a trainer that was killed, and is not to be started again on this host in this attempt."""
+        return self.state == ReplicaState.EXITED and (self.exitCode or 0) >= 128
+
+
+@dataclass(frozen=True)
+class JobRecord(Record):
+    """`jobs/<id>/job.json`: written only by who holds its lease, each version replacing just the one before.
+
+    `hosts` are the replicas, each named as its host, the chief first. hourlyCost is that of these hosts in US dollars when the
+    job was made, None where they have no price; cost is what they cost from its start to its end, None until then.
+    `attempt` counts the starts of the whole job from 0, `spent` those that count against the limit; `without` are the
+    expendable replicas that the job goes on without. runSeconds is how long it has been RUNNING by its leaders' clocks.
+    manifest is the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
+    """
+
+    kind: ClassVar[str] = "job.json"
+
+    jobId: str
+    state: JobState = JobState.QUEUED
+    lease: Lease = field(default_factory=Lease)
+    hosts: list[str] = field(default_factory=list)
+    priority: int = 0
+    createTime: str = field(default_factory=now)
+    startTime: str | None = None
+    endTime: str | None = None
+    runSeconds: float = 0.0
+    hourlyCost: float | None = None
+    cost: float | None = None
+    errorMessage: str = ""
+    attempt: int = 0
+    spent: int = 0
+    without: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    submittedBy: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    trainingInput: dict[str, Any] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
+    replicas: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def final(self) -> bool:
+        return self.state.final
+
+    def to(self, state: JobState, **changes: Any) -> JobRecord:
+        """This record in another state, its startTime, or its endTime and cost, set.
+
+        A job that never started costs from its creation. TransitionError for a move that is not in the table.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise TransitionError(f"job {self.jobId} cannot go from {self.state} to {state}")
+        if state is JobState.RUNNING:
+            changes.setdefault("startTime", now())
+        if state.final:
+            hours = seconds_between(self.startTime or self.createTime, changes.setdefault("endTime", now())) / 3600
+            changes["cost"] = None if self.hourlyCost is None else round(self.hourlyCost * max(hours, 0), 4)
+        return replace(self, state=state, **changes)
+
+    def ended(self, why: str, cancelled: bool = False) -> JobRecord:
+        """This record at its end: FAILED, or CANCELLED where that is wanted or under way."""
+        if self.state is JobState.CANCELLING:
+            return self.to(JobState.CANCELLED, errorMessage=why or self.errorMessage)
+        if not cancelled:
+            return self.to(JobState.FAILED, errorMessage=why)
+        return self.to(JobState.CANCELLING).to(JobState.CANCELLED, errorMessage=why)
+
+    def passed(self, holder: str, submitter: bool = False) -> JobRecord:
+        """This record with its lease in other hands."""
+        return replace(self, lease=self.lease.passed(holder, submitter))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one replica's trainer finds: TF_CONFIG's content, and further variables of its environment."""
+
+    tfConfig: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan(Record):
+    """`jobs/<id>/plan.json`: all that the replicas of a job need to know, written by its submitter, once.
+
+    `replicas` names every replica of the job, the chief first: the order in which they would lead. `data` are the paths,
+    directories or globs of what the job trains on, which the chief's host hashes. `packageSha256` is that of the package's
+    archive. `expendable` are the roles whose loss or repeated kill the job goes on without. With restartPolicy `all` a kill
+    starts the whole job again, with `replica` that replica alone.
+
+    A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
+    for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
+    counts as killed. Who leads holds its lease for leaseSeconds without a sign of life.
+    """
+
+    kind: ClassVar[str] = "plan.json"
+
+    jobId: str
+    replicas: list[str]
+    module: str
+    args: list[str]
+    tasks: dict[str, Task]
+    packageSha256: str = ""
+    data: list[str] = field(default_factory=list)
+    restartPolicy: str = "replica"
+    expendable: list[str] = field(default_factory=list)
+    maxRestarts: int = 5
+    maxRetries: int = 3
+    heartbeatSeconds: float = 5.0
+    leaseSeconds: float = lease.SECONDS
+    lostAfterSeconds: float = 60.0
+    maxWaitTime: float = 3600.0
+    maxRunningTime: float = 604800.0
+    stallTimeout: float | None = None
+    preparingSeconds: float = 300.0
+    stopSeconds: float = 10.0
+
+    @property
+    def chief(self) -> str:
+        return self.replicas[0]
+
+    def is_expendable(self, replica: str) -> bool:
+        """True where the job goes on without this replica."""
+        return replica != self.chief and replica.rpartition("-")[0] in self.expendable
+
+    @property
+    def whole(self) -> bool:
+        """True where peers cannot go on without one another: a kill starts them all again."""
+        return self.restartPolicy == "all"
+
+
+@dataclass(frozen=True)
+class HostFile(Record):
+    """`/etc/scaletier/host.json`: which host this is and how it reaches the bucket, written with the unit."""
+
+    kind: ClassVar[str] = "host.json"
+
+    name: str
+    bucket: str
+    pollSeconds: float = 1.0
+    python: str = "/opt/scaletier/venv/bin/python"
+
+
+def kept(events: list[Event], event: Event) -> list[Event]:
+    """The list with one more event, of which the newest are kept."""
+    return [*events[-EVENTS_KEPT + 1 :], event]
+
+
+Now = Callable[[], str]

@@ -1,0 +1,47 @@
+"""The states of a job and of a replica, and the one table of how a job may move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """Cloud ML's states of a job."""
+
+    QUEUED = "QUEUED"
+    PREPARING = "PREPARING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLING = "CANCELLING"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def final(self) -> bool:
+        """True for the states that are never left."""
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.PREPARING, JobState.CANCELLING, JobState.FAILED}),
+    JobState.PREPARING: frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}),
+    JobState.RUNNING: frozenset({JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+class ReplicaState(StrEnum):
+    """What a replica's trainer process does. LOST is said of a replica by others: nothing is heard of its host."""
+
+    PREPARING = "PREPARING"
+    RUNNING = "RUNNING"
+    EXITED = "EXITED"
+    LOST = "LOST"
+
+
+class TransitionError(ValueError):
+    """A move that the table of states does not have."""

@@ -1,0 +1,63 @@
+"""The store: small records in the bucket, whose every write is conditional.
+
+A write says what it expects to find: nothing, or just the version that was read. Of two writers one wins; the other gets a
+Conflict, reads again, and decides again. So nobody who slept, or whose message was late, can undo what happened since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+
+class Conflict(Exception):  # noqa: N818  it is no error but an answer
+    """Somebody else has written since; nothing was changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was changed by somebody else")
+        self.name = name
+
+
+class StoreError(OSError):
+    """The bucket does not answer, not in time, or refuses. Whether a write took effect is not known."""
+
+
+class Item(NamedTuple):
+    """An object's content, and which version of it that is."""
+
+    content: bytes
+    version: str
+
+
+class Store(Protocol):
+    """Objects by name, such as `jobs/job01/job.json`. Every method takes a limited time and raises StoreError past it.
+
+    A write whose success was not heard of and that is tried again is recognised as one's own by its content: so what is
+    written must tell its writer from others, as a lease or a heartbeat does.
+    """
+
+    def read(self, name: str) -> Item | None:
+        """The object, None where there is none."""
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        """Those of the objects that exist."""
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        """The content of every object that fits a pattern such as `jobs/*/job.json`, where * is one part of a name."""
+
+    def create(self, name: str, content: bytes) -> str:
+        """Make an object that is not there yet; its version. Conflict where it is."""
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        """Replace just this version of an object; the new version. Conflict where it is another by now, or gone."""
+
+
+class Files(Protocol):
+    """The bucket for what may be large and take long: packages and logs, each with one writer and no version."""
+
+    def upload(self, name: str, source: Path) -> None:
+        """Make or replace an object, whatever is there, with the content of a file."""
+
+    def download(self, name: str, target: Path) -> bool:
+        """Write an object to a file; False where there is no such object."""

@@ -1,0 +1,141 @@
+"""The submitter's side of a job: it claims id and hosts, holds the first lease, and hands the job over.
+
+What it does in between (packing, uploading, starting hosts) may take long, fail or be killed at any moment. Then its lease
+falls silent, and whoever looks next ends the job and gives its hosts away (`jobs.tender`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from jobs.ledger import Ledger, Stored
+from jobs.queue import Entry, Queue
+from jobs.records import JobRecord
+from jobs.states import JobState
+from jobs.store import Conflict
+
+NOT_HANDED_OVER = "its fab train ended before the job was handed to its hosts"
+
+
+class UsedBeforeError(Exception):
+    """The id is that of another job."""
+
+
+class BusyError(Exception):
+    """The hosts are not free, and the job was not to be queued; `ahead` are the entries that have or want them."""
+
+    def __init__(self, ahead: Sequence[Entry]) -> None:
+        super().__init__(", ".join(entry.jobId for entry in ahead))
+        self.ahead = list(ahead)
+
+
+class OvertakenError(Exception):
+    """The job is in other hands, as the submitter was silent for too long, or it was ended. `record` is how it is now."""
+
+    def __init__(self, record: JobRecord | None) -> None:
+        super().__init__(f"the job is {record.state}" if record else "the job is gone")
+        self.record = record
+
+
+class CancelledError(Exception):
+    """Somebody asked for the job's end while it was being submitted."""
+
+
+class Submitter:
+    """One submission. `renew` may be called from another thread than the rest."""
+
+    def __init__(self, ledger: Ledger, record: JobRecord, me: str, max_wait: float | None = None) -> None:
+        """`me` names this submission and no other."""
+        self._ledger = ledger
+        self._record = replace(record.passed(me, submitter=True), state=JobState.QUEUED)
+        self._me = me
+        self._entry = Entry(
+            record.jobId,
+            record.hosts,
+            priority=record.priority,
+            token=me,
+            submittedBy=record.submittedBy,
+            createTime=record.createTime,
+            maxWaitTime=max_wait,
+        )
+        self._stored: Stored[JobRecord] | None = None
+        self._lock = threading.Lock()
+
+    def claim(self, may_wait: bool) -> list[Entry]:
+        """Enter the queue and make the job; whom it waits for, empty where its hosts are its own now.
+
+        UsedBeforeError, or BusyError where it would wait and may not: then nothing was changed.
+        """
+
+        def enter(queue: Queue) -> Queue:
+            before = queue.entry(self._entry.jobId)
+            if before is not None:
+                if before.token != self._me:
+                    raise UsedBeforeError(self._entry.jobId)
+                return queue
+            new = queue.added(self._entry)
+            if not may_wait and (ahead := new.ahead_of(self._entry.jobId)):
+                raise BusyError(ahead)
+            return new
+
+        self._ledger.change_queue(enter)
+        try:
+            with self._lock:
+                self._stored = self._ledger.create_job(self._record)
+        except Conflict:
+            self._ledger.change_queue(lambda queue: queue.without(self._entry))
+            raise UsedBeforeError(self._entry.jobId) from None
+        return self.ahead()
+
+    def ahead(self) -> list[Entry]:
+        """Whom the job waits for; empty where its hosts are its own."""
+        return self._ledger.queue().ahead_of(self._entry.jobId)
+
+    def renew(self) -> None:
+        """A sign of life, every few seconds. CancelledError where somebody wants the end, OvertakenError as of `prepare`."""
+        if self._ledger.cancel_requested(self._entry.jobId):
+            raise CancelledError(self._entry.jobId)
+        self._write(lambda job: replace(job, lease=job.lease.renewed()))
+
+    def prepare(self) -> None:
+        """The plan is in the bucket: hosts may start. OvertakenError where the job is in other hands by now."""
+        self._write(lambda job: job if job.state is JobState.PREPARING else job.to(JobState.PREPARING))
+
+    def hand_over(self) -> None:
+        """All is in the bucket: from now on the job is its replicas', the chief first. OvertakenError as of `prepare`."""
+        try:
+            self._write(lambda job: job.passed(""))
+        except OvertakenError as error:
+            # Its replicas may have taken over already, where we did not hear of our own success.
+            if error.record is None or error.record.lease.submitter or error.record.errorMessage == NOT_HANDED_OVER:
+                raise
+
+    def give_up(self, why: str, cancelled: bool = False) -> None:
+        """End what was begun. Nothing happens where the job is in other hands by now."""
+        with suppress(OvertakenError):
+            self._write(lambda job: job if job.final else job.ended(why, cancelled))
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Give the hosts away; for a job that has ended, or never came to be."""
+        self._ledger.change_queue(lambda queue: queue.without(self._entry))
+
+    def _write(self, change: Callable[[JobRecord], JobRecord]) -> None:
+        with self._lock:
+            while True:
+                if self._stored is None:
+                    raise OvertakenError(None)
+                try:
+                    self._stored = self._ledger.change_job(self._stored, change(self._stored.record))
+                except Conflict:
+                    # It may be our own last write, of whose success we did not hear.
+                    fresh = self._ledger.job(self._entry.jobId)
+                    mine = self._stored.record.lease
+                    if fresh is None or fresh.record.final or fresh.record.lease != replace(mine, beat=fresh.record.lease.beat):
+                        raise OvertakenError(fresh.record if fresh else None) from None
+                    self._stored = fresh
+                    continue
+                return

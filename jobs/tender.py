@@ -1,0 +1,110 @@
+"""Keeps the queue moving when those who should do it are gone. Leaders, idle hosts and waiting submitters all tend it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from jobs import lease
+from jobs.checked import RecordError
+from jobs.lease import Watch
+from jobs.ledger import Ledger, Stored
+from jobs.queue import Entry
+from jobs.records import JobRecord
+from jobs.states import JobState
+from jobs.store import Conflict
+from jobs.submitter import NOT_HANDED_OVER
+
+
+class Tender:
+    """Looks at every entry of the queue, every few seconds, and does what nobody else will.
+
+    Whoever is silent is given the time of a lease on this tender's own clock. Several may tend at once: each write is
+    conditional.
+    """
+
+    def __init__(self, ledger: Ledger, watch: Watch, me: str, seconds: float = lease.SECONDS) -> None:
+        self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds
+
+    def tend(self) -> None:
+        """One look. StoreError where the bucket fails; a later look does what is left."""
+        queue = self._ledger.change_queue(lambda queue: queue.promoted())
+        for entry in queue.entries:
+            with suppress(Conflict):  # somebody else moved it on
+                if self._is_over(entry):
+                    self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
+
+    def _is_over(self, entry: Entry) -> bool:
+        """True where an entry is to go, after its job was ended if need be."""
+        try:
+            stored = self._ledger.job(entry.jobId)
+        except RecordError:
+            return self._same(entry, "unreadable")
+        if stored is None:
+            if self._same(entry, "missing"):
+                # Its submitter is gone; this keeps what it may still have under way from making the job.
+                self._ledger.create_job(_never_made(entry).passed(self._me))
+                return True
+            return False
+        job = stored.record
+        if job.final:
+            return self._same(entry, job.lease)  # its leader does it as soon as all replicas have stopped
+        if job.lease.submitter:
+            if self._same(entry, job.lease):
+                self._end(stored, NOT_HANDED_OVER)
+                return True
+            return False
+        if job.state is JobState.QUEUED and job.lease.free:
+            if self._ledger.cancel_requested(job.jobId):
+                self._end(stored, "", cancelled=True)
+                return True
+            if not entry.held and entry.maxWaitTime is not None and self._waited(entry) >= entry.maxWaitTime:
+                self._end(stored, f"it waited for its hosts for longer than maxWaitTime, {entry.maxWaitTime:g} s")
+                return True
+        return False
+
+    def _same(self, entry: Entry, value: object) -> bool:
+        """True once this has been so for the time of a lease."""
+        return self._watch.see(("tended", entry.jobId, entry.token), str(value)) >= self._seconds
+
+    def _waited(self, entry: Entry) -> float:
+        return self._watch.see(("waits", entry.jobId, entry.token), True)
+
+    def _end(self, stored: Stored[JobRecord], why: str, cancelled: bool = False) -> None:
+        self._ledger.change_job(stored, stored.record.passed(self._me).ended(why, cancelled))
+
+
+def _never_made(entry: Entry) -> JobRecord:
+    made = JobRecord(entry.jobId, hosts=entry.hosts, createTime=entry.createTime, submittedBy=entry.submittedBy)
+    return made.ended(NOT_HANDED_OVER)
+
+
+class Canceller:
+    """Ends a job: asks its leader to, and does it in the place of one who is gone."""
+
+    def __init__(
+        self, ledger: Ledger, watch: Watch, me: str, job_id: str, request: bytes, seconds: float = lease.SECONDS
+    ) -> None:
+        self._ledger, self._watch, self._me, self._job_id, self._request = ledger, watch, me, job_id, request
+        self._seconds = seconds
+        self._asked = False
+
+    def step(self) -> JobRecord | None:
+        """Look once, and do what is to do; the job as it is, None where there is none."""
+        if not self._asked:
+            self._ledger.request_cancel(self._job_id, self._request)
+            self._asked = True
+        stored = self._ledger.job(self._job_id)
+        if stored is None or stored.record.final:
+            return stored.record if stored else None
+        job = stored.record
+        # Those of its replicas that live take over long before.
+        patience = self._seconds if job.lease.submitter else 3 * self._seconds
+        silent = self._watch.see(("lease", self._job_id), job.lease)
+        if (job.state is JobState.QUEUED and job.lease.free) or silent >= patience:
+            with suppress(Conflict):
+                ended = job.passed(self._me).ended("" if job.lease.free else "cancelled; no replica was alive", cancelled=True)
+                job = self._ledger.change_job(stored, ended).record
+                queue = self._ledger.queue()
+                if entry := queue.entry(self._job_id):
+                    self._ledger.change_queue(lambda queue: queue.without(entry))
+        return job

@@ -1,0 +1,16 @@
+"""Moments for people. Nothing is decided by them: the wall clocks of two machines are never compared."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def now() -> str:
+    """This moment as RFC 3339 in UTC with milliseconds: `2026-01-31T12:00:00.250Z`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_between(begin: str, end: str | None = None) -> float:
+    """Seconds from one RFC 3339 moment until another, or until now; for showing."""
+    until = datetime.fromisoformat(end) if end else datetime.now(UTC)
+    return (until - datetime.fromisoformat(begin)).total_seconds()

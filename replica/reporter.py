@@ -1,0 +1,129 @@
+"""What one replica tells and hears of its job, in a thread of its own: its heartbeat first, then the job's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.lease import Clock
+from jobs.ledger import Ledger, Stored
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState
+from jobs.store import Conflict
+from replica.leader import Leader
+from replica.supervisor import Says, Supervisor
+
+
+class Reporter:
+    """Between a supervisor and the bucket. Each round may wait for the bucket; nobody waits for a round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        life: str,
+        ledger: Ledger,
+        supervisor: Supervisor,
+        log: Says,
+        clock: Clock,
+        now: Callable[[], str],
+        version: str | None,
+    ) -> None:
+        """`version` is that of the record that an earlier life of this replica left, None where it left none."""
+        self._plan, self._name, self._life = plan, name, life
+        self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
+        self._leader = Leader(plan, name, life, ledger, clock, now)
+        self._version = version
+        self._told: ReplicaRecord | None = None
+        self._beat = 0
+        self._beat_at = 0.0
+        self._epoch = 0
+        self._job: JobRecord | None = None
+        self.settled = False
+        """True once the job has ended, and this replica has nothing more to do for it."""
+        self.restless = False
+        """True while one step may lead to the next, so that the next round should come at once."""
+        self.led = False
+        """True while another replica moves the job on, and looks after the queue."""
+
+    @property
+    def job(self) -> JobRecord | None:
+        """The job as it was last seen."""
+        return self._job
+
+    @property
+    def untold(self) -> bool:
+        """True while the bucket does not know how the replica is."""
+        return self._told != self._supervisor.record
+
+    def publish(self) -> None:
+        """This replica's record, where it changed or its heartbeat is due; StoreError where the bucket fails."""
+        record = self._supervisor.record
+        if self._told == record and self._clock() < self._beat_at:
+            return
+        self._beat += 1
+        written = self._own(record)
+        try:
+            self._version = self._ledger.write_replica(self._plan.jobId, written, self._version)
+        except Conflict:
+            # Our own last write, of whose success we did not hear, or one that an earlier life of this replica had under way.
+            self._version = self._ledger.replica_version(self._plan.jobId, self._name)
+            self._version = self._ledger.write_replica(self._plan.jobId, written, self._version)
+        self._told = record
+        self._beat_at = self._clock() + self._plan.heartbeatSeconds
+
+    def _own(self, record: ReplicaRecord) -> ReplicaRecord:
+        lines = self._supervisor.lines
+        return replace(record, lines=lines, heartbeatTime=self._now(), life=self._life, beat=self._beat)
+
+    def round(self) -> None:
+        """Tell, listen, and lead where it is this replica's turn. StoreError or RecordError: the next round goes on."""
+        self.restless = False
+        self.publish()
+        stored = self._ledger.job(self._plan.jobId)
+        if stored is None:
+            raise RecordError(f"{paths.job(self._plan.jobId)} is gone")
+        if stored.record.lease.epoch < self._epoch:
+            return  # a late answer: who said this has been overtaken
+        with suppress(Conflict):  # another was quicker: the next round sees it
+            if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
+                stored = self._leader.take(stored)
+            if self._leader.leads(stored.record):
+                stored = self._lead(stored)
+        self.led = not self._leader.leads(stored.record) and not stored.record.lease.submitter
+        self._obey(stored.record)
+
+    def _lead(self, stored: Stored[JobRecord]) -> Stored[JobRecord]:
+        others = [name for name in self._plan.replicas if name != self._name]
+        replicas = self._ledger.replicas(self._plan.jobId, others)
+        replicas[self._name] = self._own(self._supervisor.record)
+        before = stored.record
+        stored = self._leader.act(stored, replicas, not before.final and self._ledger.cancel_requested(self._plan.jobId))
+        after = stored.record
+        if (after.state, after.attempt) != (before.state, before.attempt):
+            attempt = f", attempt {after.attempt}" if after.attempt else ""
+            self._log.say(f"job {after.state}{attempt}", "ERROR" if after.state is JobState.FAILED else "INFO")
+            self.restless = True
+        for event in after.events[len(before.events) :]:
+            self._log.say(event.cause, "WARNING")
+        if after.final and self._supervisor.idle and not self.untold and self._leader.settled(after, replicas):
+            self._free_hosts()
+            self.settled = True
+        return stored
+
+    def _free_hosts(self) -> None:
+        """Give the job's hosts to who comes next."""
+        entry = self._ledger.queue().entry(self._plan.jobId)
+        if entry is not None:
+            self._ledger.change_queue(lambda queue: queue.without(entry))
+
+    def _obey(self, job: JobRecord) -> None:
+        self._epoch = job.lease.epoch
+        self._job = job
+        ending = job.final or job.state is JobState.CANCELLING
+        self._supervisor.order(job.attempt, f"job {job.state}" if ending else "")
+        if job.final and not self._leader.leads(job) and self._supervisor.idle and not self.untold:
+            self.settled = True

@@ -1,0 +1,96 @@
+"""A job's files on this host: its package from the bucket, its log, its environment, and what the manifest wants to know."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs import paths
+from jobs.ledger import Ledger
+from jobs.records import HostFile, Plan
+from jobs.store import Files, StoreError
+from replica.archive import Archive
+from replica.log import Log
+from replica.manifest import Manifest
+from replica.supervisor import Assignment
+
+# Said by systemd to the replica alone.
+_PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
+
+
+class HostSite:
+    """Below `state`: `logs/<job>.jsonl`, and `jobs/<job>/package` with `package.sha256` beside it once it is whole."""
+
+    def __init__(self, host: HostFile, state: Path, ledger: Ledger, files: Files, environ: Mapping[str, str]) -> None:
+        """`files` is the bucket for what may take long: packages and logs."""
+        self._host, self._state, self._ledger, self._files, self._environ = host, state, ledger, files, environ
+        self._archive: Archive | None = None
+        self._manifest: Manifest | None = None
+        self._log: Log | None = None
+
+    def prepare(self, plan: Plan) -> Assignment:
+        """The job's package, log and environment; StoreError where they cannot be had now."""
+        name = self._host.name
+        folder = self._package(plan)
+        archive = paths.log(plan.jobId, name)
+        if self._log is None or self._log.job_id != plan.jobId:
+            if self._log:
+                self._log.close()
+            self._log = Log(self._state / "logs", plan.jobId, name)
+        self._log.adopt(self._files, archive)
+        self._archive = Archive(self._log, self._files, archive)
+        self._manifest = Manifest(plan, self._host.python, self._ledger) if name == plan.chief else None
+        return Assignment(plan, name, folder, self._environment(plan, folder), self._host.python, self._log)
+
+    def facts(self) -> dict[str, Any] | None:
+        """What the chief's host found, once it is in the manifest; None until then, and after."""
+        return self._manifest.told() if self._manifest else None
+
+    def finish(self) -> bool:
+        """True once the log is in the bucket, or was waited for long enough."""
+        if self._manifest:
+            self._manifest.close()
+        return self._archive is None or self._archive.finish()
+
+    def _package(self, plan: Plan) -> Path:
+        """The trainer package, whole: as `fab train` left it here, or else from the bucket."""
+        home = self._state / "jobs" / plan.jobId
+        folder, mark = home / "package", home / "package.sha256"
+        if mark.exists() and mark.read_text().strip() == plan.packageSha256:
+            return folder
+        home.mkdir(parents=True, exist_ok=True)
+        self._forget_others(home)
+        packed, unpacked = home / ".package.tar.gz", home / ".package"
+        if not self._files.download(paths.package(plan.jobId), packed):
+            raise StoreError(f"{paths.package(plan.jobId)} is not there yet")
+        if (found := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
+            raise StoreError(f"{paths.package(plan.jobId)} is damaged: sha256 {found[:16]}…, not {plan.packageSha256[:16]}…")
+        shutil.rmtree(unpacked, ignore_errors=True)
+        with tarfile.open(packed) as tar:
+            for member in tar.getmembers():
+                if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
+                    raise StoreError(f"{paths.package(plan.jobId)} holds {member.name!r}, which is no file of a package")
+            tar.extractall(unpacked)  # noqa: S202  each name was looked at, and it is the trainer's own user who unpacks
+        shutil.rmtree(folder, ignore_errors=True)
+        unpacked.rename(folder)
+        packed.unlink()
+        mark.write_text(plan.packageSha256)
+        return folder
+
+    def _forget_others(self, home: Path) -> None:
+        """The packages of earlier jobs: their hosts have no further use for them."""
+        for other in home.parent.iterdir():
+            if other != home:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _environment(self, plan: Plan, folder: Path) -> dict[str, str]:
+        """The trainer's: that of this process, its task's, TF_CONFIG, and its package on PYTHONPATH."""
+        task = plan.tasks[self._host.name]
+        env = {key: value for key, value in self._environ.items() if key not in _PRIVATE} | task.environment
+        path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
+        return env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

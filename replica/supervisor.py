@@ -1,0 +1,202 @@
+"""The trainer of one job on this host: started, restarted by the rules, stopped. Never waits for anything but its child."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from jobs.lease import Clock
+from jobs.records import Plan, ReplicaRecord
+from jobs.states import ReplicaState
+from replica import restart
+from replica.decide import killer
+
+
+class Child(Protocol):
+    """A trainer process."""
+
+    pid: int
+
+    @property
+    def stopping(self) -> bool:
+        """True once stop was called."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+
+    @property
+    def lines(self) -> int:
+        """How many lines it has printed."""
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM now, SIGKILL after so many seconds."""
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended."""
+
+    def due(self) -> float:
+        """Seconds until poll has something to do besides a SIGCHLD."""
+
+
+class Says(Protocol):
+    """The replica's own lines in the log."""
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        """Write them."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A job on this host: what to run, where, in what environment, and the log that it writes to."""
+
+    plan: Plan
+    name: str
+    directory: Path
+    environment: Mapping[str, str]
+    python: str
+    log: Says
+
+    @property
+    def argv(self) -> list[str]:
+        return [self.python, "-m", self.plan.module, *self.plan.args]
+
+
+Spawn = Callable[[Assignment], Child]
+
+
+class Supervisor:
+    """What happens to the trainer of one assignment. `step` is for one thread, all else for others too."""
+
+    def __init__(
+        self, assignment: Assignment, record: ReplicaRecord, spawn: Spawn, clock: Clock, now: Callable[[], str]
+    ) -> None:
+        """`record` is what this replica goes on from; nothing runs before `order`."""
+        self._job, self._spawn, self._clock, self._now = assignment, spawn, clock, now
+        self._record = record
+        self._child: Child | None = None
+        self._attempt = -1
+        self._ending = ""
+        self._terminated = False
+        self._ended_at: float | None = None
+        self._started_at = 0.0
+        self._printed_before = record.lines
+        self._start_at = clock() + restart.wait_before_start(record)
+        self._lock = threading.RLock()
+
+    @property
+    def record(self) -> ReplicaRecord:
+        """How it is now, but for what it has printed since the trainer started."""
+        with self._lock:
+            if self._child and self._ended_at is not None and self._child.lines:
+                self._record = restart.recovered(self._record, self._clock() - self._ended_at)
+                self._ended_at = None
+            return self._record
+
+    @property
+    def lines(self) -> int:
+        """How many lines its trainers have printed."""
+        with self._lock:
+            return self._printed_before + (self._child.lines if self._child else 0)
+
+    @property
+    def idle(self) -> bool:
+        """True while no trainer runs and none is about to be started."""
+        with self._lock:
+            return self._child is None and self._record.state is ReplicaState.EXITED
+
+    def tell(self, facts: Mapping[str, object]) -> None:
+        """What the chief's host found for the manifest."""
+        with self._lock:
+            self._record = replace(self._record, facts=dict(facts))
+
+    def order(self, attempt: int, ending: str) -> None:
+        """What the job's record says: which attempt is on, and why the trainer is to end, empty where it is not."""
+        with self._lock:
+            self._attempt, self._ending = max(self._attempt, attempt), ending
+
+    def terminate(self) -> None:
+        """The unit is being stopped: so is the trainer. The job goes on when the unit starts again."""
+        with self._lock:
+            self._terminated = True
+
+    def step(self) -> float:
+        """Do what is due; the seconds until something is again, unless a signal comes first."""
+        with self._lock:
+            self._reap()
+            self._steer()
+            waits = [self._child.due()] if self._child else []
+            if self._record.state is ReplicaState.PREPARING and self._attempt >= 0:
+                waits.append(self._start_at - self._clock())
+            return max(min(waits, default=float("inf")), 0.0)
+
+    def _reap(self) -> None:
+        """Take note of a trainer that has ended."""
+        child = self._child
+        if child is None or (code := child.poll()) is None:
+            return
+        self._printed_before = self.lines
+        self._child = None
+        self._ended_at = self._clock()
+        if self._terminated or child.stopping:
+            self._record = restart.after_stop(self._record, restart.SIGTERM_CODE if self._terminated else code, self._now())
+            return
+        ran = self._ended_at - self._started_at
+        record = restart.after_exit(self._job.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory)
+        self._record = record
+        wait = restart.wait_before_start(record)
+        self._start_at = self._clock() + wait
+        self._tell_of(record, wait)
+
+    def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
+        log, limit, code = self._job.log, self._job.plan.maxRestarts, record.exitCode or 0
+        if record.state is ReplicaState.PREPARING:
+            when = f", in {wait:g} s" if wait else ""
+            log.say(f"restarting after {killer(record)} ({record.spent} of {limit}){when}", "WARNING")
+        elif record.hopeless:
+            log.say(f"trainer ended by {killer(record)}, the same {record.alike} times in a row", "ERROR")
+        elif code >= 128:
+            log.say(f"trainer ended by {killer(record)}", "ERROR")
+        else:
+            log.say(f"trainer exited with status {code}", "ERROR" if code else "INFO")
+
+    def _steer(self) -> None:
+        """Start or stop the trainer, as was ordered."""
+        if self._attempt < 0 and not self._terminated:
+            return
+        plan, record, log = self._job.plan, self._record, self._job.log
+        outdated = restart.outdated(plan, record, self._attempt)
+        if self._child:
+            if (self._terminated or self._ending or outdated) and not self._child.stopping:
+                why = self._ending or "the whole job starts again"
+                log.say(f"stopping: {'the unit is stopped' if self._terminated else why}")
+                self._child.stop(plan.stopSeconds)
+        elif self._terminated or self._ending:
+            self._record = restart.after_stop(record, restart.SIGTERM_CODE if self._terminated else None, self._now())
+        elif outdated:
+            log.say(f"the whole job starts again, attempt {self._attempt}", "WARNING")
+            self._start(restart.again(record, self._attempt))
+        elif record.state is ReplicaState.PREPARING and self._clock() >= self._start_at:
+            self._start(record)
+
+    def _start(self, record: ReplicaRecord) -> None:
+        log = self._job.log
+        record = restart.started(record, self._now())
+        self._started_at = self._clock()
+        try:
+            self._child = self._spawn(self._job)
+        except (OSError, ValueError) as error:
+            why = f"the trainer cannot start: {error}"
+            record = restart.after_exit(self._job.plan, record, 127, 0.0, self._now(), why)
+            log.say(record.errorMessage, "ERROR")
+        else:
+            log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._job.argv)}")
+        self._record = record

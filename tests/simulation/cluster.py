@@ -1,0 +1,411 @@
+"""A cluster in the simulated world: hosts with the real agent, submitters, cancellers, and what must never happen."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from world import Faults, Killed, Process, SimulatedStore, Violation, World
+
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.lease import Watch
+from jobs.ledger import Ledger
+from jobs.queue import Queue
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task
+from jobs.states import JobState
+from jobs.store import Conflict, StoreError
+from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
+from jobs.tender import Canceller, Tender
+from replica.agent import Agent
+from replica.supervisor import Assignment, Supervisor
+
+POLL = 2.0
+LEASE = 8.0
+RULES: dict[str, Any] = {
+    "heartbeatSeconds": 4.0,
+    "leaseSeconds": LEASE,
+    "lostAfterSeconds": 20.0,
+    "preparingSeconds": 120.0,
+    "maxWaitTime": 300.0,
+    "stopSeconds": 2.0,
+}
+TROUBLE_ENDS = 150.0
+WORLD_ENDS = 4000.0
+_KILLED = 137
+
+# Records never change, and many read the same one: parsed once, a schedule takes a third of the time.
+for _kind in (JobRecord, ReplicaRecord, Plan, Queue):
+    _kind.from_json = staticmethod(lru_cache(maxsize=4096)(_kind.from_json))  # type: ignore[method-assign]
+
+
+@dataclass
+class Story:
+    """What is known from outside about one job."""
+
+    work: float
+    fails: bool
+    acknowledged: bool = False
+    cancelled: bool = False
+    chief_done: int = 0
+    ended: JobState | None = None
+    message: str = ""
+
+
+class Trainer:
+    """A trainer: the chief's ends with its work, the others' when they are told."""
+
+    def __init__(self, host: Host, job: Assignment) -> None:
+        self.host, self.job_id = host, job.plan.jobId
+        self.pid, self.lines, self.tail, self.out_of_memory, self.stopping = 1, 0, "", False, False
+        world = host.cluster.world
+        story = host.cluster.stories[self.job_id]
+        self.ends_at = world.time + story.work if job.name == job.plan.chief else float("inf")
+        self.code = 1 if story.fails else 0
+        self.stop_at: float | None = None
+
+    def stop(self, seconds: float) -> None:
+        world = self.host.cluster.world
+        self.stopping = True
+        self.stop_at = world.time + world.random.choice((0.1, seconds))
+
+    def poll(self) -> int | None:
+        time, story = self.host.cluster.world.time, self.host.cluster.stories[self.job_id]
+        self.lines += 1
+        if self.stop_at is not None and time >= self.stop_at:
+            code = 143
+        elif time >= self.ends_at:
+            code = self.code
+            story.chief_done += code == 0
+        else:
+            return None
+        self.host.trainer = None
+        return code
+
+    def due(self) -> float:
+        ends = self.ends_at if self.stop_at is None else min(self.ends_at, self.stop_at)
+        return max(ends - self.host.cluster.world.time, 0.0)
+
+
+class Site:
+    """Files, log and facts, of which there are none here."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def prepare(self, plan: Plan) -> Assignment:
+        self._host.process_sleep(0.2)
+        return Assignment(plan, self._host.name, Path(), {}, "python", self)
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        self._host.cluster.world.note(f"{self._host.name}: {message}")
+
+    def facts(self) -> dict[str, Any] | None:
+        return None
+
+    def finish(self) -> bool:
+        return True
+
+
+@dataclass
+class Host:
+    """A machine with its unit: it starts the agent again when it dies, and now and then while there is none."""
+
+    cluster: Cluster
+    name: str
+    up: bool = True
+    lives: int = 0
+    trainer: Trainer | None = None
+    agent: Agent | None = None
+    processes: list[Process] = field(default_factory=list)
+
+    def start(self) -> None:
+        """The unit's main process: one thread for the bucket, one for the trainer."""
+        if not self.up or any(process.alive for process in self.processes):
+            return
+        self.lives += 1
+        world = self.cluster.world
+        name = f"{self.name}#{self.lives}"
+        reporter = Process(world, name, self._report)
+        self.reporter = reporter
+        main = Process(world, f"{name}/main", self._supervise, reporter.machine)
+        self.processes = [reporter, main]
+        self.agent = self.cluster.agent_kind(
+            self.name,
+            f"{self.lives:x}",
+            Ledger(SimulatedStore(reporter), reporter.sleep),
+            Site(self),
+            self._spawn,
+            reporter.clock,
+            reporter.now,
+            POLL,
+            LEASE,
+        )
+
+    def process_sleep(self, seconds: float) -> None:
+        self.reporter.sleep(seconds)
+
+    def _report(self, process: Process) -> None:
+        agent = self.agent
+        assert agent is not None
+        try:
+            while not agent.over:
+                process.sleep(agent.round())
+        except Killed:
+            self.cluster.world.wake(0.0, self.die)
+            raise
+        self.cluster.world.wake(self.cluster.timer, self.start)
+
+    def _supervise(self, process: Process) -> None:
+        agent = self.agent
+        assert agent is not None
+        try:
+            while not agent.over:
+                supervisor = agent.supervisor
+                wait = supervisor.step() if supervisor else 2.0
+                process.sleep(min(max(wait, 0.05), 2.0))
+        except Killed:
+            self.cluster.world.wake(0.0, self.die)
+            raise
+
+    def _spawn(self, job: Assignment) -> Trainer:
+        if self.trainer is not None:
+            raise Violation(f"{self.name} runs {self.trainer.job_id} and starts {job.plan.jobId}")
+        self.cluster.starts(self, job)
+        self.trainer = Trainer(self, job)
+        return self.trainer
+
+    def die(self) -> None:
+        """The unit's main process ends by force: nothing of its control group is left, and it is started again."""
+        for process in self.processes:
+            process.kill()
+        self.trainer = None
+        self.cluster.world.wake(2.0, self.start)
+
+    def power_off(self, seconds: float) -> None:
+        self.cluster.world.note(f"{self.name} loses its power for {seconds:g} s")
+        self.up = False
+        self.die()
+        self.cluster.world.wake(seconds, self.power_on)
+
+    def power_on(self) -> None:
+        self.up = True
+        self.start()
+
+
+class Cluster:
+    """Everything of one schedule, and its invariants."""
+
+    def __init__(
+        self, world: World, agent_kind: Any = Agent, submitter_kind: Any = Submitter, tender_kind: Any = Tender
+    ) -> None:
+        self.world = world
+        self.agent_kind, self.submitter_kind, self.tender_kind = agent_kind, submitter_kind, tender_kind
+        self.timer = 60.0
+        self.stories: dict[str, Story] = {}
+        self.highest: Counter[str] = Counter()
+        self.submitters: list[Process] = []
+        random = world.random
+        world.on_write = self.written
+        size = random.choice((1, 2, 2, 3, 3, 4))
+        self.hosts = [Host(self, name) for name in ("master-0", "worker-0", "ps-0", "worker-1")[:size]]
+        for host in self.hosts:
+            world.wake(random.uniform(0, 5), host.start)
+        for number in range(random.choice((1, 1, 2, 2, 3))):
+            self.submit(f"job{number}", random.uniform(0, 25))
+            if world.chance(0.2):
+                self.submit(f"job{number}", random.uniform(0, 25))  # the same id, by somebody else or once more
+            if world.chance(0.25):
+                self.cancel(f"job{number}", random.uniform(0, 60))
+        if world.chance(0.3):
+            world.wake(random.uniform(5, 90), lambda: random.choice(self.hosts).power_off(random.choice((10.0, 60.0, 200.0))))
+        world.wake(TROUBLE_ENDS, self.calm)
+
+    # Who acts
+
+    def submit(self, job_id: str, at: float) -> None:
+        random = self.world.random
+        self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1)))
+        some = random.sample(self.hosts, random.randint(1, len(self.hosts))) if self.world.chance(0.3) else self.hosts
+        names = [host.name for host in self.hosts if host in some]
+
+        def begin() -> None:
+            number = len(self.submitters)
+            self.submitters.append(Process(self.world, f"submitter{number}", lambda p: self._submit(p, job_id, names)))
+
+        self.world.wake(at, begin)
+
+    def _submit(self, process: Process, job_id: str, names: list[str]) -> None:
+        world, story = self.world, self.stories[job_id]
+        ledger = Ledger(SimulatedStore(process), process.sleep)
+        record = JobRecord(job_id, hosts=names, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
+        submitter = self.submitter_kind(ledger, record, process.name)
+        try:
+            _persist(process, lambda: submitter.claim(may_wait=True))
+            for _ in range(world.random.randint(0, 3)):
+                process.sleep(2.0)
+                _persist(process, submitter.renew)
+            tasks = {name: Task("{}") for name in names}
+            plan = Plan(job_id, names, "task", [], tasks, **RULES)
+            _persist(process, lambda: ledger.create_plan(plan))
+            ahead = _persist(process, submitter.ahead)
+            if not ahead:
+                _persist(process, submitter.prepare)
+                process.sleep(1.0)
+            _persist(process, submitter.hand_over)
+        except (UsedBeforeError, BusyError, OvertakenError):
+            return
+        except CancelledError:
+            _persist(process, lambda: submitter.give_up("", cancelled=True))
+            return
+        story.acknowledged = True
+        world.note(f"{process.name} has handed {job_id} over")
+        for name in names:  # fab starts the units
+            host = next(host for host in self.hosts if host.name == name)
+            world.wake(0.1, host.start)
+
+    def cancel(self, job_id: str, at: float) -> None:
+        def begin() -> None:
+            Process(self.world, f"canceller of {job_id}", lambda process: self._cancel(process, job_id))
+
+        self.world.wake(at, begin)
+
+    def _cancel(self, process: Process, job_id: str) -> None:
+        story = self.stories[job_id]
+        canceller = Canceller(
+            Ledger(SimulatedStore(process), process.sleep), Watch(process.clock), process.name, job_id, b"{}", LEASE
+        )
+        if paths.job(job_id) not in self.world.objects:
+            return
+        story.cancelled = True
+        while True:
+            try:
+                record = canceller.step()
+            except (StoreError, RecordError, Conflict):
+                record = None
+            if record is not None and record.final:
+                return
+            process.sleep(1.0)
+
+    def calm(self) -> None:
+        """From here on nothing goes wrong any more: now everything must come to its end."""
+        self.world.faults = self.world.faults.none()
+        for host in self.hosts:
+            if not host.up:
+                host.power_on()
+
+    # What must never happen
+
+    def written(self, name: str, before: bytes | None, after: bytes, who: str) -> None:
+        """Look at every write as it takes effect."""
+        world = self.world
+        if name == paths.QUEUE:
+            queue = Queue.from_json(after)
+            holders = Counter(host for entry in queue.entries if entry.held for host in entry.hosts)
+            if twice := [host for host, count in holders.items() if count > 1]:
+                raise Violation(f"{twice[0]} is held by two jobs: {queue}")
+            if world.verbose:
+                world.note(f"{who}: queue {[(e.jobId, 'held' if e.held else 'waits') for e in queue.entries]}")
+        elif name.endswith("/job.json"):
+            self._job_written(JobRecord.from_json(before) if before else None, JobRecord.from_json(after), who)
+
+    def _job_written(self, old: JobRecord | None, new: JobRecord, who: str) -> None:
+        story = self.stories[new.jobId]
+        if self.world.verbose:
+            self.world.note(f"{who}: {new.jobId} {new.state} {new.lease} {new.errorMessage}")
+        if old is not None:
+            if old.final and new.state is not old.state:
+                raise Violation(f"{who} moves {new.jobId} from {old.state}, which is final, to {new.state}")
+            if new.lease.epoch < old.lease.epoch:
+                raise Violation(f"{who} writes {new.jobId} in epoch {new.lease.epoch} over {old.lease.epoch}")
+            if new.lease.epoch == old.lease.epoch and new.lease.holder != old.lease.holder:
+                raise Violation(f"two hold the lease of {new.jobId} in epoch {new.lease.epoch}")
+            same_hands = new.lease.epoch == old.lease.epoch
+            if same_hands and not who.replace("#", "/").startswith(old.lease.holder) and old.lease.holder:
+                raise Violation(f"{who} writes {new.jobId} under the lease of {old.lease.holder}")
+        if new.final and story.ended is None:
+            story.ended, story.message = new.state, new.errorMessage
+            if new.state is JobState.SUCCEEDED and not story.chief_done:
+                raise Violation(f"{new.jobId} SUCCEEDED without its chief")
+            if story.acknowledged and new.errorMessage == NOT_HANDED_OVER:
+                raise Violation(f"{new.jobId} was handed over, and is ended as if it had not been")
+
+    def starts(self, host: Host, job: Assignment) -> None:
+        """A trainer starts: of a job that has this host, and is not over as far as this host has read."""
+        supervisor = host.agent.supervisor if host.agent else None
+        reporter = host.agent._reporter if host.agent else None
+        seen = reporter.job if reporter else None
+        if isinstance(supervisor, Supervisor) and seen is not None and seen.final:
+            raise Violation(f"{host.name} starts {seen.jobId}, of which it knows that it is {seen.state}")
+        attempt = max(supervisor._attempt, 0) if supervisor else 0
+        key = f"{host.name} {job.plan.jobId}"
+        if attempt < self.highest[key]:
+            raise Violation(f"{host.name} starts attempt {attempt} of {job.plan.jobId} after {self.highest[key]}")
+        self.highest[key] = attempt
+        queue = Queue.from_json(self.world.objects[paths.QUEUE][0])
+        holder = queue.holder(host.name)
+        record = JobRecord.from_json(self.world.objects[paths.job(job.plan.jobId)][0])
+        if (holder is None or holder.jobId != job.plan.jobId) and not record.final:
+            raise Violation(f"{host.name} starts {job.plan.jobId}, which does not hold it")
+
+    def over(self) -> bool:
+        """True when nothing is left to happen."""
+        if self.world.time < TROUBLE_ENDS or any(host.trainer for host in self.hosts):
+            return False
+        if any(process.alive for process in self.submitters):
+            return False
+        if paths.QUEUE in self.world.objects and Queue.from_json(self.world.objects[paths.QUEUE][0]).entries:
+            return False
+        return all(story.ended or not self._exists(job_id) for job_id, story in self.stories.items())
+
+    def _exists(self, job_id: str) -> bool:
+        return paths.job(job_id) in self.world.objects
+
+    def check_end(self) -> None:
+        """What must be so once all trouble is over."""
+        for job_id, story in self.stories.items():
+            if self._exists(job_id) and not story.ended:
+                raise Violation(f"{job_id} never ends: {self.world.objects[paths.job(job_id)][0]!r}")
+            if story.acknowledged and not self._exists(job_id):
+                raise Violation(f"{job_id} was handed over and is lost")
+            if story.ended is JobState.CANCELLED and not story.cancelled:
+                raise Violation(f"{job_id} is CANCELLED, and nobody asked for it")
+        if paths.QUEUE in self.world.objects:
+            entries = Queue.from_json(self.world.objects[paths.QUEUE][0]).entries
+            if entries:
+                raise Violation(f"the cluster is blocked by {[entry.jobId for entry in entries]}")
+        if running := [host.name for host in self.hosts if host.trainer]:
+            raise Violation(f"a trainer outlives its job on {running}")
+
+
+def _persist(process: Process, work: Any) -> Any:
+    """What fab does about a bucket that fails for a moment: the same again."""
+    while True:
+        try:
+            return work()
+        except (StoreError, Conflict):
+            process.sleep(1.0)
+
+
+def play(seed: int, faults: Faults | None = None, verbose: bool = False, **kinds: Any) -> World:
+    """One schedule from its beginning to its end; Violation where an invariant does not hold."""
+    world = World(seed, faults or Faults())
+    world.verbose = verbose
+    cluster = Cluster(world, **kinds)
+    try:
+        world.run(WORLD_ENDS, cluster.over)
+        cluster.check_end()
+    except Violation as violation:
+        raise Violation(f"seed {seed}, at {world.time:.2f} s: {violation}") from None
+    finally:
+        world.close()
+    return world
+
+
+def fingerprint(world: World) -> str:
+    """What a schedule came to, to see that a seed replays."""
+    return json.dumps({name: [content.decode(), version] for name, (content, version) in sorted(world.objects.items())})

@@ -1,0 +1,86 @@
+"""`python tests/simulation/soak.py [--seconds N] [--first SEED] [--schedules N]`: as many schedules as the time given.
+
+Prints how many were played and each seed that broke an invariant; exit code 1 where one did. `--replay SEED` plays one again and
+prints what happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from cluster import Cluster, play
+from world import Faults, Violation, World
+
+_BATCH = 200
+
+
+def batch(first: int, count: int) -> tuple[int, list[str]]:
+    """Play some schedules; how many, and what went wrong in them."""
+    broken = []
+    for seed in range(first, first + count):
+        try:
+            play(seed)
+        except Violation as violation:
+            broken.append(str(violation))
+        except Exception as error:  # noqa: BLE001  a crash of the code under test is a finding too
+            broken.append(f"seed {seed}: {type(error).__name__}: {error}")
+    return count, broken
+
+
+def replay(seed: int) -> int:
+    """Play one schedule, and print what happened."""
+    world = World(seed, Faults())
+    world.verbose = True
+    cluster = Cluster(world)
+    try:
+        world.run(4000.0, cluster.over)
+        cluster.check_end()
+    except Violation as violation:
+        print("\n".join(world.trace))
+        print(violation)
+        return 1
+    print("\n".join(world.trace))
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--schedules", type=int, default=10**9)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--replay", type=int)
+    options = parser.parse_args()
+    if options.replay is not None:
+        return replay(options.replay)
+    ends, played, broken, seed = time.monotonic() + options.seconds, 0, [], options.first
+    with ProcessPoolExecutor(options.processes) as pool:
+        last = options.first + options.schedules
+        running = set()
+        while seed < last or running:
+            while seed < last and len(running) < 2 * options.processes and time.monotonic() < ends:
+                count = min(_BATCH, last - seed)
+                running.add(pool.submit(batch, seed, count))
+                seed += count
+            if not running:
+                break
+            done = next(as_completed(running))
+            running.remove(done)
+            count, found = done.result()
+            played += count
+            for line in found:
+                print(line[:400], flush=True)
+            broken += found
+    print(f"{played} schedules from seed {options.first}, {len(broken)} with a violation")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""A world in which the real rules live: time, a bucket that misbehaves, clocks that lie, processes that die or pause.
+
+Every process is a greenlet running the project's own code. Each call of the bucket and each sleep hands control to the
+scheduler, which decides by its seed who goes on, and when, and what goes wrong. One seed is one schedule, always the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatch
+from typing import Any
+
+from greenlet import greenlet
+
+from jobs.store import Conflict, Item, StoreError
+
+_EPOCH = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Killed(BaseException):  # noqa: N818
+    """Thrown into a process that is killed: no `except Exception` of the code under test may stop it."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How likely what is, for each call of the bucket, or each time a process hands over control."""
+
+    slow: float = 0.02
+    before: float = 0.02
+    after: float = 0.02
+    late: float = 0.01
+    pause: float = 0.002
+    kill: float = 0.002
+
+    def none(self) -> Faults:
+        return Faults(0, 0, 0, 0, 0, 0)
+
+
+class Machine:
+    """Clocks that are nobody else's, and pauses that hold up all that runs there."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._offset = world.random.uniform(-600, 600)
+        self._drift = world.random.uniform(0.98, 1.02)
+        self._slept_through = 0.0
+        self.paused_until = 0.0
+
+    def clock(self) -> float:
+        """Its monotonic clock: it drifts, and stands still while the machine is suspended."""
+        return 1000.0 + (self._world.time - self._slept_through) * self._drift
+
+    def now(self) -> str:
+        """Its wall clock, up to ten minutes off."""
+        moment = _EPOCH + timedelta(seconds=self._world.time * self._drift + self._offset)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def pause(self, name: str) -> None:
+        """Hold everything here for a while, the clock too or not."""
+        pause = self._world.random.choice((5.0, 20.0, 60.0, 150.0))
+        suspended = self._world.chance(0.5)
+        self._world.note(f"{name} is {'suspended' if suspended else 'paused'} for {pause:g} s")
+        self.paused_until = self._world.time + pause
+        if suspended:
+            self._slept_through += pause
+
+
+class Process:
+    """One thread of a process: a greenlet on a machine."""
+
+    def __init__(self, world: World, name: str, body: Callable[[Process], None], machine: Machine | None = None) -> None:
+        self.world, self.name = world, name
+        self.machine = machine or Machine(world)
+        self.clock, self.now = self.machine.clock, self.machine.now
+        self.alive = True
+        self._pending: BaseException | None = None
+        self._greenlet = greenlet(self._run, world.scheduler)
+        self._body = body
+        world.wake(0.0, self)
+
+    def _run(self) -> None:
+        try:
+            self._body(self)
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001
+            self.world.fails(error)
+        finally:
+            self.alive = False
+
+    def sleep(self, seconds: float) -> None:
+        """Give up control for so long, or for longer: it may be paused, or killed, meanwhile."""
+        world, faults = self.world, self.world.faults
+        if world.chance(faults.kill):
+            world.note(f"{self.name} is killed")
+            raise Killed
+        if world.chance(faults.pause):
+            self.machine.pause(self.name)
+        world.wake(seconds, self)
+        world.scheduler.switch()
+        while self.machine.paused_until > world.time and not self._pending:
+            world.wake(self.machine.paused_until - world.time, self)
+            world.scheduler.switch()
+        if self._pending:
+            error, self._pending = self._pending, None
+            raise error
+
+    def kill(self) -> None:
+        """SIGKILL, from outside."""
+        if self.alive:
+            self._pending = Killed()
+            self.world.wake(0.0, self)
+
+    def resume(self) -> None:
+        if self.alive:
+            self._greenlet.switch()
+
+
+class World:
+    """The scheduler, and the bucket as it really is."""
+
+    def __init__(self, seed: int, faults: Faults) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.faults = faults
+        self.time = 0.0
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.scheduler = greenlet.getcurrent()  # type: ignore[attr-defined]
+        self._events: list[tuple[float, int, Process | Callable[[], None]]] = []
+        self._count = 0
+        self._version = 0
+        self._failure: BaseException | None = None
+        self.trace: list[str] = []
+        self.verbose = False
+        self.on_write: Callable[[str, bytes | None, bytes, str], None] = lambda *_: None
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0 and self.random.random() < probability
+
+    def note(self, text: str) -> None:
+        if self.verbose:
+            self.trace.append(f"{self.time:8.2f} {text}")
+
+    def wake(self, seconds: float, what: Process | Callable[[], None]) -> None:
+        """Let a process go on, or do something, in so many seconds."""
+        self._count += 1
+        jitter = self.random.random() * 0.01
+        heapq.heappush(self._events, (self.time + seconds + jitter, self._count, what))
+
+    def fails(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+    def run(self, until: float, done: Callable[[], bool]) -> None:
+        """Let time pass, until something is so or the time is over."""
+        checked = 0
+        while self._events and self._events[0][0] <= until:
+            self.time, _, what = heapq.heappop(self._events)
+            if isinstance(what, Process):
+                what.resume()
+            else:
+                what()
+            if self._failure:
+                raise self._failure
+            checked += 1
+            if checked % 16 == 0 and done():
+                return
+
+    def close(self) -> None:
+        """Throw what still runs away."""
+        for _, _, what in self._events:
+            if isinstance(what, Process) and what.alive:
+                what.alive = False
+                if what._greenlet:
+                    what._greenlet.throw(Killed)
+        self._events.clear()
+
+    # The bucket as it really is
+
+    def write(self, name: str, content: bytes, expected: int | None, who: str) -> int:
+        """A conditional write, at this moment; `expected` is a version, or None for an object that is not there."""
+        there = self.objects.get(name)
+        if (there[1] if there else None) != expected:
+            if there and there[0] == content:
+                return there[1]
+            raise Conflict(name)
+        self.on_write(name, there[0] if there else None, content, who)
+        self._version += 1
+        self.objects[name] = (content, self._version)
+        return self._version
+
+
+class SimulatedStore:
+    """The bucket as one process sees it: slow, failing before or after the effect, answering late or never."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._world = process.world
+
+    def read(self, name: str) -> Item | None:
+        found: Item | None = self._call(lambda: self._item(name))
+        return found
+
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
+        wanted = list(names)
+        found: dict[str, Item] = self._call(lambda: {n: i for n in wanted if (i := self._item(n))})
+        return found
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        objects = self._world.objects
+        found: dict[str, bytes] = self._call(lambda: {n: c for n, (c, _) in sorted(objects.items()) if fnmatch(n, pattern)})
+        return found
+
+    def create(self, name: str, content: bytes) -> str:
+        return str(self._call(lambda: self._world.write(name, content, None, self._process.name), writes=True))
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        return str(self._call(lambda: self._world.write(name, content, int(version), self._process.name), writes=True))
+
+    def _item(self, name: str) -> Item | None:
+        there = self._world.objects.get(name)
+        return Item(there[0], str(there[1])) if there else None
+
+    def _call(self, effect: Callable[[], Any], writes: bool = False) -> Any:
+        world, faults, sleep = self._world, self._world.faults, self._process.sleep
+        slow = world.random.choice((1.0, 4.0, 15.0)) if world.chance(faults.slow) else 0.0
+        sleep(slow + 0.002)
+        if world.chance(faults.before):
+            raise StoreError("the bucket fails before")
+        if writes and world.chance(faults.late):
+            world.wake(world.random.choice((0.5, 5.0, 40.0)), lambda: self._late(effect))
+            raise StoreError("the bucket does not answer, and does it later")
+        result = effect()
+        if world.chance(faults.after):
+            raise StoreError("the bucket fails after")
+        if slow:
+            sleep(slow)
+        return result
+
+    def _late(self, effect: Callable[[], Any]) -> None:
+        try:
+            effect()
+        except Conflict:
+            pass
+
+
+def shown(content: bytes) -> dict[str, Any]:
+    """A record as plain values."""
+    value: dict[str, Any] = json.loads(content)
+    return value
