@@ -10,7 +10,7 @@ CACHE := .cache
 PYTHON ?= python3.11
 STACK ?= local
 
-.PHONY: help setup venv pulumi lxd image data stack browser demo test lint unit e2e bench clean
+.PHONY: help setup venv pulumi lxd image data stack browser gcs demo test lint unit e2e bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -72,6 +72,9 @@ browser: ## Chromium and its driver for the tests of TensorBoard: yours if they 
 	echo "browser: installing Debian's chromium"
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null
 
+gcs: ## a double of Google's storage for the tests
+	@setup/fake-gcs.sh
+
 demo: setup ## STANDARD_1 up, train MNIST, show its logs, destroy
 	@setup/demo.sh
 
@@ -84,7 +87,7 @@ unit: venv ## tests with no network, in seconds, and stack tests under Pulumi's 
 e2e: setup browser ## tests on real hosts
 	@$(BIN)/pytest tests/e2e
 
-test: setup browser lint ## everything: ruff, mypy, unit, stack and e2e tests
+test: setup browser gcs lint ## everything: ruff, mypy, unit, stack and e2e tests
 	@$(BIN)/pytest tests
 
 bench: setup ## figures against peers, in one run; ONLY=name for one
