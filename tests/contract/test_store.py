@@ -1,0 +1,369 @@
+"""What every store promises, of whichever kind it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT, Bucket, Front, Kind, ask
+
+from jobs.folder import Folder
+from jobs.objects import Objects
+from jobs.open import open_store
+from jobs.store import Conflict, Store, StoreError
+
+JOB = "jobs/job01/job.json"
+NOT_TEXT = bytes(range(256)) + b"\r\n--==0==--\n\xff" + "ß 模型".encode()
+
+
+def count(store: Store, times: int, name: str = "counter") -> None:
+    for _ in range(times):
+        while True:
+            item = store.read(name)
+            assert item is not None
+            mark = f"{int(item.content.split()[0]) + 1} {uuid.uuid4().hex}"  # a writer is told by its content
+            try:
+                store.replace(name, mark.encode(), item.version)
+            except Conflict:
+                time.sleep(0.001)
+            else:
+                break
+
+
+def test_what_is_made_is_read(store: Store) -> None:
+    assert store.read(JOB) is None
+    version = store.create(JOB, b"one")
+    assert store.read(JOB) == (b"one", version)
+
+
+def test_nothing_is_made_twice(store: Store) -> None:
+    version = store.create(JOB, b"one")
+    with pytest.raises(Conflict, match="job01"):
+        store.create(JOB, b"two")
+    assert store.read(JOB) == (b"one", version)
+
+
+def test_a_replacement_of_the_version_that_was_read(store: Store) -> None:
+    first = store.create(JOB, b"one")
+    second = store.replace(JOB, b"two", first)
+    assert second != first
+    assert store.read(JOB) == (b"two", second)
+    third = store.replace(JOB, b"three", second)
+    assert store.read(JOB) == (b"three", third)
+
+
+def test_an_old_version_changes_nothing(store: Store) -> None:
+    first = store.create(JOB, b"one")
+    second = store.replace(JOB, b"two", first)
+    with pytest.raises(Conflict):
+        store.replace(JOB, b"three", first)
+    assert store.read(JOB) == (b"two", second)
+
+
+def test_what_is_gone_is_not_replaced(store: Store) -> None:
+    version = store.create("jobs/other", b"one")
+    with pytest.raises(Conflict):
+        store.replace(JOB, b"two", version)
+    assert store.read(JOB) is None
+    with pytest.raises(Conflict):
+        store.replace("jobs/nothing", b"two", version)
+    assert store.read("jobs/nothing") is None
+
+
+def test_a_success_that_was_not_heard_of_is_one_when_it_is_tried_again(store: Store) -> None:
+    first = store.create(JOB, b"mine")
+    assert store.create(JOB, b"mine") == first
+    second = store.replace(JOB, b"mine too", first)
+    assert store.replace(JOB, b"mine too", first) == second
+    assert store.read(JOB) == (b"mine too", second)
+
+
+def test_of_those_who_make_it_at_once_one_wins(store: Store) -> None:
+    def attempt(number: int) -> str | None:
+        try:
+            return store.create(JOB, b"%d" % number)
+        except Conflict:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(pool.map(attempt, range(8)))
+    winner = [number for number, version in enumerate(versions) if version is not None]
+    assert len(winner) == 1
+    assert store.read(JOB) == (b"%d" % winner[0], versions[winner[0]])
+
+
+def test_of_those_who_replace_one_version_at_once_one_wins(store: Store) -> None:
+    version = store.create(JOB, b"first")
+
+    def attempt(number: int) -> str | None:
+        try:
+            return store.replace(JOB, b"%d" % number, version)
+        except Conflict:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(pool.map(attempt, range(8)))
+    winner = [number for number, version in enumerate(versions) if version is not None]
+    assert len(winner) == 1
+    assert store.read(JOB) == (b"%d" % winner[0], versions[winner[0]])
+
+
+def test_no_increment_is_lost(store: Store) -> None:
+    store.create("counter", b"0")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: count(store, 4), range(8)))
+    item = store.read("counter")
+    assert item is not None
+    assert item.content.split()[0] == b"32"
+
+
+def test_names_are_paths(store: Store) -> None:
+    names = ["a", "b/c", "b/d/e", "b/d/f g.json", "b/ü/1"]
+    for name in names:
+        store.create(name, name.encode())
+    items = store.read_all([*names, "b/none"])
+    assert {name: item.content for name, item in items.items()} == {name: name.encode() for name in names}
+    for name, item in items.items():
+        store.replace(name, b"new", item.version)
+    assert store.read_all([]) == {}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", NOT_TEXT, os.urandom(40_000), b"{}" * 100_000], ids=["none", "bytes", "large", "long"]
+)
+def test_content_is_kept_as_it_is(store: Store, content: bytes) -> None:
+    version = store.create(JOB, content)
+    assert store.read(JOB) == (content, version)
+    assert store.scan("jobs/*/job.json") == {JOB: content}
+
+
+def test_a_scan_has_what_fits_and_nothing_else(store: Store) -> None:
+    assert store.scan("jobs/*/job.json") == {}
+    fits = {f"jobs/job{number:02}/job.json": b"%d" % number for number in range(5)} | {"jobs/large/job.json": os.urandom(9000)}
+    for name, content in fits.items():
+        store.create(name, content)
+    for name in (
+        "jobs/job.json",
+        "jobs/a/b/job.json",
+        "jobs/a/job.json.old",
+        "jobs/a/xjob.json",
+        "jobs/a/jobxjson",
+        "other/a/job.json",
+    ):
+        store.create(name, b"not this")
+    assert store.scan("jobs/*/job.json") == fits
+    assert store.scan("jobs/*/job.js*n") == fits
+    assert store.scan("jobs/job01/job.json") == {"jobs/job01/job.json": b"1"}
+    version = store.read_all(fits)["jobs/job01/job.json"].version
+    store.replace("jobs/job01/job.json", b"new", version)
+    assert store.scan("jobs/job01/*") == {"jobs/job01/job.json": b"new"}
+
+
+def test_files_there_and_back(store: Bucket, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    target.write_bytes(b"before")
+    assert not store.download("packages/one.tar", target)
+    assert target.read_bytes() == b"before"
+    for content in (NOT_TEXT, b"", os.urandom(6 << 20)):
+        source.write_bytes(content)
+        store.upload("packages/one.tar", source)
+        assert store.download("packages/one.tar", target)
+        assert target.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["source", "target"]
+    with pytest.raises(StoreError):
+        store.upload("packages/two.tar", tmp_path / "none")
+
+
+def test_what_cannot_be_downloaded_leaves_nothing(store: Bucket, tmp_path: Path) -> None:
+    store.create(JOB, b"one")
+    (tmp_path / "there/target").mkdir(parents=True)
+    with pytest.raises(StoreError):
+        store.download(JOB, tmp_path / "there/target")
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["target"]
+
+
+def test_a_scan_has_what_was_uploaded(store: Bucket, tmp_path: Path) -> None:
+    store.create(JOB, b"first")
+    (tmp_path / "source").write_bytes(b"second")
+    store.upload(JOB, tmp_path / "source")
+    assert store.scan("jobs/*/job.json") == {JOB: b"second"}
+
+
+CALLS: dict[str, Callable[[Bucket, Path], object]] = {
+    "read": lambda store, path: store.read(JOB),
+    "read_all": lambda store, path: store.read_all([JOB]),
+    "scan": lambda store, path: store.scan("jobs/*"),
+    "create": lambda store, path: store.create(JOB, b"one"),
+    "replace": lambda store, path: store.replace(JOB, b"one", "1"),
+    "upload": lambda store, path: store.upload(JOB, path / "source"),
+    "download": lambda store, path: store.download(JOB, path / "target"),
+}
+
+
+def test_what_is_not_there_is_no_empty_store(kind: Kind, tmp_path: Path) -> None:
+    kind.take_away()
+    (tmp_path / "source").write_bytes(b"one")
+
+    def call(name: str) -> float:
+        start = time.monotonic()
+        with pytest.raises(StoreError) as caught:
+            CALLS[name](kind.hasty, tmp_path)
+        assert "\n" not in str(caught.value), name
+        return time.monotonic() - start
+
+    with ThreadPoolExecutor(len(CALLS)) as pool:
+        assert max(pool.map(call, CALLS)) < LIMIT + 5
+    assert not (tmp_path / "target").exists()
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{root!r}, {here!r}]
+from test_store import count
+from jobs.folder import Folder
+count(Folder(Path(sys.argv[1])), 60)
+"""
+
+
+def test_no_increment_of_two_processes_is_lost(folder: Kind) -> None:
+    here = Path(__file__).parent
+    folder.store.create("counter", b"0")
+    code = PROCESS.format(root=str(here.parents[1]), here=str(here))
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(folder.root)]) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    item = folder.store.read("counter")
+    assert item is not None
+    assert item.content.split()[0] == b"120"
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_bucket_that_is_gone(bucket: str, tmp_path: Path, call: str) -> None:
+    (tmp_path / "source").write_bytes(b"one")
+    with pytest.raises(StoreError, match="no such bucket"):
+        CALLS[call](Objects(f"gs://{bucket}-gone"), tmp_path)
+
+
+def test_five_hundred_jobs_are_scanned_in_few_requests(bucket: str, front: Front) -> None:
+    store = Objects(f"gs://{bucket}")
+    records = {f"jobs/job{number:03}/job.json": b'{"state": "RUNNING", "number": %d}' % number * 40 for number in range(500)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(store.create, records, records.values()))
+    front.seen.clear()
+    assert store.scan("jobs/*/job.json") == records
+    assert len(front.seen) == 1
+    assert "matchGlob=jobs/*/job.json" in front.seen[0].replace("%2F", "/").replace("%2A", "*")
+
+
+def test_a_listing_of_several_pages(bucket: str, front: Front) -> None:
+    store = Objects(f"gs://{bucket}")
+    for number in range(5):
+        store.create(f"jobs/job{number}/job.json", b"%d" % number)
+    front.page = 2
+    front.seen.clear()
+    assert list(store.scan("jobs/*/job.json").values()) == [b"0", b"1", b"2", b"3", b"4"]
+    assert len(front.seen) == 3
+
+
+def test_a_record_that_others_spoilt_is_not_believed(bucket: str, gcs: int) -> None:
+    store = Objects(f"gs://{bucket}")
+    other = store.create("jobs/b/job.json", b"other")
+    assert other
+    for spoilt in ("no base64!", "AAAA", listed(gcs, bucket, "jobs/b/job.json")):
+        store.create("jobs/a/job.json", b"one")
+        ask(gcs, "PATCH", f"/storage/v1/b/{bucket}/o/jobs%2Fa%2Fjob.json", {"metadata": {"record": spoilt}})
+        assert listed(gcs, bucket, "jobs/a/job.json") == spoilt
+        assert store.scan("jobs/a/*") == {"jobs/a/job.json": b"one"}
+
+
+def listed(gcs: int, bucket: str, name: str) -> str:
+    return str(ask(gcs, "GET", f"/storage/v1/b/{bucket}/o/{name.replace('/', '%2F')}")["metadata"]["record"])
+
+
+def test_an_answer_that_is_lost_on_the_way(bucket: str, front: Front) -> None:
+    store = Objects(f"gs://{bucket}")
+    before = store.create("jobs/replaced", b"one")
+    front.seen.clear()
+    front.evils[:] = ["lose"] * 2
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.submit(store.create, "jobs/made", b"one")
+        replaced = pool.submit(store.replace, "jobs/replaced", b"two", before)
+    assert store.read("jobs/made") == (b"one", made.result())
+    assert store.read("jobs/replaced") == (b"two", replaced.result())
+    assert sum(request.startswith("POST") for request in front.seen) == 4
+
+
+def test_a_busy_server_is_asked_again(bucket: str, front: Front) -> None:
+    store = Objects(f"gs://{bucket}")
+    store.create(JOB, b"one")
+    front.evils[:] = ["503", "429"]
+    with ThreadPoolExecutor(2) as pool:
+        made, found = pool.submit(store.create, "made", b"two"), pool.submit(store.scan, "jobs/*/job.json")
+    assert store.read("made") == (b"two", made.result())
+    assert found.result() == {JOB: b"one"}
+
+
+@pytest.mark.parametrize("evil", ["400", "401", "403"])
+def test_a_refusal_is_one_line(bucket: str, front: Front, evil: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = Objects(f"gs://{bucket}")
+    for call in (lambda: store.read(JOB), lambda: store.create(JOB, b"one"), lambda: store.scan("*")):
+        front.evils[:] = [evil]
+        with pytest.raises(StoreError, match=re.escape(bucket)) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(bucket: str, front: Front) -> None:
+    store = Objects(f"gs://{bucket}", 1)
+    front.evils[:] = ["hang"] * 5
+    start = time.monotonic()
+    with pytest.raises(StoreError, match="did not answer within 1 s"):
+        store.create(JOB, b"one")
+    assert time.monotonic() - start < 5
+
+
+SIGN_IN = """
+import sys
+sys.path.insert(0, {root!r})
+from jobs.objects import Objects
+from jobs.store import StoreError
+try:
+    Objects("gs://bucket", 1).read("one")
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_a_sign_in_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # it takes connections, and says nothing
+    host = f"127.0.0.1:{silent.getsockname()[1]}"
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GCE_METADATA_HOST": host, "GCE_METADATA_IP": host}
+    start = time.monotonic()
+    with silent:
+        code = SIGN_IN.format(root=str(Path(__file__).parents[2]))
+        answer = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert answer.stdout == "gs://bucket did not answer within 1 s\n", answer.stderr
+    assert answer.stderr == ""
+    assert time.monotonic() - start < 8  # what it asks waits for longer
+
+
+def test_a_store_by_its_url(tmp_path: Path) -> None:
+    for url in (str(tmp_path), f"file://{tmp_path}"):
+        store = open_store(url)
+        assert isinstance(store, Folder)
+        store.create(url[:4].strip("/"), b"one")
+    assert len(list(tmp_path.iterdir())) == 2
+    assert isinstance(open_store("gs://bucket/a/b/"), Objects)
+    for url in ("", "s3://bucket", "gs://", "gs://bucket/[a]", "gs://bucket//a", "file://host/bucket"):
+        with pytest.raises(StoreError, match="is no") as caught:
+            open_store(url)
+        assert "\n" not in str(caught.value)
