@@ -30,7 +30,7 @@ Command = tuple[list[str], dict[str, str]]
 def by_ssh(inventory: Inventory, folder: Path) -> Command:
     """OpenSSH, one process a host, all at once, the archive on stdin."""
     ssh = f"ssh -F {shlex.quote(str(inventory.folder / 'ssh_config'))}"
-    command = shlex.quote(take_in_command(JOB))
+    command = shlex.quote(take_in_command("bench"))
     starts = "\n".join(
         f"{ssh} {name} {command} <{shlex.quote(str(folder))}/{name}.tar.gz & all+=($!)" for name in inventory.names
     )

@@ -14,7 +14,7 @@ from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
 from ops.train import push
 from ops.train.config import Flags
-from ops.train.render import UNIT_FILE, File, render
+from ops.train.render import UNIT, UNITS, File, render
 from ops.train.train import prepare
 
 JOB = "bench_push"
@@ -32,15 +32,16 @@ ExecStart=/bin/true
 
 def harmless(file: File) -> File:
     """The same file, the unit replaced by one that trains nothing."""
-    return dataclasses.replace(file, content=_UNIT) if file.path == UNIT_FILE else file
+    return dataclasses.replace(file, content=_UNIT) if file.path == f"{UNITS}/{UNIT}" else file
 
 
 def main(arguments: list[str]) -> int:
     """The command; an error is raised as it is."""
     inventory = load()
     submission = prepare(inventory, Flags(JOB), None)
-    shared = push.shared_stream(JOB, submission.package.files, push.replica_package(ROOT / "replica"))
-    files = render(inventory, submission.job)
+    code, version = push.code(ROOT)
+    shared = push.shared_stream(code, JOB, submission.package.files, "bench")
+    files = render(inventory)
 
     def stream(name: str) -> bytes:
         return shared + push.host_stream(harmless(file) for file in files[name])
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
         return 0
     fleet = Fleet(inventory)
     fleet.connect_all(inventory.names)
-    command = push.take_in_command(JOB)
+    command = push.take_in_command(version)
     outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
     for name, error in outcome.failures.items():
         print(f"{name}: {error}", file=sys.stderr)

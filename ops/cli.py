@@ -69,6 +69,8 @@ def report(error: BaseException) -> int:
 def explain(error: BaseException) -> tuple[str, int]:
     """The line and the exit code of an error of any library that a command uses."""
     from infra.spec import SpecError
+    from jobs.checked import RecordError
+    from jobs.store import StoreError
 
     if isinstance(error, OpsError):
         return one_line(error), error.code
@@ -80,6 +82,10 @@ def explain(error: BaseException) -> tuple[str, int]:
     module = type(error).__module__.partition(".")[0]
     if module in ("paramiko", "fabric", "invoke") or isinstance(error, (EOFError, ConnectionError, TimeoutError)):
         return f"the connection failed ({one_line(error)}): try again, then pulumi up", FAILED
+    if isinstance(error, StoreError):
+        return f"the bucket fails: {error.strerror or one_line(error)}", FAILED
+    if isinstance(error, RecordError):
+        return f"what the bucket says cannot be read: {one_line(error)}", FAILED
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or one_line(error)}", FAILED

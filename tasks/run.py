@@ -16,9 +16,11 @@ from tasks import JOB, JSON, NEW_JOB, task
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
-        "strategy": "async, sync or model-parallel: passed on to the trainer, yours too, as --strategy in front of --args",
+        "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
         "labels": "labels of the job, key=value,key=value; may be given more than once",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
+        "priority": "whole number: of the jobs that wait, who has the highest comes next (default: 0)",
+        "queue": "wait for the hosts where another job has them; --no-queue refuses instead",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
     },
 )
@@ -32,9 +34,11 @@ def train(
     strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
+    priority: str | None = None,
+    queue: bool = True,
     follow: bool = True,
 ) -> int:
-    """Run a job on the cluster and follow it.
+    """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts by itself when its turn comes.
 
     fab train --job job01
     fab train --job job02 --config config.yaml --args "--max-steps 500"
@@ -47,8 +51,8 @@ def train(
     from ops.train.config import Flags
     from ops.train.train import train as run
 
-    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
-    return run(Cluster.load(), flags, package, follow)
+    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy, priority)
+    return run(Cluster.load(), flags, package, queue, follow)
 
 
 @task(
@@ -116,3 +120,12 @@ def cancel(_: Any, job: str) -> int:
     from ops.train.cancel import cancel as run
 
     return run(Cluster.load(), job)
+
+
+@task(positional=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
+def wait(_: Any, job: str, json: bool = False) -> int:
+    """Wait until a job has ended; exit code 0 only if it SUCCEEDED."""
+    from ops.cluster.cluster import Cluster
+    from ops.train.cancel import wait as run
+
+    return run(Cluster.load(), job, json)

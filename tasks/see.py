@@ -87,6 +87,7 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
     iterable=["labels"],
     help={
         "job": f"{NEW_JOB} (default: job01)",
+        "package": "as of fab train",
         "module": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",
@@ -99,6 +100,7 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
 def render(
     _: Any,
     job: str = "job01",
+    package: str | None = None,
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
@@ -113,4 +115,4 @@ def render(
     from ops.train.config import Flags
 
     flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
-    return print_render(load(), flags, json)
+    return print_render(load(), flags, package, json)

@@ -129,30 +129,6 @@ class Bucket:
         return out
 
 
-class Reopening:
-    """A bucket that is opened again, once a call, where the host that it was reached through has gone."""
-
-    def __init__(self, opener: Callable[[], Bucket]) -> None:
-        self._opener = opener
-        self._bucket: Bucket | None = None
-
-    def call(self, work: Callable[[Bucket], T]) -> T:
-        """The result of `work`, which may run twice."""
-        if self._bucket is not None:
-            try:
-                return work(self._bucket)
-            except FileNotFoundError:
-                raise
-            except (OSError, EOFError):
-                self._bucket = None
-            except Exception as error:
-                if type(error).__module__.partition(".")[0] != "paramiko":
-                    raise
-                self._bucket = None
-        self._bucket = self._opener()
-        return work(self._bucket)
-
-
 def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
     """The bucket at a URL; `connect` gives an open Fabric connection, and is called for `sftp:///` alone."""
     scheme, separator, path = url.partition("://")

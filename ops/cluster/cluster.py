@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+from jobs.ledger import Ledger
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.inventory import ROOT, Inventory, load
+from ops.cluster.records import open_ledger
 from ops.cluster.remote import Fleet
-from ops.ledger import Ledger
 from ops.show import terminal
 
 
@@ -46,7 +47,11 @@ class Cluster:
     @cached_property
     def ledger(self) -> Ledger:
         """The records in the bucket."""
-        return Ledger(self.bucket)
+        return open_ledger(self.inventory, self.fleet)
+
+    def another_ledger(self) -> Ledger:
+        """The records over a channel of their own, for another thread."""
+        return open_ledger(self.inventory, self.fleet)
 
     def another_bucket(self) -> Bucket:
         """The bucket over a channel of its own, for another thread: an SFTP client is not for two."""

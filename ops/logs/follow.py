@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from ops.cluster.bucket import Reopening
+from jobs.lease import Watch
+from jobs.ledger import Ledger
+from jobs.records import JobRecord, Plan
+from jobs.states import JobState, ReplicaState
+from jobs.tender import Tender
+from ops.cluster.records import find_job, me
 from ops.cluster.remote import Fleet
 from ops.errors import HostError
-from ops.ledger import LOST_SECONDS, Ledger
 from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse_line
-from replica.record import JobRecord, ReplicaState, seconds_since
 
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
@@ -35,12 +38,15 @@ Event = Line | Note | JobRecord
 class Follower:
     """Follows replicas of one job. Iterate over `events`; every thread is a daemon and ends with the iteration."""
 
-    def __init__(self, fleet: Fleet, bucket: Reopening, job_id: str, replicas: Iterable[str], lines: int | None) -> None:
-        self._fleet, self._bucket, self._job_id, self._lines = fleet, bucket, job_id, lines
+    def __init__(self, fleet: Fleet, ledger: Ledger, job_id: str, replicas: Iterable[str], lines: int | None) -> None:
+        self._fleet, self._ledger, self._job_id, self._lines = fleet, ledger, job_id, lines
         self._replicas = list(replicas)
         self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._running = len(self._replicas)
+        self._silence = Watch(time.monotonic)
+        self._tender = Tender(ledger, Watch(time.monotonic), me())
+        self._ahead: list[str] = []
 
     def events(self) -> Iterator[Event]:
         """Lines in the order of time, notes, and the job's record whenever its state changes; ends when the job has."""
@@ -137,15 +143,18 @@ class Follower:
         """Put the job's record into the queue when its state changes, and end all when it is final."""
         state, final_since, failing = "", 0.0, False
         while not self._ending.is_set():
+            record = None
             try:
-                record = self._bucket.call(lambda bucket: Ledger(bucket).job(self._job_id))
+                record = find_job(self._ledger, self._job_id)
+                if record and record.state is JobState.QUEUED:
+                    self._queued()
                 if failing:
                     self._queue.put(Note("the bucket answers again"))
                 failing = False
             except Exception as error:  # noqa: BLE001  whatever it is, the job goes on
                 if not failing:
                     self._queue.put(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
-                failing, record = True, None
+                failing = True
             if record and record.state != state:
                 state = record.state
                 self._queue.put(record)
@@ -157,11 +166,20 @@ class Follower:
                     return
             self._ending.wait(0.25 if final_since else self._fleet.inventory.poll_seconds)
 
+    def _queued(self) -> None:
+        """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""
+        self._tender.tend()
+        ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
+        if ahead and ahead != self._ahead:
+            self._queue.put(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
+        self._ahead = ahead
+
     def _stopped(self, record: JobRecord) -> bool:
         """True once every followed replica has written its last line, or is gone."""
         try:
-            replicas = self._bucket.call(lambda bucket: Ledger(bucket).replicas(record))
+            replicas = self._ledger.replicas(record.jobId, self._replicas).values()
         except Exception:  # noqa: BLE001  it is asked again
             return False
-        running = (replica for replica in replicas if replica.name in self._replicas and replica.state != ReplicaState.EXITED)
-        return all(seconds_since(replica.heartbeatTime) > LOST_SECONDS for replica in running)
+        # All are looked at, for the time of each to be known.
+        running = [r for r in replicas if r.state is not ReplicaState.EXITED]
+        return all([self._silence.see(r.name, (r.life, r.beat)) >= Plan.lostAfterSeconds for r in running])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from ops.cluster.bucket import Bucket, Reopening
+from jobs.records import JobRecord
+from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
+from ops.cluster.records import existing_job, newest_job
 from ops.errors import DETACHED, DONE, HostError, OpsError, UsageError
 from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command, read_header
 from ops.show import terminal
-from replica.record import JobRecord
 
 _READ_SECONDS = 60.0
 
@@ -56,10 +57,9 @@ def follow(cluster: Cluster, job_id: str, replicas: list[str], lines: int | None
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
     from ops.logs.follow import Follower, Note
 
-    bucket = Reopening(cluster.another_bucket)
     write, record = _writer(replicas, as_json), None
     state = ""
-    for event in Follower(cluster.fleet, bucket, job_id, replicas, lines).events():
+    for event in Follower(cluster.fleet, cluster.another_ledger(), job_id, replicas, lines).events():
         if isinstance(event, Line):
             write(event)
             sys.stdout.flush()
@@ -138,7 +138,7 @@ def _archived(
 
 def _record(cluster: Cluster, job_id: str | None) -> JobRecord:
     """The record of a job, or of the newest; UsageError where there is none."""
-    wanted = job_id or cluster.ledger.newest()
+    wanted = job_id or newest_job(cluster.ledger)
     if wanted is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
-    return cluster.ledger.existing_job(wanted)
+    return existing_job(cluster.ledger, wanted)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 import shutil
-import tarfile
 import uuid
 from pathlib import Path
 
 from ops.cluster.cluster import Cluster
+from ops.cluster.records import existing_job
 from ops.errors import DONE, OpsError, UsageError
 from ops.models.savedmodel import signatures
+from ops.package import declared
 from ops.show import fetch, terminal
 from ops.show.fetch import Output
 from ops.train.push import PYTHON
 
 _MODEL = "saved_model.pb"
-_EXPORTER = "trainer.export"
+_CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
 # As the user of the jobs, whose directories these are; the package comes by stdin, as the host may have forgotten the job.
 _RUN = f"""set -e
 umask 0002
@@ -25,21 +25,22 @@ home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 tar -xzf - -C "$home"
 cd "$home"
-{PYTHON} -m {_EXPORTER} "$@" 2>&1"""
+{PYTHON} -m "$@" 2>&1"""
 
 
 def export(cluster: Cluster, job_id: str, dest: str | None, as_json: bool) -> int:
     """Fetch a job's newest SavedModel, and say what it takes and gives."""
-    record = cluster.ledger.existing_job(job_id)
+    record = existing_job(cluster.ledger, job_id)
     if dest is not None:
         _check_free(Path(dest))
     found = fetch.find(cluster, record)
-    if newest(found) is None:
-        _make(cluster, found)
-        found = fetch.find(cluster, record)
     folder = newest(found)
     if folder is None:
-        raise OpsError(f"{_EXPORTER} of job {job_id} left no SavedModel in {found.job_dir}")
+        exporter = _make(cluster, found)
+        found = fetch.find(cluster, record)
+        folder = newest(found)
+        if folder is None:
+            raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {found.job_dir}")
     target = Path(dest) if dest is not None else Path("export", job_id, folder.rpartition("/")[2] or "model")
     _check_free(target)
     _fetch(found, folder, target)
@@ -64,33 +65,31 @@ def _check_free(target: Path) -> None:
         raise UsageError(f"{target} is there already: remove it, or give another --dest")
 
 
-def _make(cluster: Cluster, found: Output) -> None:
-    """Has the job's own package export its latest checkpoint, on the chief's host."""
+def _make(cluster: Cluster, found: Output) -> str:
+    """Has the job's own package export its latest checkpoint, on the chief's host; the module that did."""
     job_id, state = found.job.jobId, found.job.state
     if not found.job.final:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
-    if not any(path.startswith("checkpoints/") for path in found.files):
+    if not any(path.endswith(_CHECKPOINT) for path in found.files):
         raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
     package = cluster.bucket.read(f"jobs/{job_id}/package.tar.gz")
-    if package is None or not _has_exporter(package):
+    name = found.job.manifest.get("package", {}).get("name")
+    exporter = declared.read_archive(package, name).export if package and name else None
+    if package is None or exporter is None:
         raise OpsError(
-            f"job {job_id} ({state}) exported no model, and its trainer has no {_EXPORTER} to make one of a checkpoint: "
-            f"fab get {job_id} DEST fetches its checkpoints"
+            f"job {job_id} ({state}) exported no model, and its trainer declares no export in {declared.FILE} to make one of a "
+            f"checkpoint: fab get {job_id} DEST fetches its checkpoints"
         )
     chief = cluster.inventory.chief.name
     arguments = [*found.job.trainingInput.get("args", []), "--job-dir", found.job_dir]  # of two the last counts
     with terminal.Step(f"exporting the latest checkpoint on {chief}"):
-        cluster.fleet.must(chief, make_command(arguments), "could not export, it ended", package)
+        cluster.fleet.must(chief, make_command(exporter, arguments), "could not export, it ended", package)
+    return exporter
 
 
-def make_command(arguments: list[str]) -> str:
-    """Run the exporter of the package that comes by stdin."""
-    return shlex.join(["sudo", "-n", "-u", "trainer", "sh", "-c", _RUN, "sh", *arguments])
-
-
-def _has_exporter(package: bytes) -> bool:
-    with tarfile.open(fileobj=io.BytesIO(package)) as tar:
-        return f"{_EXPORTER.replace('.', '/')}.py" in tar.getnames()
+def make_command(exporter: str, arguments: list[str]) -> str:
+    """Run that module of the package that comes by stdin."""
+    return shlex.join(["sudo", "-n", "-u", "trainer", "sh", "-c", _RUN, "sh", exporter, *arguments])
 
 
 def _fetch(found: Output, folder: str, target: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
+from ops.cluster.records import existing_job, newest_job
 from ops.errors import DONE, HostError, OpsError, UsageError
 from ops.show import fetch, terminal
 from ops.train.push import PYTHON
@@ -86,10 +87,10 @@ def _ports(port: str | None) -> range:
 
 def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:
     """Where a job's summaries are, as the hosts see it, and its id; an error where there are none."""
-    wanted = job_id or cluster.ledger.newest()
+    wanted = job_id or newest_job(cluster.ledger)
     if wanted is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
-    record = cluster.ledger.existing_job(wanted)
+    record = existing_job(cluster.ledger, wanted)
     found = fetch.find(cluster, record)
     if not any(_EVENTS in path for path in found.files):
         later = "" if record.final else ", try again in a moment"

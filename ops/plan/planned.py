@@ -10,14 +10,17 @@ from typing import Any
 from infra.spec import Role, network_gbits
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
+from ops.cluster.records import existing_job
 from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs
+from ops.package.declared import Declared
 from ops.plan import rehearsal
-from ops.plan.plan import MODELS, as_dict, path, period_of
+from ops.plan.plan import as_dict, models, path, period_of
 from ops.plan.scaling import Machine, Prediction, Shape, Work
 from ops.show import terminal
 from ops.train import manifest
-from ops.train.reproduce import read_manifest
+from ops.train.config import chosen_strategy
+from ops.train.reproduce import read_manifest, read_package
 
 _TRAINS = (Role.MASTER, Role.WORKER)
 
@@ -25,12 +28,13 @@ _TRAINS = (Role.MASTER, Role.WORKER)
 def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
     """Predict the job's steps/s on this cluster from the plan that was made of it, and compare with what it did."""
     inventory = cluster.inventory
-    cluster.ledger.existing_job(job_id)
+    existing_job(cluster.ledger, job_id)
     whole = read_manifest(cluster.bucket, job_id)
     if whole["cluster"] != (today := manifest.cluster(inventory)):
         lines = (manifest.cluster_line({"cluster": made}) for made in (whole["cluster"], today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
-    made = read_plan(whole["module"], whole["args"])
+    declared = read_package(cluster.bucket, job_id, whole).declared
+    made = read_plan(whole["module"], whole["args"], declared)
     chief = inventory.chief.name
     messages = [line.message for line in read_logs(cluster, [chief], job_id, None)[chief]]
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
@@ -38,16 +42,16 @@ def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
     planned = Work(**made["work"])
     # A period that was chosen as the job ran is known from its log alone.
-    work = replace(planned, period=period_of(whole["args"], messages)) if planned.share < 1 else planned
-    found = predict(work, inventory, whole["args"], made["vcpusPerCpu"])
+    work = replace(planned, period=period_of(whole["args"], messages, declared.plan))
+    found = predict(work, inventory, chosen_strategy(whole["args"]), made["vcpusPerCpu"], declared)
     _show(job_id, made, found, measured, as_json)
     return DONE
 
 
-def read_plan(module: str, args: Sequence[str]) -> dict[str, Any]:
+def read_plan(module: str, args: Sequence[str], declared: Declared) -> dict[str, Any]:
     """The newest plan of a job; UsageError where none was made of the same work."""
     try:
-        found: dict[str, Any] = json.loads(path(module, args).read_bytes())
+        found: dict[str, Any] = json.loads(path(module, args, declared).read_bytes())
     except FileNotFoundError:
         raise UsageError(
             f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
@@ -55,12 +59,13 @@ def read_plan(module: str, args: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def predict(work: Work, inventory: Inventory, args: Sequence[str], per_cpu: float) -> Prediction:
-    """The job's steps/s on a cluster that is up, by the strategy of its arguments."""
-    strategy = next((value for flag, value in manifest.flags(args) if flag == "--strategy"), "async")
-    if strategy not in MODELS:
-        raise UsageError(f"there is no model of --strategy {strategy}; there is one of {', '.join(MODELS)}")
-    return MODELS[strategy](work, shape(inventory, per_cpu))
+def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: float, declared: Declared) -> Prediction:
+    """The job's steps/s on a cluster that is up. A trainer that declares no strategies is one with parameter servers."""
+    known = models(declared)
+    name = (strategy or declared.default or next(iter(known))) if declared.strategies else next(iter(known))
+    if name not in known:
+        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(known)}")
+    return known[name](work, shape(inventory, per_cpu))
 
 
 def shape(inventory: Inventory, per_cpu: float) -> Shape:

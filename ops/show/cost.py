@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jobs.records import JobRecord
+from jobs.times import now, seconds_between
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory, whole_sum
 from ops.errors import DONE
 from ops.show import terminal
 from ops.show.views import took
-from replica.record import JobRecord, now, seconds_since
 
 _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"
 
@@ -32,7 +33,7 @@ class Share:
 
 def share(hosts: Sequence[Host], moment: str) -> Share:
     """What these hosts cost an hour, and have cost until a moment."""
-    hours = [max(seconds_since(host.create_time, moment), 0) / 3600 if host.create_time else None for host in hosts]
+    hours = [max(seconds_between(host.create_time, moment), 0) / 3600 if host.create_time else None for host in hosts]
     costs = [
         None if price is None or up is None else price * up
         for price, up in zip((host.hourly_cost for host in hosts), hours, strict=True)
@@ -55,7 +56,7 @@ def cost(cluster: Cluster, as_json: bool) -> int:
         of_role.setdefault(str(host.role), []).append(host)
     roles = {role: share(hosts, moment) for role, hosts in of_role.items()}
     stack = share(inventory.hosts, moment)
-    records = cluster.ledger.jobs() if priced else None
+    records = cluster.ledger.jobs()[0] if priced else None
     if as_json:
         terminal.as_json(_json(inventory, stack, roles, records))
     elif records is None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.records import JobRecord
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
+from ops.cluster.records import existing_job
 from ops.errors import DONE, OpsError, UsageError
 from ops.show import terminal
-from replica.record import JobRecord
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def find(cluster: Cluster, record: JobRecord) -> Output:
 
 def get(cluster: Cluster, job_id: str, dest: str) -> int:
     """Fetch a job's output."""
-    record = cluster.ledger.existing_job(job_id)
+    record = existing_job(cluster.ledger, job_id)
     target = Path(dest)
     if target.exists() and not target.is_dir():
         raise UsageError(f"{dest} is a file: give the name of a directory")

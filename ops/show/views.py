@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.times import now, seconds_between
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
+from ops.cluster.records import existing_job, replicas_of
 from ops.errors import DONE
 from ops.show import terminal
 from ops.train import manifest
-from ops.train.config import Flags, Job, build_job
-from ops.train.render import render
-from replica.record import JobRecord, ReplicaRecord, ReplicaState, now, seconds_since
+from ops.train.config import Flags, build_job
+from ops.train.render import plan, render
+from ops.train.train import find_package
 
 _HOSTS_SECONDS = 12.0
 
@@ -20,9 +24,11 @@ _HOSTS_SECONDS = 12.0
 def jobs(cluster: Cluster, as_json: bool) -> int:
     """Every job, the newest first."""
     with terminal.Step("reading the jobs"):
-        records = cluster.ledger.jobs()
+        records, unreadable = cluster.ledger.jobs()
+    for line in unreadable:
+        terminal.note(f"not shown: {line}")
     if as_json:
-        terminal.as_json([asdict(record) for record in records])
+        terminal.as_json([record.to_dict() for record in records])
         return DONE
     if not records:
         terminal.note("no job was started on this cluster yet: fab train --job job01")
@@ -50,20 +56,23 @@ def jobs(cluster: Cluster, as_json: bool) -> int:
 def describe(cluster: Cluster, job_id: str, as_json: bool) -> int:
     """All that is known of a job."""
     ledger = cluster.ledger
-    record = ledger.existing_job(job_id)
-    replicas = ledger.replicas(record)
+    record = existing_job(ledger, job_id)
+    replicas = replicas_of(ledger, record)
     if as_json:
-        terminal.as_json({**asdict(record), "replicas": [asdict(replica) for replica in replicas]})
+        terminal.as_json({**record.to_dict(), "replicas": [replica.to_dict() for replica in replicas]})
         return DONE
+    ahead = ledger.queue().ahead_of(job_id) if record.state is JobState.QUEUED else []
     facts = {
         "job": record.jobId,
-        "state": terminal.state(record.state),
+        "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
+        "priority": record.priority or None,
         "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
         "started": terminal.local_time(record.startTime),
         "ended": terminal.local_time(record.endTime),
         "took": took(record),
         "cost": None if record.cost is None else f"{terminal.dollars(record.cost)} USD",
         "retries": record.attempt or None,
+        "goes on without": ", ".join(record.without),
         "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
         **{key: _shown(value) for key, value in record.trainingInput.items()},
         **manifest.lines(record.manifest),
@@ -75,6 +84,9 @@ def describe(cluster: Cluster, job_id: str, as_json: bool) -> int:
         terminal.out()
         heads = ("REPLICA", "STATE", "EXIT CODE", "RESTARTS", "STARTED", "HEARTBEAT")
         terminal.table(heads, [_replica_row(record, replica) for replica in replicas])
+    if events := _events(record, replicas):
+        terminal.out()
+        terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)
     if record.errorMessage:
         terminal.out()
         terminal.out(record.errorMessage.rstrip("\n"))
@@ -83,14 +95,22 @@ def describe(cluster: Cluster, job_id: str, as_json: bool) -> int:
 
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:
     alive = not record.final and replica.state != ReplicaState.EXITED
-    beat = f"{terminal.duration(max(seconds_since(replica.heartbeatTime), 0))} ago" if alive else None
+    beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if alive else None
     code = None if replica.exitCode is None else str(replica.exitCode)
     return (replica.name, replica.state, code, str(replica.restarts), terminal.local_time(replica.startTime), beat)
 
 
+def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[object, ...]]:
+    """Every restart and its cause, and what the job goes on without, in the order of time."""
+    told = [("job", event) for event in record.events]
+    told += [(replica.name, event) for replica in replicas for event in replica.events]
+    told.sort(key=lambda who_and_event: who_and_event[1].time)
+    return [(terminal.local_time(event.time), who, event.cause, event.seconds) for who, event in told]
+
+
 def took(record: JobRecord) -> str | None:
     """How long a job has run, or ran; None for one that never did."""
-    return terminal.duration(seconds_since(record.startTime, record.endTime or now())) if record.startTime else None
+    return terminal.duration(seconds_between(record.startTime, record.endTime or now())) if record.startTime else None
 
 
 def _shown(value: Any) -> str:
@@ -146,17 +166,23 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
     return DONE
 
 
-def print_render(inventory: Inventory, flags: Flags, as_json: bool) -> int:
+def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json: bool) -> int:
     """What would be written where; touches nothing."""
-    job: Job = build_job(flags, inventory)
-    rendered = render(inventory, job)
+    package = find_package(folder)
+    job = build_job(flags, inventory, package.name, package.files)
+    rendered, made = render(inventory), plan(inventory, job, "")
     if as_json:
-        terminal.as_json({name: [asdict(file) for file in files] for name, files in rendered.items()})
+        files = {name: [asdict(file) for file in files] for name, files in rendered.items()}
+        terminal.as_json({"hosts": files, "plan": made.to_dict()})
         return DONE
-    for name, files in rendered.items():
-        for file in files:
+    for name, of_host in rendered.items():
+        for file in of_host:
             what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} root:{file.group}"
             terminal.out(terminal.paint(f"# {name}:{file.path} {what}", "bold"))
             if file.link is None:
                 terminal.out(file.content)
+        terminal.out(terminal.paint(f"# {name}: the environment of {made.module}", "bold"))
+        for key, value in {"TF_CONFIG": made.tasks[name].tfConfig, **made.tasks[name].environment}.items():
+            terminal.out(f"{key}={value}")
+        terminal.out()
     return DONE

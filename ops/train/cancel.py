@@ -1,51 +1,86 @@
-"""`fab cancel`: ask the leader of the replicas, wait for it, and end the record where there is no leader left."""
+"""`fab cancel` and `fab wait`: the end of a job, asked for or waited for."""
 
 from __future__ import annotations
 
+import json
 import time
 
+from jobs import lease
+from jobs.lease import Watch
+from jobs.records import JobRecord, Plan
+from jobs.states import JobState, ReplicaState
+from jobs.store import StoreError
+from jobs.tender import Canceller
+from jobs.times import now
 from ops.cluster.cluster import Cluster
-from ops.errors import DONE, OpsError, UsageError
-from ops.ledger import LOST_SECONDS, Ledger, cancelled
+from ops.cluster.records import existing_job, me, replicas_of
+from ops.errors import DONE, FAILED, OpsError, UsageError
 from ops.show import terminal
-from replica.record import JobRecord, JobState, ReplicaState
 
-# A host that is gone counts as lost after a while, and only then is its job CANCELLED.
-_WAIT_SECONDS = LOST_SECONDS + 30
+_POLL_SECONDS = 0.5
+# A leader that is gone is replaced first, and hosts that say nothing are waited for.
+_SLACK_SECONDS = 6 * lease.SECONDS
 
 
 def cancel(cluster: Cluster, job_id: str) -> int:
     """Cancel a job and wait until it is; exit code 0 once it is CANCELLED."""
-    ledger = cluster.ledger
-    record = ledger.existing_job(job_id)
+    record = existing_job(cluster.ledger, job_id)
     if record.final:
         raise UsageError(f"job {job_id} is {record.state} already: there is nothing to cancel")
-    ledger.request_cancel(job_id)
     with terminal.Step(f"cancelling {job_id}") as step:
-        record = wait(ledger, record, waiting=step)
-    if record.state != JobState.CANCELLED:
+        record = until_cancelled(cluster, record, step)
+    if record.state is not JobState.CANCELLED:
         raise OpsError(f"job {job_id} ended before it could be cancelled: it is {record.state}")
     terminal.out(f"{job_id} {record.state}")
     return DONE
 
 
-def wait(
-    ledger: Ledger, record: JobRecord, seconds: float = _WAIT_SECONDS, poll: float = 0.5, waiting: terminal.Step | None = None
+def until_cancelled(
+    cluster: Cluster, record: JobRecord, step: terminal.Step | None = None, poll: float = _POLL_SECONDS
 ) -> JobRecord:
     """The job's final record; OpsError where it does not come, and replicas still live."""
+    job_id, ledger = record.jobId, cluster.ledger
+    request = json.dumps({"requestedBy": me(), "createTime": now()}).encode() + b"\n"
+    canceller = Canceller(ledger, Watch(time.monotonic), me(), job_id, request)
+    seconds = _stop_seconds(cluster, job_id) + _SLACK_SECONDS
     deadline = time.monotonic() + seconds
-    while not record.final:
-        # Not at once: replicas may be about to start, or their leader about to end the job.
-        if ledger.last_sign(record) > LOST_SECONDS:
-            return cancelled(ledger, record, "cancelled; no replica was alive")
+    while True:
+        try:
+            record = canceller.step() or record
+        except StoreError:
+            if time.monotonic() > deadline:
+                raise
+        if record.final:
+            return record
         if time.monotonic() > deadline:
             raise OpsError(
-                f"job {record.jobId} is {record.state} after {seconds:.0f} s; its replicas know that they are to stop, "
-                f"look again with fab describe {record.jobId}"
+                f"job {job_id} is {record.state} after {seconds:.0f} s; its replicas know that they are to stop, "
+                f"look again with fab describe {job_id}"
             )
-        if waiting:
-            running = [replica.name for replica in ledger.replicas(record) if replica.state != ReplicaState.EXITED]
-            waiting.count = f"({record.state}, waiting for {', '.join(running) or 'its leader'})"
+        if step:
+            running = [r.name for r in replicas_of(ledger, record) if r.state is not ReplicaState.EXITED]
+            step.count = f"({record.state}, waiting for {', '.join(running) or 'its leader'})"
         time.sleep(poll)
-        record = ledger.existing_job(record.jobId)
-    return record
+
+
+def _stop_seconds(cluster: Cluster, job_id: str) -> float:
+    plan = cluster.ledger.plan(job_id)
+    return plan.stopSeconds if plan else Plan.stopSeconds
+
+
+def wait(cluster: Cluster, job_id: str, as_json: bool, poll: float = 1.0) -> int:
+    """Wait until a job has ended; exit code 0 where it SUCCEEDED."""
+    record = existing_job(cluster.ledger, job_id)
+    with terminal.Step(f"waiting for {job_id}") as step:
+        while not record.final:
+            step.count = f"({record.state})"
+            time.sleep(poll)
+            try:
+                record = existing_job(cluster.ledger, job_id)
+            except StoreError:
+                continue  # the job goes on, and so does the waiting
+    if as_json:
+        terminal.as_json(record.to_dict())
+    else:
+        terminal.out(f"{job_id} {record.state}")
+    return DONE if record.state is JobState.SUCCEEDED else FAILED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import shlex
 import tarfile
@@ -10,30 +11,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ops.package.package import compression
-from ops.train.render import UNIT, UNIT_FILE, File
+from ops.train.render import TIMER, UNIT, UNITS, File
 
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
-REPLICA_DIR = "/opt/scaletier/replica"
-# A reload reads every unit of the host again, and most jobs bring the unit of the job before.
-# The package of an id that was used before on a bucket that is gone must not stay below the new one.
+CODE_DIR = "/opt/scaletier"
+# What runs on a host, and what is told apart by its version there.
+CODE = ("jobs", "replica")
+VERSION = "replica/VERSION"
+# A reload reads every unit of the host again, and most jobs bring the units of the job before. A replica that runs is only
+# woken: it may be another job's, and takes this one up, or new code, when its host is free.
 _TAKE_IN = f"""set -e
-rm -rf {REPLICA_DIR} "{STATE_DIR}/jobs/$1"
-unit=$(cat {UNIT_FILE} 2>/dev/null || true)
+cd {UNITS}
+[ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" = "$1" ] || rm -rf {" ".join(f"{CODE_DIR}/{name}" for name in CODE)}
+units=$(cat {UNIT} {TIMER} 2>/dev/null || true)
 tar -xzpf - -C /
-[ "$unit" = "$(cat {UNIT_FILE})" ] || systemctl daemon-reload
-exec systemctl restart {UNIT}"""
+[ "$units" = "$(cat {UNIT} {TIMER})" ] || systemctl daemon-reload
+systemctl start --no-block {TIMER}
+exec systemctl reload-or-restart {UNIT}"""
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 
 
-def take_in_command(job_id: str) -> str:
-    """Unpack the stream from stdin, and start the unit anew. Needs one channel, and no file of its own on the host."""
-    return shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", job_id])
-
-
-def stop_command() -> str:
-    """Stop the replica, also one that systemd waits to start again."""
-    return shlex.join(["sudo", "-n", "systemctl", "stop", UNIT])
+def take_in_command(version: str) -> str:
+    """Unpack the stream from stdin, and start the unit or wake it. Needs one channel, and no file of its own on the host."""
+    return shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version])
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = ()) -> str:
@@ -52,20 +53,25 @@ def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int],
     return free, " ".join(lines[len(directories) :]).split()
 
 
-def shared_stream(job_id: str, package: Mapping[str, bytes], replica: Mapping[str, bytes]) -> bytes:
-    """The part that is the same for every host, compressed once: the trainer package and our replica package.
+def shared_stream(
+    code: Mapping[str, bytes], job_id: str = "", package: Mapping[str, bytes] | None = None, mark: str = ""
+) -> bytes:
+    """The part that is the same for every host, compressed once: the replica's code, and a job's package.
 
-    It is a gzip member without tar's end mark; a host's own part follows it.
+    It is a gzip member without tar's end mark; a host's own part follows it. The hosts take a package that does not come this
+    way, or whose `mark` is another than the plan's packageSha256, from the bucket.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        home = f"{STATE_DIR}/jobs/{job_id}"
-        for directory in (home, f"{home}/package"):
-            tar.addfile(_entry(directory, 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
-        for path, content in sorted(package.items()):
-            _add(tar, f"{home}/package/{path}", content, 0o644, "trainer", "trainer")
-        for path, content in sorted(replica.items()):
-            _add(tar, f"{REPLICA_DIR}/{path}", content, 0o644, "root", "root")
+        for path, content in sorted(code.items()):
+            _add(tar, f"{CODE_DIR}/{path}", content, 0o644, "root", "root")
+        if package is not None:
+            home = f"{STATE_DIR}/jobs/{job_id}"
+            for directory in (f"{STATE_DIR}/jobs", home, f"{home}/package"):
+                tar.addfile(_entry(directory, 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
+            for path, content in sorted(package.items()):
+                _add(tar, f"{home}/package/{path}", content, 0o644, "trainer", "trainer")
+            _add(tar, f"{home}/package.sha256", mark.encode(), 0o644, "trainer", "trainer")
         end = tar.offset
     return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
 
@@ -84,9 +90,13 @@ def host_stream(files: Iterable[File]) -> bytes:
     return gzip.compress(packed.getvalue(), 1, mtime=0)
 
 
-def replica_package(root: Path) -> dict[str, bytes]:
-    """Our replica package as it is here: the hosts run the operator's version."""
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.glob("*.py"))}
+def code(root: Path) -> tuple[dict[str, bytes], str]:
+    """What runs on the hosts, as it is here, and its version: a hash of all of it."""
+    files = {
+        path.relative_to(root).as_posix(): path.read_bytes() for name in CODE for path in sorted((root / name).glob("*.py"))
+    }
+    whole = hashlib.sha256(b"".join(path.encode() + b"\0" + content for path, content in files.items())).hexdigest()
+    return {**files, VERSION: whole.encode()}, whole
 
 
 def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int, user: str, group: str) -> None:

@@ -1,11 +1,10 @@
-"""The files of each host for a job: a pure function of the inventory and the job, through the templates."""
+"""The files of each host, and the plan of a job: pure functions of the inventory and the job, through the templates."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ from typing import Any
 import jinja2
 
 from infra.spec import Role
+from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import Host, Inventory
+from ops.train.arguments import data_paths
 from ops.train.config import Job
-from ops.train.manifest import data_paths
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 UNIT = "scaletier.service"
-UNIT_FILE = f"/etc/systemd/system/{UNIT}"
-ENABLED = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
+TIMER = "scaletier.timer"
+UNITS = "/etc/systemd/system"
 DATA = "data/mnist"
 # What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
 MEMORY_SHARE = 0.9
@@ -37,35 +37,53 @@ class File:
     link: str | None = None
 
 
-def render(inventory: Inventory, job: Job) -> dict[str, list[File]]:
-    """Every host's files, by the host's name."""
-    return {host.name: host_files(inventory, host, job) for host in inventory.hosts}
+def render(inventory: Inventory) -> dict[str, list[File]]:
+    """Every host's files, by the host's name: they are the same for every job."""
+    return {host.name: host_files(inventory, host) for host in inventory.hosts}
 
 
-def host_files(inventory: Inventory, host: Host, job: Job) -> list[File]:
+def host_files(inventory: Inventory, host: Host) -> list[File]:
     """The files of one host."""
+    values: dict[str, Any] = {
+        "accelerator": host.accelerator,
+        "bucket_path": inventory.bucket if inventory.bucket.startswith("/") else None,
+        "memory_max": int(host.memory_bytes * MEMORY_SHARE),
+    }
+    said = HostFile(host.name, inventory.bucket, inventory.poll_seconds)
+    return [
+        File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "trainer"),
+        File(f"{UNITS}/{UNIT}", _fill("scaletier.service.j2", values)),
+        File(f"{UNITS}/{TIMER}", _fill("scaletier.timer.j2", values)),
+        File(f"{UNITS}/multi-user.target.wants/{UNIT}", mode=0o777, link=f"../{UNIT}"),
+        File(f"{UNITS}/timers.target.wants/{TIMER}", mode=0o777, link=f"../{TIMER}"),
+    ]
+
+
+def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
+    """What the replicas of a job need to know; SpecError or UsageError have been raised before, where the job is wrong."""
+    hosts = [inventory.host(name) for name in inventory.replicas]
+    return Plan(
+        jobId=job.id,
+        replicas=[host.name for host in hosts],
+        module=job.module,
+        args=list(job.args),
+        tasks={host.name: Task(tf_config(inventory, host, job), environment(inventory, host, job)) for host in hosts},
+        packageSha256=package_sha256,
+        data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"],
+        **job.policy,
+    )
+
+
+def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
+    """TF_CONFIG of one replica; the chief's role is `chief`, as TensorFlow 2 has it, or `master`."""
     chief_key = "chief" if job.use_chief else "master"
-    plan = replace(job.plan(inventory, host.name), data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"])
     values: dict[str, Any] = {
         "cluster": inventory.cluster(chief_key),
         "task_type": chief_key if host.role is Role.MASTER else str(host.role),
         "index": host.index,
         "training_input": job.training_input,
-        "environment": environment(inventory, host, job),
-        "accelerator": host.accelerator,
-        "bucket_path": inventory.bucket if inventory.bucket.startswith("/") else None,
-        "memory_max": int(host.memory_bytes * MEMORY_SHARE),
-        "stop_seconds": math.ceil(plan.stopSeconds) + 10,
     }
-    # ASCII, so that an argument that is no UTF-8 reaches the trainer as it was given.
-    plan_json = json.dumps(asdict(plan), indent=1) + "\n"
-    return [
-        File("/etc/scaletier/replica.json", plan_json, 0o640, "trainer"),
-        File("/etc/scaletier/tf_config.json", _fill("tf_config.json.j2", values), 0o640, "trainer"),
-        File("/etc/scaletier/environment", _fill("environment.j2", values), 0o640, "trainer"),
-        File(UNIT_FILE, _fill("scaletier.service.j2", values)),
-        File(ENABLED, mode=0o777, link=f"../{UNIT}"),
-    ]
+    return _fill("tf_config.json.j2", values)
 
 
 def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
@@ -79,16 +97,6 @@ def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
         "HOME": "/var/lib/scaletier",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def environment_quoted(value: str) -> str:
-    """A value for systemd's EnvironmentFile, in double quotes, where only these four characters need a backslash.
-
-    ValueError for what systemd would drop: control characters other than tab and newline. Source: systemd.exec(5).
-    """
-    if any((ord(c) < 32 and c not in "\t\n") or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in value):
-        raise ValueError(f"systemd takes no control characters in an environment: {value!r}")
-    return '"' + "".join(f"\\{c}" if c in '"\\`$' else c for c in value) + '"'
 
 
 def unit_quoted(value: str) -> str:
@@ -112,7 +120,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.filters |= {"environment_quoted": environment_quoted, "unit_quoted": unit_quoted, "json": _json}
+    env.filters |= {"unit_quoted": unit_quoted, "json": _json}
     return env
 
 

@@ -10,19 +10,23 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.ledger import Ledger
+from jobs.records import JobRecord
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
+from ops.cluster.records import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
-from ops.ledger import Ledger
+from ops.logs import progress
 from ops.logs.read import read_logs
+from ops.package.declared import Declared
 from ops.package.package import Package, unpack
 from ops.show import terminal
 from ops.train import compare, manifest, train
-from ops.train.config import Job
-from ops.train.schema import check_job_id
+from ops.train.arguments import redirected
+from ops.train.config import Job, chosen_strategy, policy
+from ops.train.schema import check_job_id, scheduling
 from ops.train.submit import Submission, used_before
-from replica.record import JobRecord
 
 
 def reproduce(cluster: Cluster, job_id: str, new_id: str | None, follow: bool, as_json: bool) -> int:
@@ -31,10 +35,10 @@ def reproduce(cluster: Cluster, job_id: str, new_id: str | None, follow: bool, a
     A run that was already started as this one is followed and compared, so that one comes back after a Ctrl-C.
     """
     ledger = cluster.ledger
-    original = ledger.existing_job(job_id)
+    original = existing_job(ledger, job_id)
     new_id = new_id or _next_free(ledger, job_id)
     check_job_id(new_id)
-    before = ledger.job(new_id)
+    before = find_job(ledger, new_id)
     if before and before.manifest.get("reproduces") != job_id:
         raise used_before(new_id)
     # stdout is for the result, which a program reads.
@@ -46,7 +50,7 @@ def reproduce(cluster: Cluster, job_id: str, new_id: str | None, follow: bool, a
     if not before and not follow:
         terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
         return code
-    again = ledger.existing_job(new_id)
+    again = existing_job(ledger, new_id)
     found = compare.rows(original, again, (_final_metrics(cluster, original), _final_metrics(cluster, again)))
     _show(job_id, new_id, found, as_json)
     return code
@@ -64,7 +68,9 @@ def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> 
         lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
     built = read_package(cluster.bucket, original.jobId, whole)
-    return train.run(cluster, Submission(inventory, build_job(inventory, whole, new_id), built, {}), follow)
+    return train.run(
+        cluster, Submission(inventory, build_job(inventory, whole, new_id, built.declared), built, {}), True, follow
+    )
 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
@@ -92,10 +98,11 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
     return unpack(archive, name, whole["package"]["files"], whole["module"])
 
 
-def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str) -> Job:
+def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, declared: Declared) -> Job:
     """The job of a manifest under another id, with an output folder of its own."""
     folder = f"{inventory.bucket}/jobs/{new_id}/output"
-    config, args = whole["config"], manifest.redirected(whole["args"], folder)
+    config, args = whole["config"], redirected(whole["args"], folder)
+    decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
     shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder}
     return Job(
         id=new_id,
@@ -104,7 +111,9 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str) -> Jo
         job_dir=folder,
         labels=whole["labels"],
         use_chief=config.get("useChiefInTfConfig", True),
-        policy=config.get("scheduling", {}),
+        policy=policy(decided, declared.strategy(chosen_strategy(args))),
+        priority=decided.get("priority", 0),
+        declared=declared,
         training_input={"scaleTier": inventory.scale_tier, **config, **shown},
         reproduces=whole["job"],
     )
@@ -117,7 +126,7 @@ def _final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
         log = read_logs(cluster, [chief], record.jobId, None)
     except OpsError:
         return {}
-    return compare.final_metrics(line.message for line in log.get(chief, []))
+    return progress.final_metrics(line.message for line in log.get(chief, []))
 
 
 def _show(job_id: str, new_id: str, found: list[compare.Row], as_json: bool) -> None:

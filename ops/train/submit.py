@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import signal
 import threading
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs import lease as leases
+from jobs import paths
+from jobs.lease import Lease, Watch
+from jobs.queue import Entry
+from jobs.records import JobRecord, Plan
+from jobs.store import StoreError
+from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
+from jobs.tender import Tender
 from ops.cluster.bucket import Bucket, missing
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.records import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
-from ops.ledger import cancelled, fail, me
 from ops.package import package
 from ops.show import terminal
-from ops.train import manifest, push
+from ops.train import manifest, push, render
 from ops.train.config import Job
-from ops.train.render import DATA, render
-from replica.record import JobRecord, JobState
+from ops.train.render import DATA
 
 _PUSH_SECONDS = 300.0
-_STOP_SECONDS = 60.0
+_RENEW_SECONDS = leases.SECONDS / 5
 _SHARD = re.compile(r"(train|test)-\d{5}-of-\d{5}\.tfrecord(\.gz)?")
 
 
@@ -39,13 +50,6 @@ class Submission:
     package: package.Package
     data: dict[str, Path]
 
-    def streams(self) -> Callable[[str], bytes]:
-        """What each host receives, by its name."""
-        with terminal.Step(f"{self.job.id}: compressing {self.package.name}"):
-            shared = push.shared_stream(self.job.id, self.package.pushed, push.replica_package(ROOT / "replica"))
-        files = render(self.inventory, self.job)
-        return lambda name: shared + push.host_stream(files[name])
-
     def manifest(self) -> dict[str, Any]:
         return manifest.manifest(self.inventory, self.job, self.package)
 
@@ -54,6 +58,8 @@ class Submission:
         shown = plain(dict(self.job.training_input))
         return JobRecord(
             self.job.id,
+            hosts=list(self.inventory.replicas),
+            priority=self.job.priority,
             hourlyCost=self.inventory.hourly_cost,
             submittedBy=me(),
             labels=dict(self.job.labels),
@@ -75,54 +81,157 @@ def used_before(job_id: str) -> UsageError:
     return UsageError(f"job id {job_id!r} was used before, and an id is used once: take another (fab jobs lists them)")
 
 
-def submit(cluster: Cluster, submission: Submission) -> None:
-    """Claim the cluster, write the record, and start every host; undone where that fails or is interrupted."""
-    fleet, ledger, job_id = cluster.fleet, cluster.ledger, submission.job.id
-    record, streams = submission.record(), submission.streams()
-    ledger.acquire(job_id)
+def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Entry]:
+    """Claim the hosts, put all that the job needs into the bucket, start the hosts, and hand the job over to them.
+
+    The result are the jobs that it waits for, empty where its hosts are its own. Undone where it fails or is interrupted; where
+    it is killed, its lease falls silent, and whoever looks at the queue next undoes it.
+    """
+    job_id, inventory = submission.job.id, cluster.inventory
+    plan = render.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
+    max_wait = submission.job.policy.get("maxWaitTime")
+    submitter = Submitter(cluster.ledger, submission.record(), f"{me()}/{uuid.uuid4().hex[:8]}", max_wait)
+    ahead = _claim(cluster, submitter, may_wait)
+    life = _Life(submitter)
     try:
-        if not ledger.create(record):
-            raise used_before(job_id)
-        _upload_data(ledger.bucket, submission)
-        ledger.write(record.to(JobState.PREPARING))
+        _upload_data(cluster.bucket, submission)
+        cluster.ledger.create_plan(plan)
+        if not ahead:
+            life.check()
+            submitter.prepare()
         uploads = _Background(lambda: _upload_package(cluster, submission))
-        with terminal.Step(f"{job_id}: starting {len(fleet.inventory.hosts)} hosts", always=True) as step:
-            _push(fleet, job_id, streams, terminal.counter(step, len(fleet.inventory.hosts)))
+        with terminal.Step(f"{job_id}: starting {len(inventory.hosts)} hosts", always=True) as step:
+            _push(cluster.fleet, submission, plan, not ahead, terminal.counter(step, len(inventory.hosts)))
             uploads.join()
+        life.check()
+        submitter.hand_over()
+        return submitter.ahead()
     except BaseException as error:
-        _undo(cluster, job_id, error)
+        life.end()
+        _undo(submitter, job_id, error)
+        if isinstance(error, CancelledError):
+            raise OpsError(f"job {job_id} was cancelled while it was being submitted") from None
+        if isinstance(error, OvertakenError):
+            raise _overtaken(job_id, error) from None
         raise
+    finally:
+        life.end()
 
 
-def _push(fleet: Fleet, job_id: str, streams: Callable[[str], bytes], done: Callable[[str], None]) -> None:
-    command = push.take_in_command(job_id)
+def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[Entry]:
+    try:
+        try:
+            return submitter.claim(may_wait)
+        except BusyError as error:
+            if not _left_behind(cluster, error.ahead):
+                raise
+        return submitter.claim(may_wait)
+    except UsedBeforeError as error:
+        raise used_before(str(error)) from None
+    except BusyError as error:
+        raise UsageError(f"{_busy(cluster, error.ahead)}; without --no-queue the job waits for its turn") from None
+
+
+def _left_behind(cluster: Cluster, ahead: Sequence[Entry]) -> bool:
+    """True once what is in the way was cleared away, as a fab train that is no more had left it; False where it lives."""
+    ledger = cluster.ledger
+
+    def present() -> list[Lease | None]:
+        jobs = [find_job(ledger, entry.jobId) for entry in ahead]
+        return [job.lease if job and not job.final else None for job in jobs]
+
+    before, tender = present(), Tender(ledger, Watch(time.monotonic), me())
+    with terminal.Step("looking whether who has the hosts lives"):
+        while True:
+            now = present()
+            if any(lease and (not lease.submitter or lease != then) for lease, then in zip(now, before, strict=True)):
+                return False
+            tender.tend()
+            if all(ledger.queue().entry(entry.jobId) is None for entry in ahead):
+                return True
+            time.sleep(1.0)
+
+
+def _busy(cluster: Cluster, ahead: Sequence[Entry]) -> str:
+    """Who has the hosts, in words."""
+    first = ahead[0]
+    job = find_job(cluster.ledger, first.jobId)
+    state = "is being submitted" if job is None else f"is {job.state}"
+    since = f"started by {first.submittedBy} at {first.createTime}"
+    return (
+        f"the hosts are job {first.jobId}'s, which {state} ({since}): follow it with fab logs all --job {first.jobId} --follow"
+    )
+
+
+def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
+    record = error.record
+    if record is None:
+        return OpsError(f"the record of job {job_id} is gone from the bucket: start it again under another id")
+    why = record.errorMessage.partition("\n")[0]
+    return OpsError(f"job {job_id} went on without this fab train, and is {record.state}{f': {why}' if why else ''}")
+
+
+def _push(fleet: Fleet, submission: Submission, plan: Plan, with_package: bool, done: Callable[[str], None]) -> None:
+    """Bring every host its units and the code of the replica, and wake it; its package, too, where it is to start now."""
+    inventory, job_id = submission.inventory, submission.job.id
+    code, version = push.code(ROOT)
+    package = submission.package.pushed if with_package else None
+    shared = push.shared_stream(code, job_id, package, plan.packageSha256)
+    files = render.render(inventory)
+    command = push.take_in_command(version)
 
     def take_in(name: str) -> None:
-        fleet.must(name, command, "could not start its replica, it ended", streams(name))
+        fleet.must(name, command, "could not start its replica, it ended", shared + push.host_stream(files[name]))
 
-    outcome = fleet.each(fleet.inventory.names, take_in, _PUSH_SECONDS, done)
+    outcome = fleet.each(inventory.names, take_in, _PUSH_SECONDS, done)
     if outcome.failures:
         raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
 
 
-def _undo(cluster: Cluster, job_id: str, error: BaseException) -> None:
-    """Stop what was started, and end the record, so that the cluster is free again."""
-    fleet, ledger = cluster.fleet, cluster.ledger
+def _undo(submitter: Submitter, job_id: str, error: BaseException) -> None:
+    """End the record, so that hosts that have started stop and are free again. Ctrl-C cannot interrupt it."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        record = ledger.job(job_id)
-        if record is None or record.final or isinstance(error, UsageError):
-            return  # nothing was started, or somebody else's job has this id
-        fleet.each(fleet.inventory.names, lambda name: fleet.run(name, push.stop_command()), _STOP_SECONDS)
-        record = ledger.job(job_id) or record  # a replica may have led for a moment
-        if record.final:
-            return
-        if isinstance(error, KeyboardInterrupt):
-            cancelled(ledger, record, "fab train was stopped before the replicas had started")
+        stopped = isinstance(error, KeyboardInterrupt)
+        why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
+        submitter.give_up("" if isinstance(error, CancelledError) else why, stopped or isinstance(error, CancelledError))
+        if stopped:
             terminal.note(f"{job_id} is CANCELLED, and nothing runs; the next job needs another id")
-        else:
-            fail(ledger, record, one_line(error))
     except Exception as second:  # noqa: BLE001  the first error is the one to report
-        terminal.note(f"job {job_id} could not be ended ({one_line(second)}): run fab cancel {job_id}")
+        terminal.note(f"job {job_id} could not be ended ({one_line(second)}): within a minute its hosts find out by themselves")
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class _Life:
+    """Renews a submitter's lease in the background, and keeps what that found out."""
+
+    def __init__(self, submitter: Submitter) -> None:
+        self._submitter = submitter
+        self._ended = threading.Event()
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what was found out: CancelledError, OvertakenError."""
+        if self._problem:
+            raise self._problem
+
+    def end(self) -> None:
+        """Renew no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_RENEW_SECONDS):
+            try:
+                self._submitter.renew()
+            except StoreError:
+                continue  # the next one may succeed; the lease outlives several
+            except (CancelledError, OvertakenError) as error:
+                self._problem = error
+                return
 
 
 def _upload_data(bucket: Bucket, submission: Submission) -> None:
@@ -145,8 +254,8 @@ def _upload_data(bucket: Bucket, submission: Submission) -> None:
 
 def _upload_package(cluster: Cluster, submission: Submission) -> None:
     bucket = cluster.another_bucket()
-    bucket.upload(f"jobs/{submission.job.id}/package.tar.gz", submission.package.archive)
-    bucket.upload(f"jobs/{submission.job.id}/manifest.json", manifest.to_json(submission.manifest()))
+    bucket.upload(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
+    bucket.upload(paths.package(submission.job.id), submission.package.archive)
 
 
 class _Background:

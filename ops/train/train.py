@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from jobs.records import JobRecord
+from jobs.states import JobState
+from jobs.times import seconds_between
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.records import find_job
 from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
+from ops.package.declared import Declared
 from ops.package.imports import missing_line
 from ops.show import terminal
 from ops.train import push
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
 from ops.train.submit import Submission, submit, used_before
-from replica.record import JobRecord, JobState, seconds_since
 
 SHIPPED = ROOT / "trainer"
 MNIST = ROOT / ".cache" / "mnist"
-_DATA_FLAGS = ("--train-data", "--train_data")
-NO_MNIST = "there is no MNIST to train on: run make data, or name other data with --args '--train-data … --eval-data …'"
 _CHECK_SECONDS = 30.0
 # What a job needs on a host besides its package: logs, and TensorFlow's temporary files.
 _FREE_BYTES = 100_000_000
 
 
-def train(cluster: Cluster, flags: Flags, folder: str | None, follow: bool) -> int:
-    """Run a job; the exit code is 0 where it SUCCEEDED, or was started with `follow` False."""
-    return run(cluster, prepare(cluster.inventory, flags, folder), follow)
+def train(cluster: Cluster, flags: Flags, folder: str | None, may_wait: bool, follow: bool) -> int:
+    """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False."""
+    return run(cluster, prepare(cluster.inventory, flags, folder), may_wait, follow)
 
 
-def run(cluster: Cluster, submission: Submission, follow: bool) -> int:
+def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool) -> int:
     """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
     for text in submission.job.notes:
         terminal.note(text)
     _check_hosts(cluster, submission)
-    submit(cluster, submission)
+    ahead = submit(cluster, submission, may_wait)
     job_id = submission.job.id
     if not follow:
-        terminal.out(f"{job_id} is started: fab logs all --job {job_id} --follow, fab describe {job_id}")
+        how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
+        terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")
         return DONE
     return watch(cluster, job_id)
 
@@ -49,9 +51,9 @@ def run(cluster: Cluster, submission: Submission, follow: bool) -> int:
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
     root = find_package(folder)
-    job = build_job(flags, inventory, root.name)
+    job = build_job(flags, inventory, root.name, root.files)
     built = package.build(root, job.module)
-    return Submission(inventory, job, built, mnist() if wants_mnist(built, job.args) else {})
+    return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
 
 
 def find_package(folder: str | None) -> package.Source:
@@ -65,10 +67,10 @@ def mnist() -> dict[str, Path]:
     return {path.name: path for kind in ("train", "test") for path in sorted(MNIST.glob(f"{kind}*.tfrecord*"))}
 
 
-def wants_mnist(built: package.Package, args: Sequence[str]) -> bool:
-    """True for a package that looks where the hosts keep MNIST, unless it is told of other data."""
-    looks = any(b"SCALETIER_DATA" in content for content in built.files.values())
-    return looks and not any(arg.partition("=")[0] in _DATA_FLAGS for arg in args)
+def no_data(declared: Declared) -> UsageError:
+    """What to say where the data set that a trainer wants is nowhere."""
+    flags = " or ".join(declared.data.flags) if declared.data else ""
+    return UsageError(f"there is no MNIST to train on: run make data{f', or name other data with {flags}' if flags else ''}")
 
 
 def _check_hosts(cluster: Cluster, submission: Submission) -> None:
@@ -92,7 +94,7 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> None:
         raise HostsError(outcome.failures, ADVICE, UsageError.code)
     for name, (free, lacking) in outcome.results.items():
         _check_host(name, free, lacking, submission.package)
-    if cluster.ledger.job(submission.job.id):
+    if find_job(cluster.ledger, submission.job.id):
         raise used_before(submission.job.id)
     _check_data(cluster.bucket, submission)
 
@@ -108,10 +110,9 @@ def _check_host(name: str, free: dict[str, int], lacking: list[str], built: pack
 
 
 def _check_data(bucket: Bucket, submission: Submission) -> None:
-    shipped = submission.package.files.get("trainer/records.py") is not None
-    given = any(arg.partition("=")[0] in _DATA_FLAGS for arg in submission.job.args)
-    if shipped and not given and not submission.data and not bucket.names(DATA):
-        raise UsageError(NO_MNIST)
+    job = submission.job
+    if job.declared.wants(job.args) and not submission.data and not bucket.names(DATA):
+        raise no_data(job.declared)
 
 
 def watch(cluster: Cluster, job_id: str) -> int:
@@ -122,7 +123,7 @@ def watch(cluster: Cluster, job_id: str) -> int:
         record = follow(cluster, job_id, list(cluster.inventory.names), None, False)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
-        terminal.note(f"\n{job_id} goes on: {how}")
+        terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")
         return DETACHED
     if record is None:
         raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")
@@ -132,7 +133,7 @@ def watch(cluster: Cluster, job_id: str) -> int:
 def _sum_up(record: JobRecord) -> int:
     job_id, state = record.jobId, record.state
     took = (
-        f" after {terminal.duration(seconds_since(record.startTime, record.endTime))}"
+        f" after {terminal.duration(seconds_between(record.startTime, record.endTime))}"
         if record.startTime and record.endTime
         else ""
     )

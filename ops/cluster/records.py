@@ -1,0 +1,134 @@
+"""What is said about the cluster's jobs, as `fab` reads it: over whichever host answers, or from a bucket by its URL."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from typing import Any
+
+from jobs import remote
+from jobs.checked import RecordError
+from jobs.ledger import Ledger
+from jobs.open import open_store
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import ReplicaState
+from jobs.store import Store, StoreError
+from ops.cluster.inventory import Inventory
+from ops.cluster.remote import Fleet
+from ops.errors import OpsError, UsageError
+
+_SFTP = "sftp://"
+_READ = 1 << 16
+
+
+def me() -> str:
+    """`ann@laptop`, as a record names who did something."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def open_ledger(inventory: Inventory, fleet: Fleet) -> Ledger:
+    """The records in the bucket of a cluster. A bucket on hosts is reached through whichever of them answers first."""
+    url = inventory.operator_bucket
+    store: Store
+    if url.startswith(_SFTP):
+        line = remote.command(url.removeprefix(_SFTP))
+        store = remote.Remote(lambda: SshChannel(fleet.any_connection(), line))
+    else:
+        try:
+            store = open_store(url)
+        except ValueError as error:
+            raise OpsError(f"the bucket cannot be opened: {error}") from None
+    return Ledger(store)
+
+
+class SshChannel:
+    """A command on a host, spoken to in lines."""
+
+    def __init__(self, connection: Any, command: str) -> None:
+        with _as_os_error():
+            self._channel = connection.create_session()
+            self._channel.exec_command(command)
+        self._rest = b""
+
+    def send(self, data: bytes) -> None:
+        with _as_os_error():
+            self._channel.sendall(data)
+
+    def line(self, seconds: float) -> bytes:
+        """The next line, TimeoutError after so many seconds, EOFError where there will be none."""
+        deadline = time.monotonic() + seconds
+        pieces = [self._rest]
+        while b"\n" not in pieces[-1]:
+            self._channel.settimeout(max(deadline - time.monotonic(), 0.01))
+            with _as_os_error():
+                data = self._channel.recv(_READ)
+            if not data:
+                raise EOFError("the host ended it")
+            pieces.append(data)
+        line, _, self._rest = b"".join(pieces).partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class _as_os_error:  # noqa: N801  used as a function is
+    """paramiko's own errors as what they are: the connection's."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, Exception) and type(error).__module__.startswith("paramiko"):
+            raise OSError(str(error) or type(error).__name__) from error
+
+
+def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
+    """A job's record, None where there is none; OpsError for one that cannot be read."""
+    try:
+        stored = ledger.job(job_id)
+    except RecordError as error:
+        raise OpsError(f"the record of job {job_id} cannot be read: {error}") from None
+    return stored.record if stored else None
+
+
+def existing_job(ledger: Ledger, job_id: str) -> JobRecord:
+    """A job's record; UsageError that names some of the jobs that are there."""
+    if record := find_job(ledger, job_id):
+        return record
+    there = [record.jobId for record in ledger.jobs()[0]]
+    more = f", and {len(there) - 5} more (fab jobs)" if len(there) > 5 else ""
+    listed = f"there are {', '.join(there[:5])}{more}" if there else "none was started yet"
+    raise UsageError(f"there is no job {job_id!r}; {listed}")
+
+
+def newest_job(ledger: Ledger) -> str | None:
+    """The id of the job that has the cluster, or had it last."""
+    held = [entry for entry in ledger.queue().entries if entry.held]
+    if held:
+        return held[-1].jobId
+    jobs = ledger.jobs()[0]
+    started = [job for job in jobs if job.startTime] or jobs
+    return started[0].jobId if started else None
+
+
+def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:
+    """The replicas' own records, and what the job's record says of those that left none, or of whose host nothing is heard."""
+    names = record.hosts or [str(item.get("name")) for item in record.replicas]
+    found = ledger.replicas(record.jobId, names)
+    told = {str(item.get("name")): item for item in record.replicas}
+    result = []
+    for name in names:
+        own, said = found.get(name), told.get(name)
+        if own is None:
+            own = ReplicaRecord.from_dict(said) if said else ReplicaRecord(name)
+        elif said and said.get("state") == ReplicaState.LOST:
+            own = ReplicaRecord.from_dict({**own.to_dict(), "state": ReplicaState.LOST})
+        result.append(own)
+    return result
+
+
+def why(error: StoreError) -> str:
+    """What to say of a bucket that fails."""
+    return f"the bucket fails: {error.strerror or error}"
