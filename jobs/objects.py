@@ -27,6 +27,7 @@ _RECORD = "record"
 _RECORD_LIMIT = 8000  # Google takes 8 KiB of custom metadata an object, keys and values together
 _AT_ONCE = 32
 _IN_PARTS = 5 << 20  # gcsfs sends a file in parts from this size on
+_PART = 4 << 20  # aiohttp counts the sending of one as waiting for its answer
 _SLOWEST = 1_000_000  # bytes a second; what is slower is taken to be stuck
 
 
@@ -81,7 +82,7 @@ class Objects:
             if size < _IN_PARTS:  # gcsfs has one separator for whatever it sends, and cuts a file where that is in it
                 await self._write(name, source.read_bytes(), None)
             else:
-                await self._fs._put_file(str(source), self._path(name))
+                await self._fs._put_file(str(source), self._path(name), chunksize=_PART)
 
         try:
             size = source.stat().st_size
@@ -204,7 +205,7 @@ class Objects:
                 from gcsfs.core import GCSFileSystem  # the plain one: gcsfs's other asks for the bucket's kind by gRPC first
 
                 logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # what fails is said once, in one line
-                wait = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds / 4, sock_read=self._seconds / 2)
+                wait = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds / 4, sock_read=self._seconds / 3)
                 self._fs = GCSFileSystem(requests_timeout=wait, use_listings_cache=False, skip_instance_cache=True)
         with suppress(*_failures()):  # gcsfs tries again, and says why it cannot
             self._fs.credentials.maybe_refresh()

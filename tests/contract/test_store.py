@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -303,23 +304,37 @@ def test_an_answer_that_is_lost_on_the_way(bucket: str, front: Front) -> None:
 
 
 def test_a_busy_server_is_asked_again(bucket: str, front: Front) -> None:
-    store = Objects(f"gs://{bucket}")
-    store.create(JOB, b"one")
-    front.evils[:] = ["503", "429"]
-    with ThreadPoolExecutor(2) as pool:
-        made, found = pool.submit(store.create, "made", b"two"), pool.submit(store.scan, "jobs/*/job.json")
+    store = Objects(f"gs://{bucket}", 6)
+    version = store.create(JOB, b"one")
+    front.evils[:] = ["503", "429", "hang"]
+    with ThreadPoolExecutor(3) as pool:
+        made = pool.submit(store.create, "made", b"two")
+        found = pool.submit(store.scan, "jobs/*/job.json")
+        read = pool.submit(store.read, JOB)
     assert store.read("made") == (b"two", made.result())
     assert found.result() == {JOB: b"one"}
+    assert read.result() == (b"one", version)
+
+
+def test_a_409_is_looked_into_like_a_412(bucket: str, front: Front) -> None:
+    store = Objects(f"gs://{bucket}")
+    version = store.create(JOB, b"one")
+    front.evils[:] = ["409"]
+    assert store.create(JOB, b"one") == version
+    front.evils[:] = ["409"]
+    with pytest.raises(Conflict):
+        store.create("made", b"two")
 
 
 @pytest.mark.parametrize("evil", ["400", "401", "403"])
-def test_a_refusal_is_one_line(bucket: str, front: Front, evil: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_one_line(bucket: str, front: Front, evil: str) -> None:
     store = Objects(f"gs://{bucket}")
     for call in (lambda: store.read(JOB), lambda: store.create(JOB, b"one"), lambda: store.scan("*")):
         front.evils[:] = [evil]
         with pytest.raises(StoreError, match=re.escape(bucket)) as caught:
             call()
         assert "\n" not in str(caught.value)
+    assert logging.getLogger("gcsfs").handlers  # else Python writes gcsfs's own words on it, and a traceback, to stderr
 
 
 def test_a_server_that_says_nothing_is_not_waited_for(bucket: str, front: Front) -> None:
