@@ -14,6 +14,8 @@ from pathlib import Path
 
 from ops.cluster.inventory import ROOT
 from ops.errors import UsageError
+from ops.package import declared
+from ops.package.declared import Declared
 from ops.package.imports import check_module
 from ops.show import terminal
 
@@ -65,6 +67,11 @@ class Package:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.archive).hexdigest()
+
+    @property
+    def declared(self) -> Declared:
+        """What it says of itself."""
+        return declared.read(self.files, self.name)
 
     @property
     def pushed(self) -> dict[str, bytes]:

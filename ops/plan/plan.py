@@ -9,33 +9,35 @@ import math
 import os
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.spec import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
+from jobs.times import now
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
+from ops.logs import progress
 from ops.package import package
+from ops.package.declared import Declared, Pace
 from ops.plan import rehearsal
 from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.show import terminal
 from ops.train import train
-from ops.train.config import STRATEGIES, read_config, split_args
-from ops.train.manifest import dropped, flags, redirected, without
-from replica.record import now
+from ops.train.arguments import STRATEGY, dropped, flags, redirected, without
+from ops.train.config import read_config, split_args
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
-MODELS = {"async": asynchronous, "sync": synchronous}
+Model = Callable[[Work, Shape], Prediction]
+# By what a strategy declares as its exchange.
+MODELS: dict[str, Model] = {"servers": asynchronous, "all-reduce": synchronous}
 _TOPOLOGY = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
-# How long a job runs, how it shares the work and where its files are changes nothing of what a step costs.
-_PERIOD_FLAG = "--sync-period"
-_ENDLESS = ("--max-steps", "1000000000")  # --seconds ends it
-_NOT_THE_WORK = (_ENDLESS[0], "--strategy", _PERIOD_FLAG)
+_ENDLESS = "1000000000"  # steps: --seconds ends it
+_FLOAT_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ def plan(call: Call, as_json: bool) -> int:
     module = call.module or given.get("pythonModule") or f"{found.name}.task"
     args = [*given.get("args", []), *split_args(call.args), *call.more_args]
     built = package.build(found, module)
-    if train.wants_mnist(built, args) and not train.mnist():
-        raise UsageError(train.NO_MNIST)
+    declared = built.declared
+    if declared.wants(args) and not train.mnist():
+        raise train.no_data(declared)
     work = measure(built, module, args, call)
     made = {
         "module": module,
@@ -85,12 +88,13 @@ def plan(call: Call, as_json: bool) -> int:
         "vcpusPerCpu": vcpus_per_cpu(),
         "work": asdict(work),
     }
-    predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in MODELS.items()} for tier in TIERS}
+    known = models(declared)
+    predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in known.items()} for tier in TIERS}
     made["predictions"] = {
         tier: {name: as_dict(found) for name, found in of_tier.items()} for tier, of_tier in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
-    path(module, args).write_text(json.dumps(made, indent=1) + "\n")
+    path(module, args, declared).write_text(json.dumps(made, indent=1) + "\n")
     if as_json:
         terminal.as_json(made)
         return DONE
@@ -100,6 +104,7 @@ def plan(call: Call, as_json: bool) -> int:
 
 def measure(built: package.Package, module: str, args: Sequence[str], call: Call) -> Work:
     """What a step of the job costs, by running it here; see ops.plan.rehearsal for what can go wrong."""
+    declared, pace = built.declared, built.declared.plan
     with tempfile.TemporaryDirectory(prefix="scaletier-plan-") as place:
         folder, output = Path(place), Path(place, "output")
         with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
@@ -108,29 +113,27 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
         env |= {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(train.MNIST), "JOB_DIR": str(output)}
         env |= {"TYPE": str(Role.MASTER), "INDEX": "0", "JOB_ID": "plan"}
         # One process has nobody to be in step with.
-        alone = dropped(args, [flag for flag, value in flags(args) if flag == "--strategy" and value in STRATEGIES])
-        argv = [module, *redirected(alone, str(output)), *(_ENDLESS if _knows(built, _ENDLESS[0]) else ())]
+        alone = dropped(args, [STRATEGY]) if declared.strategies else args
+        argv = [module, *redirected(alone, str(output)), *((pace.steps, _ENDLESS) if pace.steps else ())]
         lines = rehearsal.rehearse(argv, env, folder, call.seconds)
         seconds = rehearsal.step_seconds(rehearsal.marks(lines))
         if not seconds:
             raise UsageError(f"{module} came no further between its Train lines: give --seconds more than {call.seconds:g}")
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else rehearsal.parameter_bytes(output)
     cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
-    work = Work(seconds * cpus, size)
-    if _knows(built, _PERIOD_FLAG):
-        return replace(work, period=period_of(args, lines))
-    return replace(work, period=1, share=1.0)  # TensorFlow's own way with parameter servers
+    return Work(seconds * cpus, size, period_of(args, lines, pace), pace.wire_bits / _FLOAT_BITS)
 
 
-def _knows(built: package.Package, flag: str) -> bool:
-    """True where the package has the flag somewhere."""
-    return any(flag.encode() in content for content in built.files.values())
+def models(declared: Declared) -> dict[str, Model]:
+    """What there is a model of: the trainer's strategies of which it says how they exchange, else every way of exchanging."""
+    known = {name: MODELS[strategy.exchange] for name, strategy in declared.strategies.items() if strategy.exchange}
+    return known or MODELS
 
 
-def period_of(args: Sequence[str], lines: Sequence[str]) -> int:
-    """Local steps between two exchanges: as the log says, else as the arguments do, else the shipped trainer's default."""
-    told = next((value for flag, value in flags(args) if flag == _PERIOD_FLAG and value.isdecimal()), None)
-    return rehearsal.period(lines) or int(told or Work.period)
+def period_of(args: Sequence[str], lines: Sequence[str], pace: Pace) -> int:
+    """Local steps between two exchanges: as the log says, else as the arguments do, else as is usual."""
+    told = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
+    return progress.period(lines) or int(told or pace.usual_period)
 
 
 def vcpus_per_cpu() -> int:
@@ -152,9 +155,13 @@ def tier_shape(spec: ClusterSpec) -> Shape:
     return Shape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
 
 
-def path(module: str, args: Sequence[str]) -> Path:
-    """Where the plan of a job is kept: the same for arguments that change nothing of its work."""
-    key = json.dumps([module, without(args, _NOT_THE_WORK)])
+def path(module: str, args: Sequence[str], declared: Declared) -> Path:
+    """Where the plan of a job is kept: the same for arguments that change nothing of its work.
+
+    How long a job runs, how it shares the work and where its files are changes nothing of what a step costs.
+    """
+    pace = declared.plan
+    key = json.dumps([module, without(args, [flag for flag in (STRATEGY, pace.steps, pace.period) if flag])])
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
 
@@ -178,7 +185,7 @@ def _show(work: Work, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -
         f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, taken for {kind}"
     )
     often = f"every {work.period} steps" if work.period > 1 else "every step"
-    moved = f"async moves {work.parameters * work.share / _MEGA:.1f} MB each way {often}"
+    moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
     terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
     terminal.out()
     rows = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -12,12 +11,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from ops.errors import OpsError, UsageError
+from ops.logs import progress
+from ops.logs.progress import Mark
 from ops.show import terminal
 
 # The first lines tell of tracing and of caches that fill.
@@ -25,8 +25,6 @@ _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
 _END_SECONDS = 20.0
 _COUNT_SECONDS = 120.0
-_TRAIN = re.compile(r"Train \[\w+/\d+\], step (\d+): .*\((\d+\.\d+) sec\)")
-_PERIOD = re.compile(r"Exchange every (\d+) steps")
 # float32 without what an optimizer keeps of each variable, which does not travel.
 _COUNT = """
 import re, sys, tensorflow as tf
@@ -39,20 +37,11 @@ print(sum(4 * tf.TensorShape(shape).num_elements() for shape in travel))
 """
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A Train line: the global step, and the seconds since training began."""
-
-    step: int
-    seconds: float
-
-
 def marks(lines: Iterable[str]) -> list[Mark]:
     """The Train lines of one replica after its last start, without those of its warm-up."""
     found: list[Mark] = []
     for line in lines:
-        if match := _TRAIN.search(line):
-            mark = Mark(int(match[1]), float(match[2]))
+        if mark := progress.mark(line):
             found = [*found, mark] if not found or mark.seconds >= found[-1].seconds else [mark]
     return found[_WARM_UP_LINES:]
 
@@ -68,12 +57,6 @@ def mean_rate(found: Sequence[Mark]) -> float | None:
     if len(found) < 2 or found[-1].seconds <= found[0].seconds:
         return None
     return (found[-1].step - found[0].step) / (found[-1].seconds - found[0].seconds)
-
-
-def period(lines: Iterable[str]) -> int | None:
-    """Local steps between two exchanges as the trainer said last, where it does."""
-    told = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
-    return told[-1] if told else None
 
 
 def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:
@@ -96,8 +79,8 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
         with terminal.Step(f"{argv[0]} as one process here", always=True) as step:
             for line in _read(process, began + seconds):
                 lines.append(line)
-                if match := _TRAIN.search(line):
-                    step.count = f"{match[1]} steps"
+                if mark := progress.mark(line):
+                    step.count = f"{mark.step} steps"
         ended = process.poll()
     finally:
         _end(process)
@@ -105,9 +88,9 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
         last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
         raise OpsError(f"{argv[0]} ended with {ended} after {terminal.duration(time.monotonic() - began)} here: {last.strip()}")
     if len(marks(lines)) < 2:
-        printed = sum(1 for line in lines if _TRAIN.search(line))
+        printed = sum(1 for line in lines if progress.mark(line))
         fix = "give it more steps" if ended == 0 else "give --seconds more"
-        what = f"{printed} lines of the form 'Train [master/0], step 348: … (1.037 sec) …', {_NEEDED_LINES} are needed"
+        what = f"{printed} lines of the form {progress.TRAIN_LINE!r}, {_NEEDED_LINES} are needed"
         raise UsageError(f"{argv[0]} printed {what} in {terminal.duration(time.monotonic() - began)}: {fix}")
     return lines
 

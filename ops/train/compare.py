@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.records import JobRecord
+from jobs.times import seconds_between
 from ops.train import manifest
-from replica.record import JobRecord, seconds_since
 
 SECONDS = "seconds"
-_FINAL = re.compile(r"Final metrics after (\d+) steps, (.*)")
-_METRIC = re.compile(r"(\w[\w ]*): (\S+?)(?:,|$)")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Row:
 
 
 def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Row]:
-    """Everything, in the order in which it is shown: what went in, then what came out; `finals` as of final_metrics."""
+    """Everything, in the order in which it is shown: what went in, then what came out; `finals` as of ops.logs.progress."""
     sides = (_inputs(original.manifest), _inputs(again.manifest))
     results = ({**_outcome(original), **finals[0]}, {**_outcome(again), **finals[1]})
     return [*_rows(sides), *_rows(results)]
@@ -69,11 +67,5 @@ def _inputs(short: Mapping[str, Any]) -> dict[str, str]:
 def _outcome(record: JobRecord) -> dict[str, str]:
     outcome = {"state": str(record.state)}
     if record.startTime and record.endTime:
-        outcome[SECONDS] = f"{seconds_since(record.startTime, record.endTime):.1f}"
+        outcome[SECONDS] = f"{seconds_between(record.startTime, record.endTime):.1f}"
     return outcome
-
-
-def final_metrics(messages: Iterable[str]) -> dict[str, str]:
-    """Of the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`: each number as it was printed."""
-    found = [match for message in messages if (match := _FINAL.search(message))]
-    return {"steps": found[-1][1], **dict(_METRIC.findall(found[-1][2]))} if found else {}

@@ -1,17 +1,30 @@
-"""The keys of config.yaml: Cloud ML's names, their types, and what is said when they are wrong."""
+"""The keys of config.yaml: Cloud ML's names and what each holds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from infra.spec import Role
+from jobs.paths import JOB_ID
+from ops.checks import (
+    LOSABLE,
+    RESTART_POLICIES,
+    Check,
+    check_mapping,
+    count,
+    nested,
+    one_of,
+    seconds,
+    some_of,
+    text,
+    texts,
+    truth,
+    unsupported,
+    whole,
+)
 from ops.errors import UsageError
-from replica.record import JOB_ID
-
-# A check takes a value and the full path of its key, and returns the value; it raises UsageError.
-Check = Callable[[Any, str], Any]
 
 ROLE_KEYS: Mapping[str, tuple[Role, bool]] = {
     "masterType": (Role.MASTER, False),
@@ -22,6 +35,8 @@ ROLE_KEYS: Mapping[str, tuple[Role, bool]] = {
     "parameterServerCount": (Role.PS, True),
     "evaluatorCount": (Role.EVALUATOR, True),
 }
+# What maxWaitTime was called.
+_OLD_WAIT = "lostForGoodSeconds"
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 
@@ -40,56 +55,6 @@ def check_label(key: str, value: str, path: str) -> None:
         raise UsageError(f"{path}: label {key}={value} breaks the rule: {rule}")
 
 
-def check_mapping(data: Any, keys: Mapping[str, Check], path: str) -> dict[str, Any]:
-    """A mapping whose keys are all known, each value checked; the message names the full path and the valid keys."""
-    if not isinstance(data, dict):
-        raise UsageError(f"{path} is not a mapping of keys to values; valid keys are {', '.join(keys)}")
-    checked: dict[str, Any] = {}
-    for key, value in data.items():
-        # The file's own name ends in a colon, a key in a dot: `config.yaml: trainingInput.args`.
-        below = f"{path}.{key}" if ": " in path else f"{path}: {key}"
-        if key not in keys:
-            raise UsageError(f"{below} is unknown; valid are {', '.join(keys)}")
-        checked[key] = keys[key](value, below)
-    return checked
-
-
-def text(value: Any, path: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{path} must be a string, not {value!r}")
-    return str(value)  # runtimeVersion: 1.2 is a float to YAML
-
-
-def count(value: Any, path: str) -> int:
-    # The JSON of Google's API has 64-bit integers as strings, and so have many config files: workerCount: "4".
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"{path} must be a whole number from 0, not {value!r}")
-    return value
-
-
-def seconds(value: Any, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise UsageError(f"{path} must be a number of seconds above 0, not {value!r}")
-    return value
-
-
-def truth(value: Any, path: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{path} must be true or false, not {value!r}")
-    return value
-
-
-def texts(value: Any, path: str) -> list[str]:
-    if not isinstance(value, list):
-        raise UsageError(f"{path} must be a list, one argument an item, not {value!r}")
-    for index, item in enumerate(value):
-        if isinstance(item, bool | list | dict) or item is None:
-            raise UsageError(f"{path}[{index}] must be a string, not {item!r}: quote it")
-    return [str(item) for item in value]
-
-
 def labels(value: Any, path: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise UsageError(f"{path} must be a mapping of keys to values, not {value!r}")
@@ -98,26 +63,31 @@ def labels(value: Any, path: str) -> dict[str, str]:
     return {str(key): str(item) for key, item in value.items()}
 
 
-def unsupported(instead: str) -> Check:
-    def refuse(_: Any, path: str) -> Any:
-        raise UsageError(f"{path} is not supported: {instead}")
-
-    return refuse
-
-
-def nested(keys: Mapping[str, Check]) -> Check:
-    return lambda value, path: check_mapping(value if value is not None else {}, keys, path)
-
-
 SCHEDULING_KEYS: Mapping[str, Check] = {
     "maxRestarts": count,
     "maxRetries": count,
     "heartbeatSeconds": seconds,
     "lostAfterSeconds": seconds,
-    "lostForGoodSeconds": seconds,
+    _OLD_WAIT: seconds,
+    "maxWaitTime": seconds,
+    "maxRunningTime": seconds,
+    "stallTimeout": seconds,
     "preparingSeconds": seconds,
     "stopSeconds": seconds,
+    "restartPolicy": one_of(RESTART_POLICIES),
+    "expendable": some_of(LOSABLE),
+    "priority": whole,
 }
+
+
+def scheduling(value: Any, path: str) -> dict[str, Any]:
+    """`trainingInput.scheduling`, in the names of today."""
+    given = check_mapping(value if value is not None else {}, SCHEDULING_KEYS, path)
+    if _OLD_WAIT in given and "maxWaitTime" in given:
+        raise UsageError(f"{path}.{_OLD_WAIT} is what maxWaitTime was called, which is there too: take it out")
+    return {"maxWaitTime" if key == _OLD_WAIT else key: item for key, item in given.items()}
+
+
 TRAINING_KEYS: Mapping[str, Check] = {
     "scaleTier": text,
     **{key: count if is_count else text for key, (_, is_count) in ROLE_KEYS.items()},
@@ -126,7 +96,7 @@ TRAINING_KEYS: Mapping[str, Check] = {
     "jobDir": text,
     "labels": labels,
     "useChiefInTfConfig": truth,
-    "scheduling": nested(SCHEDULING_KEYS),
+    "scheduling": scheduling,
     "region": text,
     "runtimeVersion": text,
     "pythonVersion": text,

@@ -1,0 +1,155 @@
+"""Keys and types of what a person writes, config.yaml and a trainer's scaletier.yaml, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from infra.spec import Role
+from ops.errors import UsageError
+
+# A check takes a value and the full path of its key, and returns the value; it raises UsageError.
+Check = Callable[[Any, str], Any]
+
+RESTART_POLICIES = ("replica", "all")
+# What a job may lose: the chief, which is the master, it never can.
+LOSABLE = (Role.WORKER, Role.PS, Role.EVALUATOR)
+# A duration as Google's APIs spell it: "3600s", "3.5s".
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
+
+
+def read_yaml(content: bytes, path: str) -> Any:
+    """What a file holds, None for nothing at all; the message for a broken one names the line."""
+    import yaml
+
+    try:
+        return yaml.safe_load(content.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise UsageError(f"{path}{where} is not YAML: {getattr(error, 'problem', error)}") from None
+
+
+def check_mapping(data: Any, keys: Mapping[str, Check], path: str) -> dict[str, Any]:
+    """A mapping whose keys are all known, each value checked; the message names the full path and the valid keys."""
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} is not a mapping of keys to values; valid keys are {', '.join(keys)}")
+    checked: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in keys:
+            raise UsageError(f"{_below(path, key)} is unknown; valid are {', '.join(keys)}")
+        checked[key] = keys[key](value, _below(path, key))
+    return checked
+
+
+def _below(path: str, key: object) -> str:
+    """The file's own name ends in a colon, a key in a dot: `config.yaml: trainingInput.args`."""
+    return f"{path}.{key}" if ": " in path else f"{path}: {key}"
+
+
+def nested(keys: Mapping[str, Check]) -> Check:
+    """A mapping of known keys; nothing behind the colon is an empty one."""
+    return lambda value, path: check_mapping(value if value is not None else {}, keys, path)
+
+
+def named(check: Check) -> Check:
+    """A mapping of names that the file chooses, all values of one kind."""
+
+    def mapping(value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise UsageError(f"{path} must be a mapping of names, not {value!r}")
+        return {str(name): check(item, f"{path}.{name}") for name, item in value.items()}
+
+    return mapping
+
+
+def text(value: Any, path: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UsageError(f"{path} must be a string, not {value!r}")
+    return str(value)  # runtimeVersion: 1.2 is a float to YAML
+
+
+def count(value: Any, path: str) -> int:
+    # The JSON of Google's API has 64-bit integers as strings, and so have many config files: workerCount: "4".
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{path} must be a whole number from 0, not {value!r}")
+    return value
+
+
+def positive(value: Any, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{path} must be a whole number from 1, not {value!r}")
+    return value
+
+
+def whole(value: Any, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{path} must be a whole number, not {value!r}")
+    return value
+
+
+def seconds(value: Any, path: str) -> float:
+    """A number, or a duration as Cloud ML has it."""
+    spelt = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    found = float(spelt[1]) if spelt else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < float("inf"):
+        raise UsageError(f"{path} must be a number of seconds above 0, such as 3600 or 3600s, not {value!r}")
+    return found
+
+
+def truth(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{path} must be true or false, not {value!r}")
+    return value
+
+
+def texts(value: Any, path: str) -> list[str]:
+    if not isinstance(value, list):
+        raise UsageError(f"{path} must be a list, one argument an item, not {value!r}")
+    for index, item in enumerate(value):
+        if isinstance(item, bool | list | dict) or item is None:
+            raise UsageError(f"{path}[{index}] must be a string, not {item!r}: quote it")
+    return [str(item) for item in value]
+
+
+def flag(value: Any, path: str) -> str:
+    """The name of a trainer's flag."""
+    if not isinstance(value, str) or not value.startswith("-") or "=" in value:
+        raise UsageError(f"{path} must be a flag such as --data, not {value!r}")
+    return value
+
+
+def flags(value: Any, path: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{path} must be a list of flags, such as [--data], not {value!r}")
+    return tuple(flag(item, f"{path}[{index}]") for index, item in enumerate(value))
+
+
+def one_of(valid: Sequence[str]) -> Check:
+    def choose(value: Any, path: str) -> str:
+        if value not in valid:
+            raise UsageError(f"{path} {value!r} is unknown; valid are {', '.join(valid)}")
+        return str(value)
+
+    return choose
+
+
+def some_of(valid: Sequence[str]) -> Check:
+    def choose(value: Any, path: str) -> list[str]:
+        if not isinstance(value, list):
+            raise UsageError(f"{path} must be a list of some of {', '.join(valid)}, not {value!r}")
+        return [one_of(valid)(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+    return choose
+
+
+def unsupported(instead: str) -> Check:
+    def refuse(_: Any, path: str) -> Any:
+        raise UsageError(f"{path} is not supported: {instead}")
+
+    return refuse

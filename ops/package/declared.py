@@ -1,0 +1,163 @@
+"""What a trainer package says of itself: `scaletier.yaml` beside its `__init__.py`. docs/trainers.md has the contract.
+
+Nothing else is known of a trainer. A package without the file declares nothing, and every value is the default here.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.spec import Role
+from ops.checks import (
+    LOSABLE,
+    RESTART_POLICIES,
+    Check,
+    check_mapping,
+    flag,
+    flags,
+    named,
+    nested,
+    one_of,
+    positive,
+    read_yaml,
+    some_of,
+    text,
+)
+from ops.errors import UsageError
+
+FILE = "scaletier.yaml"
+DATA_SETS = ("mnist",)
+# How replicas meet: each for itself with the parameter servers, or all together in an all-reduce.
+EXCHANGES = ("servers", "all-reduce")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a value of `--strategy` means to the cluster.
+
+    It cannot run where one of the roles that it `needs` has no host; the loss of an `expendable` role it survives. With
+    restart_policy `all` a kill starts the whole job again, with `replica` that replica alone. None as exchange: not told.
+    """
+
+    needs: tuple[str, ...] = ()
+    expendable: tuple[str, ...] = (str(Role.EVALUATOR),)
+    restart_policy: str = "replica"
+    exchange: str | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data set that a trainer looks for in SCALETIER_DATA, unless one of the flags names other data."""
+
+    name: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What `fab plan` goes by: the flags for all steps of a job and for those between two exchanges, None where there are none.
+
+    `usual_period` counts where neither the flag nor the log tells a period; a number has `wire_bits` on its way to the
+    parameter servers. The defaults are TensorFlow's own way.
+    """
+
+    steps: str | None = None
+    period: str | None = None
+    usual_period: int = 1
+    wire_bits: int = 32
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A trainer's declaration: `strategies` by their names, `default` the one that it takes by itself, `export` a module."""
+
+    data: Data | None = None
+    strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    default: str | None = None
+    plan: Pace = field(default_factory=Pace)
+    export: str | None = None
+
+    def strategy(self, name: str | None) -> Strategy:
+        """What a strategy means, the default one where none is named; nothing in particular where it is not declared."""
+        return self.strategies.get(name or self.default or "", Strategy())
+
+    def wants(self, args: Sequence[str]) -> str | None:
+        """The data set that the bucket must have for these arguments."""
+        if self.data is None or any(arg.partition("=")[0] in self.data.flags for arg in args):
+            return None
+        return self.data.name
+
+
+_STRATEGY_KEYS: Mapping[str, Check] = {
+    "needs": some_of((Role.WORKER, Role.PS)),
+    "expendable": some_of(LOSABLE),
+    "restartPolicy": one_of(RESTART_POLICIES),
+    "exchange": one_of(EXCHANGES),
+}
+_DATA_KEYS: Mapping[str, Check] = {"name": one_of(DATA_SETS), "flags": flags}
+_PLAN_KEYS: Mapping[str, Check] = {"steps": flag, "period": flag, "usualPeriod": positive, "wireBits": positive}
+_KEYS: Mapping[str, Check] = {
+    "data": nested(_DATA_KEYS),
+    "strategy": text,
+    "strategies": named(nested(_STRATEGY_KEYS)),
+    "plan": nested(_PLAN_KEYS),
+    "export": text,
+}
+
+
+def read(files: Mapping[str, bytes], package: str) -> Declared:
+    """What a package declares; `files` maps a path such as `trainer/task.py` to its content. UsageError for what is wrong."""
+    path = f"{package}/{FILE}"
+    if path not in files:
+        return Declared()
+    content = read_yaml(files[path], path)
+    given = check_mapping(content if content is not None else {}, _KEYS, path)
+    strategies = {name: _strategy(keys) for name, keys in given.get("strategies", {}).items()}
+    default, export = given.get("strategy"), given.get("export")
+    if default is not None and default not in strategies:
+        raise UsageError(
+            f"{path}: strategy {default!r} is not one of its strategies; valid are {', '.join(strategies) or 'none'}"
+        )
+    if export is not None and f"{export.replace('.', '/')}.py" not in files:
+        raise UsageError(f"{path}: export {export!r} is not a module of the package")
+    return Declared(_data(given.get("data"), path), strategies, default, _pace(given.get("plan", {})), export)
+
+
+def read_archive(archive: bytes, package: str) -> Declared:
+    """The same of a package.tar.gz."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        # Of everything else the name is enough.
+        wanted = {entry.name: tar.extractfile(entry) if entry.name == f"{package}/{FILE}" else None for entry in tar}
+        return read({name: opened.read() if opened else b"" for name, opened in wanted.items()}, package)
+
+
+def _strategy(given: Mapping[str, Any]) -> Strategy:
+    plain = Strategy()
+    return Strategy(
+        tuple(given.get("needs", plain.needs)),
+        tuple(given.get("expendable", plain.expendable)),
+        given.get("restartPolicy", plain.restart_policy),
+        given.get("exchange"),
+    )
+
+
+def _data(given: Mapping[str, Any] | None, path: str) -> Data | None:
+    if given is None:
+        return None
+    if "name" not in given:
+        raise UsageError(f"{path}: data.name is missing; valid are {', '.join(DATA_SETS)}")
+    return Data(given["name"], given.get("flags", ()))
+
+
+def _pace(given: Mapping[str, Any]) -> Pace:
+    plain = Pace()
+    return Pace(
+        given.get("steps"),
+        given.get("period"),
+        given.get("usualPeriod", plain.usual_period),
+        given.get("wireBits", plain.wire_bits),
+    )

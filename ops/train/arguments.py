@@ -1,0 +1,46 @@
+"""The arguments of a trainer, as far as others go by them: which flags name data and output by the names that are usual."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+STRATEGY = "--strategy"
+# `--data`, `--eval_data_paths`, `--data-dir` and the like.
+_DATA_FLAG = re.compile(r"--(\w+[-_])?data([-_](path|dir|file)s?)?")
+_OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_path", "output-path", "output-dir", "output_dir"))
+
+
+def data_paths(args: Sequence[str]) -> list[str]:
+    """The paths that a trainer's arguments name as data, such as `--data-dir=a,b`; empty where they name none."""
+    return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
+
+
+def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The flags that have a value: `--a=b`, or `--a b`."""
+    for place, arg in enumerate(args):
+        flag, equals, value = arg.partition("=")
+        if flag.startswith("--") and (equals or args[place + 1 : place + 2]):
+            yield flag, value if equals else args[place + 1]
+
+
+def redirected(args: Sequence[str], folder: str) -> list[str]:
+    """The arguments with every output folder that they name replaced: another run must not go on in it."""
+    result: list[str] = []
+    for before, arg in zip(("", *args), args, strict=False):
+        flag, equals, _ = arg.partition("=")
+        inline = f"{flag}={folder}" if equals and flag in _OUTPUT_FLAGS else arg
+        result.append(folder if before in _OUTPUT_FLAGS else inline)
+    return result
+
+
+def without(args: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments without those flags, without data and without output folders."""
+    data = (flag for flag, _ in flags(args) if _DATA_FLAG.fullmatch(flag))
+    return dropped(args, (*names, *_OUTPUT_FLAGS, *data))
+
+
+def dropped(args: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments without those flags and their values."""
+    pairs = zip(("", *args), args, strict=False)
+    return [arg for before, arg in pairs if arg.partition("=")[0] not in names and before not in names]

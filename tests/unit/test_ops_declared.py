@@ -1,0 +1,194 @@
+"""scaletier.yaml: what a package declares, what is said of a wrong one, and that the shipped one is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.cluster.inventory import Inventory
+from ops.errors import UsageError
+from ops.package import declared, package
+from ops.package.declared import FILE, Data, Declared, Pace, Strategy
+from ops.train import train
+from ops.train.config import Flags
+from ops.train.submit import Submission
+from trainer import flags as trainer_flags
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = package.find(ROOT / "trainer")
+ALL = """
+data: {name: mnist, flags: [--data]}
+strategy: apart
+strategies:
+  apart: {needs: [ps, worker], expendable: [worker], restartPolicy: all, exchange: servers}
+  1:
+plan: {steps: --steps, period: --every, usualPeriod: 3, wireBits: 16}
+export: mine.sub.saved
+"""
+
+
+def read(text: str | bytes) -> Declared:
+    content = text.encode() if isinstance(text, str) else text
+    return declared.read({f"mine/{FILE}": content, "mine/sub/saved.py": b""}, "mine")
+
+
+def test_everything_that_can_be_declared() -> None:
+    assert read(ALL) == Declared(
+        Data("mnist", ("--data",)),
+        {"apart": Strategy(("ps", "worker"), ("worker",), "all", "servers"), "1": Strategy()},
+        "apart",
+        Pace("--steps", "--every", 3, 16),
+        "mine.sub.saved",
+    )
+
+
+def test_nothing_that_is_declared() -> None:
+    nothing = Declared()
+    assert declared.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
+    assert read("") == read("data:  # none\n".replace("data:", "plan:")) == nothing
+    assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None)
+    assert nothing.plan == Pace(None, None, 1, 32)
+    assert nothing.wants([]) is None
+
+
+def test_the_default_strategy_is_meant_where_none_is_named() -> None:
+    assert read(ALL).strategy(None) == read(ALL).strategies["apart"]
+    assert read(ALL).strategy("1") == Strategy()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dat: mnist", "dat is unknown; valid are data, strategy, strategies, plan, export"),
+        ("strategies: {a: {need: [ps]}}", "strategies.a.need is unknown; valid are needs, expendable, restartPolicy, exchange"),
+        ("strategies: {a: {needs: [master]}}", "strategies.a.needs[0] 'master' is unknown; valid are worker, ps"),
+        ("strategies: {a: {needs: worker}}", "strategies.a.needs must be a list of some of worker, ps, not 'worker'"),
+        (
+            "strategies: {a: {expendable: [chief]}}",
+            "strategies.a.expendable[0] 'chief' is unknown; valid are worker, ps, evaluator",
+        ),
+        ("strategies: {a: {restartPolicy: 1}}", "strategies.a.restartPolicy 1 is unknown; valid are replica, all"),
+        ("strategies: {a: {exchange: [x]}}", "strategies.a.exchange ['x'] is unknown; valid are servers, all-reduce"),
+        ("strategies: {a: b}", "strategies.a is not a mapping of keys to values; valid keys are needs, "),
+        ("strategies: [a, b]", "strategies must be a mapping of names, not ['a', 'b']"),
+        ("{strategy: b, strategies: {a: }}", "strategy 'b' is not one of its strategies; valid are a"),
+        ("strategy: b", "strategy 'b' is not one of its strategies; valid are none"),
+        ("strategy: [b]", "strategy must be a string, not ['b']"),
+        ("data: mnist", "data is not a mapping of keys to values; valid keys are name, flags"),
+        ("data: {name: cifar}", "data.name 'cifar' is unknown; valid are mnist"),
+        ("data: {flags: [--data]}", "data.name is missing; valid are mnist"),
+        ("data: {name: mnist, flags: --data}", "data.flags must be a list of flags, such as [--data], not '--data'"),
+        ("data: {name: mnist, flags: [data]}", "data.flags[0] must be a flag such as --data, not 'data'"),
+        ("plan: {steps: 5}", "plan.steps must be a flag such as --data, not 5"),
+        ("plan: {period: --every=3}", "plan.period must be a flag such as --data, not '--every=3'"),
+        ("plan: {usualPeriod: 0}", "plan.usualPeriod must be a whole number from 1, not 0"),
+        ("plan: {wireBits: true}", "plan.wireBits must be a whole number from 1, not True"),
+        ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
+        ("export: 5", "export '5' is not a module of the package"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_full_path(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read(text)
+    assert str(error.value).startswith(f"mine/{FILE}: {says}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a", f"mine/{FILE} is not a mapping of keys to values; valid keys are data"),
+        ("a:\n  [", f"mine/{FILE}:2 is not YAML: "),
+        (b"\xff", f"mine/{FILE} cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_a_file_that_is_none(text: str | bytes, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read(text)
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+
+
+def test_data_is_wanted_unless_other_data_is_named() -> None:
+    mine = read(ALL)
+    assert mine.wants(["--datas", "x"]) == "mnist"
+    assert mine.wants(["--data", "x"]) is mine.wants(["--data=x"]) is None
+
+
+def test_the_file_travels_with_the_package_and_is_read_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    for path in ("__init__.py", "task.py", "sub/__init__.py", "sub/saved.py"):
+        (tmp_path / "mine" / path).write_text("")
+    (tmp_path / "mine" / FILE).write_text(ALL)
+    built = package.build(tmp_path / "mine", "mine.task")
+    assert built.declared == declared.read_archive(built.archive, "mine") == read(ALL)
+    assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == read(ALL)
+    assert declared.read_archive(built.archive, "other") == Declared()
+
+
+def test_the_shipped_declaration_is_true() -> None:
+    shipped = declared.read(SHIPPED.files, SHIPPED.name)
+    parser = trainer_flags.parser({})
+    known = {name for action in parser._actions for name in action.option_strings}
+    assert tuple(shipped.strategies) == trainer_flags.STRATEGIES
+    assert shipped.default == parser.get_default("strategy")
+    assert shipped.data is not None
+    assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period} <= known
+    (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
+    assert list(shipped.data.flags) == data
+    assert {name for name, each in shipped.strategies.items() if each.needs} == {"sync", "model-parallel"}
+    assert {name for name, each in shipped.strategies.items() if each.restart_policy == "all"} == {"sync", "model-parallel"}
+    assert "worker" in shipped.strategies["async"].expendable
+    assert "ps" not in shipped.strategies["async"].expendable
+    assert shipped.export == "trainer.export"
+
+
+def test_the_examples_declare_what_they_look_for() -> None:
+    for folder in sorted(path for path in (ROOT / "examples").iterdir() if (path / "task.py").is_file()):
+        found = declared.read(package.find(folder).files, folder.name)
+        assert (found.data is not None) == ("SCALETIER_DATA" in (folder / "task.py").read_text()), folder
+
+
+def prepare(inventory: Inventory, tmp_path: Path, *args: str, text: str = "data: {name: mnist, flags: [--data]}") -> Submission:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "task.py").write_text("import os\nos.environ['SCALETIER_DATA']\n")
+    if text:
+        (tmp_path / "mine" / FILE).write_text(text)
+    return train.prepare(inventory, Flags("job01", more_args=args), str(tmp_path / "mine"))
+
+
+@pytest.fixture
+def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(train, "MNIST", tmp_path / "mnist")
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-00000-of-00001.tfrecord").write_bytes(b"1")
+    return tmp_path / "mnist"
+
+
+@pytest.mark.parametrize(("args", "text", "files"), [((), None, 1), (("--data=/d",), None, 0), ((), "", 0)])
+def test_fab_train_takes_along_what_is_declared(
+    inventory: Inventory, tmp_path: Path, mnist: Path, args: tuple[str, ...], text: str | None, files: int
+) -> None:
+    made = prepare(inventory, tmp_path, *args, **({} if text is None else {"text": text}))
+    assert len(made.data) == files
+
+
+class Bucket:
+    """A bucket with those files of MNIST."""
+
+    def __init__(self, *names: str) -> None:
+        self.there = dict.fromkeys(names, 1)
+
+    def names(self, folder: str) -> dict[str, int]:
+        assert folder == "data/mnist"
+        return self.there
+
+
+def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventory, tmp_path: Path, mnist: Path) -> None:
+    next(mnist.iterdir()).unlink()
+    made = prepare(inventory, tmp_path)
+    with pytest.raises(UsageError, match=r"^there is no MNIST to train on: run make data, or name other data with --data$"):
+        train._check_data(Bucket(), made)  # type: ignore[arg-type]
+    train._check_data(Bucket("train.tfrecord"), made)  # type: ignore[arg-type]
