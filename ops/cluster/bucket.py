@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 class Bucket:
-    """Objects by name, such as `jobs/job01/job.json`.
+    """Objects by name, such as `jobs/job01/package.tar.gz`: what is large, and what has one writer.
 
     `renames` is for file systems, where a write shows at once: it goes to another name, and takes its own when complete.
     """
@@ -36,29 +36,6 @@ class Bucket:
         except FileNotFoundError:
             return None
         return content
-
-    def write(self, name: str, content: bytes) -> None:
-        """Make or replace an object at once."""
-        if not self._renames:
-            self._fs.pipe_file(self.path(name), content)
-            return
-        part = self._part(name, content)
-        self._fs.mv(part, self.path(name))
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Make an object that is not there yet; False, and nothing done, where it is. Of two at once one wins."""
-        try:
-            if not self._renames:
-                self._fs.pipe_file(self.path(name), content, mode="create")
-                return True
-            part = self._part(name, content)
-            try:
-                self._fs.link(part, self.path(name))
-            finally:
-                self._fs.rm_file(part)
-        except FileExistsError:
-            return False
-        return True
 
     def delete(self, name: str) -> None:
         """Take an object away; FileNotFoundError where there is none."""
@@ -111,12 +88,6 @@ class Bucket:
         folder, _, base = self.path(name).rpartition("/")
         return f"{folder}/.{base}.{uuid.uuid4().hex}"
 
-    def _part(self, name: str, content: bytes) -> str:
-        part = self._part_name(name)
-        with self._writing(part) as out:
-            out.write(content)
-        return part
-
     def _writing(self, path: str) -> Any:
         """The object open for writing; its folder is only made where it proves missing, which saves round trips."""
         try:
@@ -137,9 +108,9 @@ def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
 
         return Bucket(HostFileSystem(connect().client.open_sftp()), path, renames=True)
     if not separator or scheme == "file":
-        from ops.cluster.local import WholeFiles
+        from fsspec.implementations.local import LocalFileSystem
 
-        return Bucket(WholeFiles(auto_mkdir=False), path if separator else url, renames=True)
+        return Bucket(LocalFileSystem(auto_mkdir=False), path if separator else url, renames=True)
     import fsspec  # a twentieth of a second, which a push of files need not wait for
 
     try:

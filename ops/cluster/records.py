@@ -13,7 +13,7 @@ from jobs.ledger import Ledger
 from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
-from jobs.store import Store, StoreError
+from jobs.store import Store
 from ops.cluster.inventory import Inventory
 from ops.cluster.remote import Fleet
 from ops.errors import OpsError, UsageError
@@ -127,8 +127,3 @@ def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:
             own = ReplicaRecord.from_dict({**own.to_dict(), "state": ReplicaState.LOST})
         result.append(own)
     return result
-
-
-def why(error: StoreError) -> str:
-    """What to say of a bucket that fails."""
-    return f"the bucket fails: {error.strerror or error}"

@@ -18,18 +18,6 @@ class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
         AbstractFileSystem.__init__(self)
         self.ftp = sftp
 
-    def link(self, src: str, dst: str) -> None:
-        """Give a complete file its name; FileExistsError where the name is taken.
-
-        OpenSSH's server does the plain SFTP rename by link(2) and unlink(2), so of two at once one fails.
-        """
-        try:
-            self.ftp.rename(src, dst)
-        except OSError as error:
-            if self._there(dst):
-                raise FileExistsError(dst) from error
-            raise
-
     def rm_file(self, path: str) -> None:
         """Remove a file, which may be gone."""
         with contextlib.suppress(FileNotFoundError):

@@ -180,6 +180,6 @@ class Follower:
             replicas = self._ledger.replicas(record.jobId, self._replicas).values()
         except Exception:  # noqa: BLE001  it is asked again
             return False
-        # All are looked at, for the time of each to be known.
         running = [r for r in replicas if r.state is not ReplicaState.EXITED]
-        return all([self._silence.see(r.name, (r.life, r.beat)) >= Plan.lostAfterSeconds for r in running])
+        silent = [self._silence.see(r.name, (r.life, r.beat)) for r in running]  # all are looked at, which starts their time
+        return all(seconds >= Plan.lostAfterSeconds for seconds in silent)
