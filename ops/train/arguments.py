@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 STRATEGY = "--strategy"
-# `--data`, `--eval_data_paths`, `--data-dir` and the like.
+# `--data`, `--data-dir`, `--my_data_paths` and the like.
 _DATA_FLAG = re.compile(r"--(\w+[-_])?data([-_](path|dir|file)s?)?")
 _OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_path", "output-path", "output-dir", "output_dir"))
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jobs.ledger import Ledger
+from jobs.records import JobRecord
+
 HOSTS = (("ps-0", 32), ("master-0", 2), ("worker-0", 64), ("worker-1", 65), ("evaluator-0", 96))
 
 
@@ -28,3 +31,12 @@ def inventory_json(**changes: Any) -> str:
     stack = {"schema": 1, "stack": "test", "target": "lxd", "scaleTier": "CUSTOM", "hosts": hosts, "labels": {}}
     place = {"bucket": "/bucket", "operatorBucket": "sftp:///bucket", "pollSeconds": 0.5}
     return json.dumps(stack | place | changes)
+
+
+def put_job(ledger: Ledger, record: JobRecord) -> None:
+    """The record in the bucket, whatever was there."""
+    before = ledger.job(record.jobId)
+    if before:
+        ledger.change_job(before, record)
+    else:
+        ledger.create_job(record)

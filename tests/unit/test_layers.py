@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from trainer.flags import parser
+
 ROOT = Path(__file__).resolve().parents[2]
+# Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
+SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir"}
 OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "replica", "tasks", "trainer"})
 
 # Of our own, by what may be imported: a folder, or one module of it.
@@ -79,8 +84,18 @@ def test_ops_never_asks_which_target_it_is_on() -> None:
         assert not {"lxd", "gcp", "target"} & {value for value in constants if isinstance(value, str)}, path
 
 
+def test_nothing_of_the_shipped_trainer_is_known_elsewhere() -> None:
+    """Its modules, its strategies and its flags: what others need of them is in trainer/scaletier.yaml."""
+    flags = {name for action in parser({})._actions for name in action.option_strings} - SHARED_FLAGS
+    modules = {f"trainer.{path.stem}" for path in (ROOT / "trainer").glob("*.py")}
+    known = {*flags, *modules, "model-parallel"}
+    for path in sorted(path for layer in ("ops", "jobs", "replica") for path in (ROOT / layer).rglob("*.py")):
+        words = re.findall(r"--[\w-]+|trainer\.\w+|model-parallel", path.read_text())
+        assert not known & {*words}, path
+
+
 def test_nothing_is_said_of_a_target_in_the_templates_that_ops_fills() -> None:
-    for name in ("tf_config.json.j2", "environment.j2", "scaletier.service.j2"):
+    for name in ("tf_config.json.j2", "scaletier.service.j2", "scaletier.timer.j2"):
         text = (ROOT / "templates" / name).read_text().lower()
         assert "lxd" not in text
         assert "gcp" not in text

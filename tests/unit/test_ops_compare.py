@@ -6,21 +6,8 @@ from typing import Any
 
 import pytest
 
+from jobs.records import JobRecord
 from ops.train import compare
-from replica.record import JobRecord
-
-FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
-
-
-def test_final_metrics_are_those_of_the_last_line_as_printed() -> None:
-    lines = [
-        "Eval, step 9: loss: 1, accuracy: 0",
-        FINAL.format(10, "0.300", "0.800"),
-        FINAL.format(20, "0.250", "0.810"),
-        "end",
-    ]
-    assert compare.final_metrics(lines) == {"steps": "20", "loss": "0.250", "accuracy": "0.810"}
-    assert compare.final_metrics(["nothing of the kind"]) == {}
 
 
 @pytest.mark.parametrize(

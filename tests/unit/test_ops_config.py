@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs import records
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
-from ops.train.config import STRATEGIES, Flags, build_job, split_args, split_labels
-from trainer import flags as trainer_flags
+from ops.package.declared import FILE, read
+from ops.train.config import Flags, build_job, split_args, split_labels
 
+DECLARES = {
+    f"mine/{FILE}": b"""
+strategy: alone
+strategies:
+  alone: {expendable: [worker, evaluator]}
+  together: {needs: [worker], expendable: [ps], restartPolicy: all}
+"""
+}
 SEED = """\
 trainingInput:
   # Use a cluster with many workers and a few parameter servers.
@@ -39,9 +48,6 @@ def refused(inventory: Inventory, tmp_path: Path, text: str) -> str:
 def test_a_job_needs_no_config(inventory: Inventory) -> None:
     job = build_job(Flags("job01"), inventory)
     assert (job.module, job.args, job.job_dir) == ("trainer.task", (), "/bucket/jobs/job01/output")
-    plan = job.plan(inventory, "worker-1")
-    assert (plan.replica, plan.chief, plan.pollSeconds) == ("worker-1", "master-0", 0.5)
-    assert plan.packageDir == "/var/lib/scaletier/jobs/job01/package"
 
 
 def test_the_seeds_config(standard: Inventory, tmp_path: Path) -> None:
@@ -68,7 +74,7 @@ trainingInput:
     assert job.args == ("--max-steps", "100", "a b", "--model", "c n", "--", "x y", "--job-dir", "/bucket/elsewhere")
     assert job.labels == {"owner": "ann", "run": "2", "empty": ""}
     assert not job.use_chief
-    assert (job.plan(standard, "ps-0").maxRestarts, job.plan(standard, "ps-0").lostAfterSeconds) == (2, 9.5)
+    assert (job.policy["maxRestarts"], job.policy["lostAfterSeconds"]) == (2, 9.5)
     assert job.notes == (
         f"region, runtimeVersion in {tmp_path}/config.yaml: ignored, the cluster is where and what pulumi made it",
     )
@@ -94,7 +100,21 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("training_input: {}", "config.yaml: training_input is unknown; valid are jobId, labels, trainingInput"),
         ("trainingInput: {scheduling: {maxRetry: 1}}", "trainingInput.scheduling.maxRetry is unknown; valid are maxRestarts"),
         ("trainingInput: {scheduling: {maxRetries: -1}}", "must be a whole number from 0, not -1"),
-        ("trainingInput: {scheduling: {stopSeconds: .inf}}", "must be a number of seconds above 0, not inf"),
+        ("trainingInput: {scheduling: {stopSeconds: .inf}}",
+         "must be a number of seconds above 0, such as 3600 or 3600s, not inf"),
+        ("trainingInput: {scheduling: {maxRunningTime: 2h}}",
+         "scheduling.maxRunningTime must be a number of seconds above 0, such as 3600 or 3600s, not '2h'"),
+        ("trainingInput: {scheduling: {maxWaitTime: 0s}}", "scheduling.maxWaitTime must be a number of seconds above 0"),
+        ("trainingInput: {scheduling: {stallTimeout: true}}", "scheduling.stallTimeout must be a number of seconds above 0"),
+        ("trainingInput: {scheduling: {maxWaitTime: 9, lostForGoodSeconds: 9}}",
+         "scheduling.lostForGoodSeconds is what maxWaitTime was called, which is there too: take it out"),
+        ("trainingInput: {scheduling: {priority: 1.5}}", "scheduling.priority must be a whole number, not 1.5"),
+        ("trainingInput: {scheduling: {restartPolicy: never}}",
+         "scheduling.restartPolicy 'never' is unknown; valid are replica, all"),
+        ("trainingInput: {scheduling: {expendable: worker}}",
+         "scheduling.expendable must be a list of some of worker, ps, evaluator, not 'worker'"),
+        ("trainingInput: {scheduling: {expendable: [ps, master]}}",
+         "scheduling.expendable[1] 'master' is unknown; valid are worker, ps, evaluator"),
         ("trainingInput: {args: --max-steps 1}", "trainingInput.args must be a list, one argument an item"),
         ("trainingInput: {args: [true]}", "trainingInput.args[0] must be a string, not True: quote it"),
         ("trainingInput: {useChiefInTfConfig: 1}", "must be true or false, not 1"),
@@ -128,21 +148,69 @@ def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, 
 
 
 def test_a_strategy_goes_to_the_trainer_between_config_and_args(inventory: Inventory, tmp_path: Path) -> None:
-    flags = Flags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), "--max-steps 9", strategy="sync")
+    flags = Flags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), "--max-steps 9", strategy="any")
     job = build_job(flags, inventory)
-    assert job.args == ("--strategy", "async", "--strategy", "sync", "--max-steps", "9")
+    assert job.args == ("--strategy", "async", "--strategy", "any", "--max-steps", "9")
     assert job.training_input["args"] == list(job.args)
-    assert STRATEGIES == trainer_flags.STRATEGIES
 
 
-def test_a_strategy_that_is_unknown_or_lacks_workers(inventory: Inventory) -> None:
-    with pytest.raises(UsageError, match=r"^--strategy 'asink' is unknown; valid are async, sync, model-parallel$"):
-        build_job(Flags("j", strategy="asink"), inventory)
+@pytest.mark.parametrize(
+    ("strategy", "args", "policy", "expendable"),
+    [
+        (None, [], "replica", ("worker", "evaluator")),
+        ("together", [], "all", ("ps",)),
+        (None, ["--strategy=together"], "all", ("ps",)),
+        ("together", ["--strategy", "alone"], "replica", ("worker", "evaluator")),
+    ],
+)
+def test_the_strategy_that_the_trainer_goes_by_says_what_the_job_survives(
+    inventory: Inventory, strategy: str | None, args: list[str], policy: str, expendable: tuple[str, ...]
+) -> None:
+    job = build_job(Flags("j", more_args=args, strategy=strategy), inventory, "mine", DECLARES)
+    assert (job.restart_policy, job.expendable) == (policy, expendable)
+    assert job.policy == {"restartPolicy": policy, "expendable": list(expendable)}
+    assert job.declared == read(DECLARES, "mine")
+
+
+def test_config_wins_over_what_the_package_declares(inventory: Inventory, tmp_path: Path) -> None:
+    text = """
+trainingInput: {scheduling: {restartPolicy: replica, expendable: [worker], maxWaitTime: 3600s, maxRunningTime: 86400.5s,
+  stallTimeout: 90, maxRestarts: 2, priority: -3}}
+"""
+    job = build_job(Flags("j", config=config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
+    limits = {"maxWaitTime": 3600, "maxRunningTime": 86400.5, "stallTimeout": 90, "maxRestarts": 2}
+    assert job.policy == {"restartPolicy": "replica", "expendable": ["worker"], **limits}
+    assert job.priority == -3
+    assert job.policy.keys() <= {each.name for each in fields(records.Plan)}
+
+
+def test_without_a_word_of_it_only_the_evaluator_is_expendable(inventory: Inventory) -> None:
+    job = build_job(Flags("j"), inventory)
+    assert (job.restart_policy, job.expendable, job.priority) == ("replica", ("evaluator",), 0)
+
+
+def test_what_max_wait_time_was_called(inventory: Inventory, tmp_path: Path) -> None:
+    job = build_job(Flags("j", config=config(tmp_path, "trainingInput: {scheduling: {lostForGoodSeconds: 9}}")), inventory)
+    assert job.policy["maxWaitTime"] == 9
+    assert job.training_input["scheduling"] == {"maxWaitTime": 9}
+
+
+@pytest.mark.parametrize("flags", [Flags("j", strategy="asink"), Flags("j", more_args=["--strategy=asink"])])
+def test_a_strategy_that_the_package_does_not_declare(inventory: Inventory, flags: Flags) -> None:
+    with pytest.raises(UsageError, match=r"^--strategy 'asink' is unknown; valid are alone, together$"):
+        build_job(flags, inventory, "mine", DECLARES)
+    assert build_job(flags, inventory, "mine", {"mine/__init__.py": b""}).args
+
+
+def test_a_strategy_that_lacks_a_role(inventory: Inventory) -> None:
     alone = replace(inventory, hosts=tuple(host for host in inventory.hosts if host.name == "master-0"))
-    for name in ("sync", "model-parallel"):
-        with pytest.raises(UsageError, match=rf"^--strategy {name} needs a worker, and stack test \(CUSTOM\) has none: "):
-            build_job(Flags("j", strategy=name), alone)
-    assert build_job(Flags("j", strategy="async"), alone).args == ("--strategy", "async")
+    lacking = r"^--strategy together needs a worker, and stack test \(CUSTOM\) has none: "
+    with pytest.raises(UsageError, match=lacking + "take --strategy alone, or run pulumi config set scaleTier STANDARD_1"):
+        build_job(Flags("j", strategy="together"), alone, "mine", DECLARES)
+    only = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {needs: [worker]}}}"}
+    with pytest.raises(UsageError, match=lacking + "run pulumi config set scaleTier STANDARD_1"):
+        build_job(Flags("j"), alone, "mine", only)
+    assert build_job(Flags("j", strategy="alone"), alone, "mine", DECLARES).args == ("--strategy", "alone")
 
 
 def test_no_config_file(inventory: Inventory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, Data, Declared, Pace, Strategy
+from ops.show import views
 from ops.train import train
 from ops.train.config import Flags
 from ops.train.submit import Submission
@@ -142,6 +144,17 @@ def test_the_shipped_declaration_is_true() -> None:
     assert "worker" in shipped.strategies["async"].expendable
     assert "ps" not in shipped.strategies["async"].expendable
     assert shipped.export == "trainer.export"
+
+
+def test_the_contract_shows_the_shipped_declaration() -> None:
+    lines = SHIPPED.files[f"trainer/{FILE}"].decode().splitlines()
+    assert "\n".join(line for line in lines if not line.startswith("#")) in (ROOT / "docs" / "trainers.md").read_text()
+
+
+def test_fab_render_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert views.print_render(inventory, Flags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
 
 
 def test_the_examples_declare_what_they_look_for() -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opsdata import put_job
 
+from jobs.records import JobRecord
+from jobs.states import JobState
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
 from ops.models import export as module
 from ops.models.savedmodel import signatures
 from ops.package import package
-from replica.record import JobRecord
 
 # A SavedModel as its protocol buffers are written: one graph, the signature that initializes, and one that serves.
 _FLOAT = b"\x10\x01" + b"\x1a\x12" + b"\x12\x0b\x08" + b"\xff" * 9 + b"\x01" + b"\x12\x03\x08\x90\x06"
@@ -37,6 +39,8 @@ def saved_model() -> bytes:
     return b"\x08\x01" + field(2, field(5, serve) + field(5, start))
 
 
+MINE = {"package": {"name": "mine", "sha256": ""}}
+DECLARES = {"mine/__init__.py": b"", "mine/saved.py": b"", "mine/scaletier.yaml": b"export: mine.saved"}
 SHOWN = {"serve": {"inputs": {"x": "float32 [?, 784]"}, "outputs": {"y": "string of any shape"}}}
 
 
@@ -67,7 +71,9 @@ def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "bucket").mkdir()
     changed = replace(inventory, operator_bucket=f"{tmp_path}/bucket")
     cluster = Cluster(changed, FakeFleet(changed))  # type: ignore[arg-type]
-    cluster.ledger.create(JobRecord("job01", state="FAILED", trainingInput={"args": ["--model", "cnn", "--max-steps=9"]}))
+    put_job(
+        cluster.ledger, JobRecord("job01", state=JobState.FAILED, trainingInput={"args": ["--model", "cnn"]}, manifest=MINE)
+    )
     monkeypatch.chdir(tmp_path)
     return cluster
 
@@ -119,19 +125,19 @@ def test_a_model_that_is_none_is_one_line(cluster: Cluster) -> None:
 def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(cluster.inventory, "checkpoints/model-7.index", b"")
-    foreign = r"^job job01 \(FAILED\) exported no model, and its trainer has no trainer.export"
+    put(cluster.inventory, "anywhere/model-7.index", b"")
+    foreign = r"^job job01 \(FAILED\) exported no model, and its trainer declares no export in scaletier.yaml to make one"
     with pytest.raises(OpsError, match=foreign):
         module.export(cluster, "job01", None, as_json=False)
-    cluster.bucket.write("jobs/job01/package.tar.gz", package.pack({"mine/__init__.py": b""}))
+    cluster.bucket.upload("jobs/job01/package.tar.gz", package.pack({"mine/__init__.py": b""}))
     with pytest.raises(OpsError, match=foreign):
         module.export(cluster, "job01", None, as_json=False)
-    cluster.bucket.write("jobs/job01/package.tar.gz", package.pack({"trainer/__init__.py": b"", "trainer/export.py": b""}))
+    cluster.bucket.upload("jobs/job01/package.tar.gz", package.pack(DECLARES))
     assert run(cluster, capsys)["path"] == "export/job01/1800000000"
     ((host, command),) = cluster.fleet.asked
     assert host == "master-0"
     assert command.startswith("sudo -n -u trainer sh -c ")
-    assert command.endswith(" sh --model cnn --max-steps=9 --job-dir /bucket/jobs/job01/output")
+    assert command.endswith(" sh mine.saved --model cnn --job-dir /bucket/jobs/job01/output")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +148,6 @@ def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
     ],
 )
 def test_nothing_to_export(cluster: Cluster, state: str, says: str) -> None:
-    cluster.ledger.write(JobRecord("job01", state=state))
+    put_job(cluster.ledger, JobRecord("job01", state=JobState(state)))
     with pytest.raises(OpsError, match=says):
         module.export(cluster, "job01", None, as_json=False)

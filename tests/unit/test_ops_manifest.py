@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from jobs.records import JobRecord
 from ops.cluster.inventory import Inventory
 from ops.package import package
-from ops.train import manifest
+from ops.train import arguments, manifest
 from ops.train.config import Flags, build_job
-from ops.train.render import render
-from replica.record import JobRecord
+from ops.train.render import plan
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
@@ -88,22 +88,22 @@ def test_a_record_of_an_older_version_is_read() -> None:
     ],
 )
 def test_the_data_that_arguments_name(inventory: Inventory, args: list[str], paths: list[str]) -> None:
-    assert manifest.data_paths(args) == paths
-    (file, *_) = render(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny"))["master-0"]
-    assert json.loads(file.content)["data"] == (paths or ["/bucket/data/mnist"])
+    assert arguments.data_paths(args) == paths
+    made = plan(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny"), "")
+    assert made.data == (paths or ["/bucket/data/mnist"])
 
 
 def test_output_folders_are_redirected() -> None:
     args = ["--job-dir", "/bucket/x", "--steps=3", "--output_path=/bucket/y", "--job-dir"]
-    assert manifest.redirected(args, "/new") == ["--job-dir", "/new", "--steps=3", "--output_path=/new", "--job-dir"]
+    assert arguments.redirected(args, "/new") == ["--job-dir", "/new", "--steps=3", "--output_path=/new", "--job-dir"]
 
 
 def test_flags_are_left_out_with_their_values() -> None:
     args = ["--model", "cnn", "--max-steps", "5", "--job-dir=/x", "--train-data", "/d", "--max-steps=6", "last"]
-    assert manifest.without(args, ["--max-steps"]) == ["--model", "cnn", "last"]
+    assert arguments.without(args, ["--max-steps"]) == ["--model", "cnn", "last"]
 
 
 @given(some.lists(some.text(alphabet="-=ab/ ", max_size=8)))
 def test_arguments_that_name_no_folder_stay_as_they_are(args: list[str]) -> None:
-    assert manifest.redirected(args, "/new") == args
-    assert manifest.without(args, []) == args
+    assert arguments.redirected(args, "/new") == args
+    assert arguments.without(args, []) == args

@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opsdata import put_job
 
 from infra.spec import SpecError
+from jobs.ledger import Ledger
+from jobs.open import open_store
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import DONE, OpsError, UsageError
-from ops.ledger import Ledger
+from ops.package.declared import EXCHANGES, Declared, read
 from ops.package.package import build
 from ops.plan import plan, planned
 from ops.plan.plan import Call
-from ops.plan.scaling import Machine, Shape, Work
+from ops.plan.scaling import Machine, Shape, Work, asynchronous, synchronous
 from ops.train import manifest, train
 from ops.train.config import Flags, build_job
 from ops.train.submit import Submission
 
 TRAINER = """
-# It knows --sync-period, and --max-steps.
 import os, sys, pathlib
 seen = {key: os.environ.get(key) for key in ("TF_CONFIG", "TYPE", "JOB_DIR")}
 assert seen["TF_CONFIG"] is None and seen["TYPE"] == "master", seen
 assert "--job-dir" not in sys.argv or sys.argv[sys.argv.index("--job-dir") + 1] == seen["JOB_DIR"]
-assert sys.argv[-2:] == ["--max-steps", "1000000000"], sys.argv
-assert not {"sync", "model-parallel"} & set(sys.argv), "one process trains by no such strategy"
+assert sys.argv[-2:] == ["--stop-at", "1000000000"], sys.argv
+assert "together" not in sys.argv, "one process trains by no such strategy"
 if "--fail" in sys.argv:
     raise SystemExit("the data is gone")
 for n in range(8):
     print(f"Train [master/0], step {10 * n}: loss: 1, accuracy: 0 ({n}.000 sec) 10.0 global steps/s, 10.0 local steps/s")
 """
+DECLARES = """
+strategy: apart
+strategies:
+  apart: {exchange: servers}
+  together: {exchange: all-reduce}
+  layers: {}
+plan: {steps: --stop-at, period: --meet-every, usualPeriod: 5, wireBits: 16}
+"""
+NOBODY: Any = object()  # no host is needed to reach the bucket
 LINE = "Train [master/0], step {}: loss: 1, accuracy: 0 ({}.000 sec) 9.0 global steps/s, 2.0 local steps/s"
 
 
@@ -52,6 +64,7 @@ def mine(tmp_path: Path) -> Path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
     (tmp_path / "mine" / "task.py").write_text(TRAINER)
+    (tmp_path / "mine" / "scaletier.yaml").write_text(DECLARES)
     return tmp_path / "mine"
 
 
@@ -61,40 +74,49 @@ def call(folder: Path, args: str = "", **changes: Any) -> Call:
 
 
 def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.plan(call(mine, "--sync-period 8 --job-dir /bucket/x"), True) == DONE
+    assert plan.plan(call(mine, "--meet-every 8 --job-dir /bucket/x"), True) == DONE
     made = json.loads(capsys.readouterr().out)
     # 10 steps/s on 2 cpus of 2 vCPUs each.
     assert made["work"] == {"cpu_seconds": pytest.approx(0.4), "parameters": 40e6, "period": 8, "share": 0.5}
     assert set(made["predictions"]) == {"STANDARD_1", "PREMIUM_1"}
-    asynchronous = made["predictions"]["STANDARD_1"]["async"]
+    asynchronous = made["predictions"]["STANDARD_1"]["apart"]
     assert asynchronous["alone"] == pytest.approx(20)
     assert asynchronous["stepsPerSecond"] == pytest.approx(5 * 8 / (8 * 0.05 + 2 * 20e6 / 2e9), rel=0.01)
     assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()) == made
-    assert plan.plan(call(mine, "--sync-period 8 --strategy sync"), False) == DONE
+    assert plan.plan(call(mine, "--meet-every 8 --strategy together"), False) == DONE
     out = capsys.readouterr().out
     assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, taken for" in out
-    assert "parameters: 40.0 MB as float32; async moves 20.0 MB each way every 8 steps" in out
+    assert "parameters: 40.0 MB as float32; 20.0 MB each way to and from parameter servers, every 8 steps" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("STANDARD_1", "PREMIUM_1"))]
     assert [row[:4] for row in rows] == [
-        ["STANDARD_1", "async", "5", "3"],
-        ["STANDARD_1", "sync", "5", "3"],
-        ["PREMIUM_1", "async", "20", "11"],
-        ["PREMIUM_1", "sync", "20", "11"],
+        ["STANDARD_1", "apart", "5", "3"],
+        ["STANDARD_1", "together", "5", "3"],
+        ["PREMIUM_1", "apart", "20", "11"],
+        ["PREMIUM_1", "together", "20", "11"],
     ]
     assert len(list(plan.PLANS.iterdir())) == 1
 
 
-def test_others_exchange_all_of_it_every_step(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (mine / "task.py").write_text(TRAINER.replace("--sync-period", "nothing"))
-    plan.plan(call(mine), False)
-    assert "parameters: 40.0 MB as float32; async moves 40.0 MB each way every step" in capsys.readouterr().out
+def test_others_exchange_all_of_it_every_step_and_any_way_may_be_theirs(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (mine / "scaletier.yaml").unlink()
+    (mine / "task.py").write_text(re.sub("assert .*stop-at.*", "assert sys.argv[-2:] == ['--strategy', 'x']", TRAINER))
+    plan.plan(call(mine, "--strategy x"), False)
+    out = capsys.readouterr().out
+    assert "parameters: 40.0 MB as float32; 40.0 MB each way to and from parameter servers, every step" in out
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("STANDARD_1")] == ["servers", "all-reduce"]
+    assert set(plan.MODELS) == set(EXCHANGES)
+
+
+def test_where_no_period_is_told_the_usual_one_counts(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.plan(call(mine, "--meet-every auto"), True)
+    assert json.loads(capsys.readouterr().out)["work"]["period"] == 5
 
 
 def test_config_is_read(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.yaml").write_text("trainingInput: {pythonModule: mine.task, args: [--sync-period, '3']}")
+    (tmp_path / "config.yaml").write_text("trainingInput: {pythonModule: mine.task, args: [--meet-every, '3']}")
     plan.plan(call(mine, "--more", config=str(tmp_path / "config.yaml")), True)
     made = json.loads(capsys.readouterr().out)
-    assert (made["module"], made["args"], made["work"]["period"]) == ("mine.task", ["--sync-period", "3", "--more"], 3)
+    assert (made["module"], made["args"], made["work"]["period"]) == ("mine.task", ["--meet-every", "3", "--more"], 3)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +141,7 @@ def test_bad_input_is_one_line_and_keeps_nothing(
 
 def test_no_data_is_said_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "MNIST", tmp_path / "none")
-    with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
+    with pytest.raises(UsageError, match="there is no MNIST to train on: run make data, or name other data with --train-data"):
         plan.plan(call(train.SHIPPED), False)
 
 
@@ -131,9 +153,14 @@ def test_numbers(text: str) -> None:
 
 
 def test_the_same_work_has_one_plan() -> None:
-    same = plan.path("m.task", ["--model", "cnn", "--max-steps", "5", "--strategy=sync"])
-    assert same == plan.path("m.task", ["--job-dir=/x", "--model", "cnn", "--sync-period", "9"])
-    assert len({same, plan.path("m.task", ["--model", "mlp"]), plan.path("n.task", ["--model", "cnn"])}) == 3
+    def path(module: str, *args: str) -> Path:
+        return plan.path(module, args, declared)
+
+    declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
+    same = path("m.task", "--model", "cnn", "--stop-at", "5", "--strategy=together")
+    assert same == path("m.task", "--job-dir=/x", "--model", "cnn", "--meet-every", "9")
+    assert len({same, path("m.task", "--model", "mlp"), path("n.task", "--model", "cnn")}) == 3
+    assert same != plan.path("m.task", ["--model", "cnn", "--stop-at", "5"], Declared())
 
 
 def test_hosts_of_one_machine_share_its_processors_and_others_have_their_own(inventory: Inventory) -> None:
@@ -150,8 +177,10 @@ def ran(inventory: Inventory, folder: Path, *args: str) -> None:
     """A job that ended, as the bucket has it."""
     made = Submission(inventory, build_job(Flags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {})
     bucket = open_bucket(inventory.operator_bucket, lambda: None)
-    Ledger(bucket).create(made.record())
+    Path(inventory.operator_bucket).mkdir(exist_ok=True)
+    put_job(Ledger(open_store(inventory.operator_bucket)), made.record())
     bucket.upload("jobs/job01/manifest.json", manifest.to_json(made.manifest()))
+    bucket.upload("jobs/job01/package.tar.gz", made.package.archive)
 
 
 def log(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
@@ -164,17 +193,17 @@ def test_a_job_is_compared_with_its_plan(
 ) -> None:
     here = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
     plan.plan(call(mine, parameters_mb=1e-9), True)
-    ran(here, mine, "--max-steps", "9")
+    ran(here, mine, "--stop-at", "9")
     log(monkeypatch, "Exchange every 2 steps: x", *(LINE.format(9 * n, n) for n in range(9)))
     capsys.readouterr()
-    assert planned.check(Cluster(here), "job01", True) == DONE
+    assert planned.check(Cluster(here, NOBODY), "job01", True) == DONE
     told = json.loads(capsys.readouterr().out)
     # One process had 10 steps/s of the two processors, and so have three that share them; the job had 9.
     assert told["measured"] == 9
     assert told["predicted"]["stepsPerSecond"] == pytest.approx(10)
     assert told["predicted"]["bound"] == "shared cpus"
     assert told["errorPercent"] == pytest.approx(11.1)
-    planned.check(Cluster(here), "job01", False)
+    planned.check(Cluster(here, NOBODY), "job01", False)
     assert "job01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
 
 
@@ -182,16 +211,27 @@ def test_what_cannot_be_compared_is_one_line(
     inventory: Inventory, standard: Inventory, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
+    (tmp_path / "bucket").mkdir()
     log(monkeypatch, LINE.format(1, 1))
     with pytest.raises(UsageError, match="there is no job 'job01'"):
-        planned.check(Cluster(here), "job01", False)
+        planned.check(Cluster(here, NOBODY), "job01", False)
     ran(here, mine)
     with pytest.raises(UsageError, match=r"no plan was made of mine.task with these arguments: run fab plan"):
-        planned.check(Cluster(here), "job01", False)
+        planned.check(Cluster(here, NOBODY), "job01", False)
     plan.plan(call(mine), True)
     with pytest.raises(UsageError, match="job01 logged too few Train lines to tell its speed"):
-        planned.check(Cluster(here), "job01", False)
+        planned.check(Cluster(here, NOBODY), "job01", False)
     with pytest.raises(UsageError, match=r"job01 ran on another cluster: CUSTOM.* - now it is STANDARD_1"):
-        planned.check(Cluster(replace(standard, operator_bucket=here.operator_bucket)), "job01", False)
-    with pytest.raises(UsageError, match="there is no model of --strategy odd; there is one of async, sync"):
-        planned.predict(Work(1, 1), here, ["--strategy=odd"], 1)
+        planned.check(Cluster(replace(standard, operator_bucket=here.operator_bucket), NOBODY), "job01", False)
+    declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
+    with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
+        planned.predict(Work(1, 1), here, "layers", 1, declared)
+
+
+def test_a_job_is_predicted_by_its_own_strategy(inventory: Inventory) -> None:
+    declared, work = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine"), Work(1, 1e9)
+    apart, together = (model(work, planned.shape(inventory, 1)) for model in (asynchronous, synchronous))
+    assert apart != together
+    for strategy, expected in ((None, apart), ("apart", apart), ("together", together)):
+        assert planned.predict(work, inventory, strategy, 1, declared) == expected
+    assert planned.predict(work, inventory, "any", 1, Declared()) == apart

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ops.errors import OpsError, UsageError
+from ops.logs.progress import Mark
 from ops.plan import rehearsal
-from ops.plan.rehearsal import Mark
 
 LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"
 
@@ -38,12 +38,6 @@ def test_a_step_is_the_median_and_the_speed_of_a_job_is_all_of_it() -> None:
     for few in ([], [Mark(1, 1.0)], [Mark(1, 1.0), Mark(1, 1.0)]):
         assert rehearsal.step_seconds(few) is None
         assert rehearsal.mean_rate(few) is None
-
-
-def test_the_period_is_what_the_trainer_says() -> None:
-    told = [f"Exchange every {steps} steps: 46.1 ms a step, 9.9 ms an exchange" for steps in (4, 8)]
-    assert rehearsal.period(["x", *told]) == 8
-    assert rehearsal.period(["x"]) is None
 
 
 def rehearse(tmp_path: Path, code: str, seconds: float = 20.0) -> list[str]:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ops_submit import TINY
+from opsdata import put_job
 
-from ops.cluster.bucket import open_bucket
+from jobs.ledger import Ledger
+from jobs.open import open_store
+from jobs.records import JobRecord
+from jobs.states import JobState
+from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
+from ops.cluster.records import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
-from ops.ledger import Ledger
 from ops.package import package
 from ops.train import manifest, reproduce, train
 from ops.train.config import Flags, build_job
 from ops.train.submit import Submission
-from replica.record import JobRecord, JobState
 
+TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
+POLICY = {"restartPolicy": "replica", "expendable": ["evaluator"]}
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
 
@@ -31,18 +37,23 @@ class Runs:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.submissions, self.state = ledger, list[Submission](), JobState.SUCCEEDED
 
-    def run(self, cluster: Any, submission: Submission, follow: bool) -> int:
+    def run(self, cluster: Any, submission: Submission, may_wait: bool, follow: bool) -> int:
         self.submissions.append(submission)
-        self.ledger.create(submission.record().to(JobState.PREPARING))
+        put_job(self.ledger, submission.record().to(JobState.PREPARING))
         return self.watch(cluster, submission.job.id) if follow else DONE
 
     def watch(self, cluster: Any, job_id: str) -> int:
         print("a line of the log")
-        record = self.ledger.existing_job(job_id)
+        record = existing_job(self.ledger, job_id)
         if not self.state.final:
             return DETACHED
-        self.ledger.write(record if record.final else record.to(JobState.RUNNING).to(self.state))
+        put_job(self.ledger, record if record.final else record.to(JobState.RUNNING).to(self.state))
         return DONE if self.state == JobState.SUCCEEDED else FAILED
+
+
+def on(inventory: Inventory) -> Cluster:
+    """The cluster of a bucket that needs no host to be reached."""
+    return Cluster(inventory, object())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -51,9 +62,13 @@ def here(inventory: Inventory, tmp_path: Path) -> Inventory:
     return replace(inventory, operator_bucket=str(tmp_path / "bucket"))
 
 
+def bucket_of(inventory: Inventory) -> Bucket:
+    return open_bucket(inventory.operator_bucket, lambda: None)
+
+
 @pytest.fixture
 def ledger(here: Inventory) -> Ledger:
-    return Ledger(open_bucket(here.operator_bucket, lambda: None))
+    return Ledger(open_store(here.operator_bucket))
 
 
 @pytest.fixture
@@ -74,13 +89,16 @@ def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ru
     return made
 
 
-def start(ledger: Ledger, inventory: Inventory, *args: str, job_id: str = "job01", **flags: Any) -> package.Package:
+def start(
+    ledger: Ledger, inventory: Inventory, *args: str, job_id: str = "job01", folder: Path = TINY, **flags: Any
+) -> package.Package:
     """A job that was run, as fab train leaves it."""
-    built = package.build(TINY, "tiny.task")
-    made = Submission(inventory, build_job(Flags(job_id, more_args=args, **flags), inventory, "tiny"), built, {})
-    ledger.write(made.record().to(JobState.PREPARING).to(JobState.RUNNING).to(JobState.SUCCEEDED))
-    ledger.bucket.upload(f"jobs/{job_id}/package.tar.gz", built.archive)
-    ledger.bucket.upload(f"jobs/{job_id}/manifest.json", manifest.to_json(made.manifest()))
+    built = package.build(folder, "tiny.task")
+    job = build_job(Flags(job_id, more_args=args, **flags), inventory, "tiny", built.files)
+    made = Submission(inventory, job, built, {})
+    put_job(ledger, made.record().to(JobState.PREPARING).to(JobState.RUNNING).to(JobState.SUCCEEDED))
+    bucket_of(inventory).upload(f"jobs/{job_id}/package.tar.gz", built.archive)
+    bucket_of(inventory).upload(f"jobs/{job_id}/manifest.json", manifest.to_json(made.manifest()))
     return built
 
 
@@ -88,7 +106,7 @@ def test_the_same_job_runs_again_under_the_next_free_id(
     here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built = start(ledger, here, "--a", "\udcff", "two words", labels=["owner=ann"])
-    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == DONE
+    assert reproduce.reproduce(on(here), "job01", None, True, False) == DONE
     (made,) = runs.submissions
     assert made.job.id == "job01_2"
     assert made.job.args == ("--a", "\udcff", "two words")
@@ -101,18 +119,37 @@ def test_the_same_job_runs_again_under_the_next_free_id(
     assert "accuracy" in out
     assert "+0.01" in out
     assert out.endswith("job01_2 differs from job01 in accuracy\n")
-    ledger.create(JobRecord("job01_3"))
-    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == DONE
+    put_job(ledger, JobRecord("job01_3"))
+    assert reproduce.reproduce(on(here), "job01", None, True, False) == DONE
     assert runs.submissions[-1].job.id == "job01_4"
+
+
+def test_what_the_package_declares_counts_again(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "tiny")
+    text = "strategies: {together: {restartPolicy: all, expendable: [ps]}}"
+    (tmp_path / "tiny" / "scaletier.yaml").write_text(text)
+    start(ledger, here, "--strategy", "together", folder=tmp_path / "tiny")
+    reproduce.reproduce(on(here), "job01", "again", True, False)
+    made = runs.submissions[0].job
+    assert (made.restart_policy, made.expendable) == ("all", ("ps",))
+
+
+def test_a_manifest_of_an_older_version_names_limits_as_it_did(here: Inventory, ledger: Ledger, runs: Runs) -> None:
+    start(ledger, here)
+    whole = reproduce.read_manifest(bucket_of(here), "job01")
+    whole["config"]["scheduling"] = {"lostForGoodSeconds": 9, "maxRetries": 1}
+    bucket_of(here).upload("jobs/job01/manifest.json", manifest.to_json(whole))
+    reproduce.reproduce(on(here), "job01", "again", True, False)
+    assert runs.submissions[0].job.policy == {**POLICY, "maxWaitTime": 9, "maxRetries": 1}
 
 
 def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("trainingInput: {useChiefInTfConfig: false, scheduling: {maxRestarts: 1}, jobDir: /bucket/shared}")
     start(ledger, here, "--output_path=/bucket/shared", config=str(config))
-    reproduce.reproduce(Cluster(here), "job01", "again", True, False)
+    reproduce.reproduce(on(here), "job01", "again", True, False)
     made = runs.submissions[0].job
-    assert (made.id, made.use_chief, made.policy) == ("again", False, {"maxRestarts": 1})
+    assert (made.id, made.use_chief, made.policy) == ("again", False, {**POLICY, "maxRestarts": 1})
     own = "/bucket/jobs/again/output"
     assert made.job_dir == own
     assert made.args == (f"--output_path={own}", "--job-dir", own)
@@ -121,7 +158,7 @@ def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, t
 
 def test_json_is_alone_on_stdout(here: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     start(ledger, here)
-    assert reproduce.reproduce(Cluster(here), "job01", None, True, True) == DONE
+    assert reproduce.reproduce(on(here), "job01", None, True, True) == DONE
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert (told["original"], told["job"], told["differs"]) == ("job01", "job01_2", ["accuracy"])
@@ -133,7 +170,7 @@ def test_json_is_alone_on_stdout(here: Inventory, ledger: Ledger, runs: Runs, ca
 def test_the_exit_code_is_that_of_the_new_run(here: Inventory, ledger: Ledger, runs: Runs) -> None:
     start(ledger, here)
     runs.state = JobState.FAILED
-    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == FAILED
+    assert reproduce.reproduce(on(here), "job01", None, True, False) == FAILED
 
 
 def test_one_that_was_left_is_come_back_to(
@@ -141,13 +178,13 @@ def test_one_that_was_left_is_come_back_to(
 ) -> None:
     start(ledger, here)
     runs.state = JobState.RUNNING
-    assert reproduce.reproduce(Cluster(here), "job01", None, True, False) == DETACHED
+    assert reproduce.reproduce(on(here), "job01", None, True, False) == DETACHED
     assert "fab reproduce job01 --job job01_2 comes back to it, and compares" in capsys.readouterr().err
     runs.state = JobState.SUCCEEDED
-    assert reproduce.reproduce(Cluster(here), "job01", "job01_2", True, False) == DONE
+    assert reproduce.reproduce(on(here), "job01", "job01_2", True, False) == DONE
     assert len(runs.submissions) == 1
     assert "job01_2 differs from job01 in accuracy" in capsys.readouterr().out
-    assert reproduce.reproduce(Cluster(here), "job01", "third", False, False) == DONE
+    assert reproduce.reproduce(on(here), "job01", "third", False, False) == DONE
     assert "fab reproduce job01 --job third compares" in capsys.readouterr().err
 
 
@@ -155,8 +192,8 @@ def test_another_cluster_and_an_original_that_runs_are_said(
     here: Inventory, standard: Inventory, ledger: Ledger, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(ledger, replace(standard, operator_bucket=here.operator_bucket))
-    ledger.write(JobRecord("job01", state=JobState.RUNNING))
-    reproduce.reproduce(Cluster(here), "job01", None, True, False)
+    put_job(ledger, JobRecord("job01", state=JobState.RUNNING))
+    reproduce.reproduce(on(here), "job01", None, True, False)
     err = capsys.readouterr().err.splitlines()
     assert "job01 is RUNNING: it has no results yet to compare with" in err
     (line,) = [line for line in err if "another cluster" in line]
@@ -171,17 +208,22 @@ def test_another_cluster_and_an_original_that_runs_are_said(
         (lambda bucket: None, "9lives", "job id '9lives' breaks the rule", UsageError),
         (lambda bucket: None, "job01", "job id 'job01' was used before", UsageError),
         (lambda bucket: bucket.upload("jobs/job01/package.tar.gz", b"x"), None, "the package of job01 is damaged", OpsError),
-        (lambda bucket: bucket.write("jobs/job01/manifest.json", b"{"), None, "the manifest of job01 is no JSON", OpsError),
-        (lambda bucket: bucket.write("jobs/job01/manifest.json", b'{"package": "x"}'), None, "of an older version", UsageError),
+        (lambda bucket: bucket.upload("jobs/job01/manifest.json", b"{"), None, "the manifest of job01 is no JSON", OpsError),
+        (
+            lambda bucket: bucket.upload("jobs/job01/manifest.json", b'{"package": "x"}'),
+            None,
+            "of an older version",
+            UsageError,
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_starts_nothing(
     here: Inventory, ledger: Ledger, runs: Runs, change: Callable[[Any], None], new: str | None, says: str, kind: type[OpsError]
 ) -> None:
     start(ledger, here)
-    change(ledger.bucket)
+    change(bucket_of(here))
     with pytest.raises(OpsError, match=says) as error:
-        reproduce.reproduce(Cluster(here), "job01", new, True, False)
+        reproduce.reproduce(on(here), "job01", new, True, False)
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert runs.submissions == []
@@ -189,11 +231,11 @@ def test_bad_input_is_one_line_and_starts_nothing(
 
 def test_jobs_without_manifest_or_package(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no job 'job01'; none was started yet"):
-        reproduce.reproduce(Cluster(here), "job01", None, True, False)
-    ledger.create(JobRecord("job01"))
+        reproduce.reproduce(on(here), "job01", None, True, False)
+    put_job(ledger, JobRecord("job01"))
     with pytest.raises(UsageError, match="job job01 has no manifest, so it cannot be run from the bucket alone"):
-        reproduce.reproduce(Cluster(here), "job01", None, True, False)
+        reproduce.reproduce(on(here), "job01", None, True, False)
     start(ledger, here)
     (tmp_path / "bucket/jobs/job01/package.tar.gz").unlink()
     with pytest.raises(OpsError, match="the package of job01 is no longer in the bucket"):
-        reproduce.reproduce(Cluster(here), "job01", None, True, False)
+        reproduce.reproduce(on(here), "job01", None, True, False)

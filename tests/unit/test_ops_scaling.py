@@ -77,18 +77,18 @@ def test_async_never_slows_down_by_a_replica_and_sync_waits_for_the_slowest(work
 
 def test_what_bounds() -> None:
     machine = Machine.of(8, 16)
-    assert asynchronous(Work(1, 13e6), shape(machine, 5)).bound == "compute"
-    assert asynchronous(Work(1e-3, 1e9), shape(machine, 5, 5)).bound == "a worker's network"
-    crowded = asynchronous(Work(1e-3, 1e9), shape(machine, 20, 1))
+    assert asynchronous(Work(1, 13e6, 4, 0.5), shape(machine, 5)).bound == "compute"
+    assert asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5, 5)).bound == "a worker's network"
+    crowded = asynchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 20, 1))
     assert crowded.bound == "the ps' network"
     assert crowded.rate == pytest.approx(4 * 2e9 / 0.5e9)  # 4 steps for each half GB that a ps sends at 16 Gbit/s
-    assert synchronous(Work(1e-3, 1e9), shape(machine, 5)).bound == "a worker's network"
+    assert synchronous(Work(1e-3, 1e9, 4, 0.5), shape(machine, 5)).bound == "a worker's network"
     assert asynchronous(Work(1, 0.0), Shape([Machine(2)] * 3, [], 2)).bound == "shared cpus"
 
 
 def test_figures_by_hand() -> None:
     machine = Machine.of(8, 16)  # 2 GB/s
-    work = Work(cpu_seconds=0.8, parameters=40e6, period=4)  # 0.1 s a step; 20 MB each way, 10 ms
+    work = Work(cpu_seconds=0.8, parameters=40e6, period=4, share=0.5)  # 0.1 s a step; 20 MB each way, 10 ms
     assert asynchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + 2 * 0.01 + 4 * HOP_SECONDS))
     reduced = 2 * 4 / 5 * 40e6 / 2e9 + 2 * 4 * HOP_SECONDS
     assert synchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + reduced))
