@@ -16,6 +16,8 @@ from jobs.store import Conflict, Item, StoreError
 
 _LOCK_SECONDS = 10.0
 _LOCK_POLL = 0.002
+# There is no object of this name: nothing, a folder, or something below a file.
+_NOTHING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def version_of(content: bytes) -> str:
@@ -39,7 +41,7 @@ class Folder:
         with _errors(self._root):
             try:
                 content = (self._root / name).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
+            except _NOTHING:
                 self._check_there()
                 return None
         return Item(content, version_of(content))
@@ -52,8 +54,9 @@ class Folder:
             self._check_there()
             found = {}
             for path in sorted(self._root.glob(pattern)):
-                with suppress(FileNotFoundError):
-                    found[path.relative_to(self._root).as_posix()] = path.read_bytes()
+                if not path.name.startswith("."):  # a write that is under way
+                    with suppress(*_NOTHING):
+                        found[path.relative_to(self._root).as_posix()] = path.read_bytes()
             return found
 
     def create(self, name: str, content: bytes) -> str:
@@ -73,7 +76,7 @@ class Folder:
         with _errors(self._root), self._locked(target.parent, name):
             try:
                 there = version_of(target.read_bytes())
-            except FileNotFoundError:
+            except _NOTHING:
                 raise Conflict(name) from None
             if there == new:
                 return new
@@ -91,12 +94,19 @@ class Folder:
             _sync(target.parent)
 
     def download(self, name: str, target: Path) -> bool:
+        part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         with _errors(self._root):
             try:
-                shutil.copyfile(self._root / name, target)
-            except FileNotFoundError:
+                source = (self._root / name).open("rb")
+            except _NOTHING:
                 self._check_there()
                 return False
+            try:
+                with source, part.open("wb") as copy:
+                    shutil.copyfileobj(source, copy)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
         return True
 
     def _check_there(self) -> None:
@@ -123,7 +133,7 @@ class Folder:
     def _locked(self, directory: Path, name: str) -> Iterator[None]:
         try:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except _NOTHING:
             self._check_there()
             raise Conflict(name) from None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +21,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 from jobs.store import Conflict, StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
-from jobs.tender import Canceller, Tender
+from jobs.tender import Canceller
 from replica.agent import Agent
 from replica.supervisor import Assignment, Supervisor
 
@@ -49,6 +50,7 @@ class Story:
 
     work: float
     fails: bool
+    rules: dict[str, Any]
     acknowledged: bool = False
     cancelled: bool = False
     chief_done: int = 0
@@ -67,6 +69,7 @@ class Trainer:
         self.ends_at = world.time + story.work if job.name == job.plan.chief else float("inf")
         self.code = 1 if story.fails else 0
         self.stop_at: float | None = None
+        self.killed = False
 
     def stop(self, seconds: float) -> None:
         world = self.host.cluster.world
@@ -76,7 +79,9 @@ class Trainer:
     def poll(self) -> int | None:
         time, story = self.host.cluster.world.time, self.host.cluster.stories[self.job_id]
         self.lines += 1
-        if self.stop_at is not None and time >= self.stop_at:
+        if self.killed:
+            code = _KILLED
+        elif self.stop_at is not None and time >= self.stop_at:
             code = 143
         elif time >= self.ends_at:
             code = self.code
@@ -134,7 +139,7 @@ class Host:
         self.reporter = reporter
         main = Process(world, f"{name}/main", self._supervise, reporter.machine)
         self.processes = [reporter, main]
-        self.agent = self.cluster.agent_kind(
+        self.agent = Agent(
             self.name,
             f"{self.lives:x}",
             Ledger(SimulatedStore(reporter), reporter.sleep),
@@ -200,11 +205,8 @@ class Host:
 class Cluster:
     """Everything of one schedule, and its invariants."""
 
-    def __init__(
-        self, world: World, agent_kind: Any = Agent, submitter_kind: Any = Submitter, tender_kind: Any = Tender
-    ) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
-        self.agent_kind, self.submitter_kind, self.tender_kind = agent_kind, submitter_kind, tender_kind
         self.timer = 60.0
         self.stories: dict[str, Story] = {}
         self.highest: Counter[str] = Counter()
@@ -223,13 +225,27 @@ class Cluster:
                 self.cancel(f"job{number}", random.uniform(0, 60))
         if world.chance(0.3):
             world.wake(random.uniform(5, 90), lambda: random.choice(self.hosts).power_off(random.choice((10.0, 60.0, 200.0))))
+        for _ in range(random.choice((0, 0, 1, 3))):
+            world.wake(random.uniform(5, 90), self.kill_a_trainer)
+        world.faults = world.faults.times(random.choice((0.0, 0.5, 1.0, 3.0)))
         world.wake(TROUBLE_ENDS, self.calm)
 
     # Who acts
 
+    def kill_a_trainer(self) -> None:
+        """SIGKILL for somebody's trainer, which its supervisor finds out by itself."""
+        if running := [host.trainer for host in self.hosts if host.trainer]:
+            self.world.random.choice(running).killed = True
+
     def submit(self, job_id: str, at: float) -> None:
         random = self.world.random
-        self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1)))
+        rules = {
+            "restartPolicy": random.choice(("replica", "replica", "all")),
+            "expendable": random.choice(([], ["worker"], ["worker", "ps"])),
+            "maxRestarts": random.choice((1, 5)),
+            "stallTimeout": random.choice((None, None, 60.0)),
+        }
+        self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1), rules))
         some = random.sample(self.hosts, random.randint(1, len(self.hosts))) if self.world.chance(0.3) else self.hosts
         names = [host.name for host in self.hosts if host in some]
 
@@ -243,14 +259,14 @@ class Cluster:
         world, story = self.world, self.stories[job_id]
         ledger = Ledger(SimulatedStore(process), process.sleep)
         record = JobRecord(job_id, hosts=names, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
-        submitter = self.submitter_kind(ledger, record, process.name)
+        submitter = Submitter(ledger, record, process.name)
         try:
             _persist(process, lambda: submitter.claim(may_wait=True))
             for _ in range(world.random.randint(0, 3)):
                 process.sleep(2.0)
                 _persist(process, submitter.renew)
             tasks = {name: Task("{}") for name in names}
-            plan = Plan(job_id, names, "task", [], tasks, **RULES)
+            plan = Plan(job_id, names, "task", [], tasks, **RULES, **story.rules)
             _persist(process, lambda: ledger.create_plan(plan))
             ahead = _persist(process, submitter.ahead)
             if not ahead:
@@ -293,7 +309,7 @@ class Cluster:
 
     def calm(self) -> None:
         """From here on nothing goes wrong any more: now everything must come to its end."""
-        self.world.faults = self.world.faults.none()
+        self.world.faults = self.world.faults.times(0)
         for host in self.hosts:
             if not host.up:
                 host.power_on()
@@ -374,6 +390,10 @@ class Cluster:
                 raise Violation(f"{job_id} was handed over and is lost")
             if story.ended is JobState.CANCELLED and not story.cancelled:
                 raise Violation(f"{job_id} is CANCELLED, and nobody asked for it")
+            excuses = ("lost", "not up", "times", "restarts")
+            unexcused = not any(word in story.message for word in excuses)
+            if story.ended is JobState.FAILED and story.acknowledged and not story.fails and unexcused:
+                raise Violation(f"{job_id} FAILED without a reason: {story.message}")
         if paths.QUEUE in self.world.objects:
             entries = Queue.from_json(self.world.objects[paths.QUEUE][0]).entries
             if entries:
@@ -391,11 +411,13 @@ def _persist(process: Process, work: Any) -> Any:
             process.sleep(1.0)
 
 
-def play(seed: int, faults: Faults | None = None, verbose: bool = False, **kinds: Any) -> World:
+def play(seed: int, trace: list[str] | None = None) -> World:
     """One schedule from its beginning to its end; Violation where an invariant does not hold."""
-    world = World(seed, faults or Faults())
-    world.verbose = verbose
-    cluster = Cluster(world, **kinds)
+    random.seed(seed)  # for what the code under test leaves to chance
+    world = World(seed, Faults())
+    if trace is not None:
+        world.verbose, world.trace = True, trace
+    cluster = Cluster(world)
     try:
         world.run(WORLD_ENDS, cluster.over)
         cluster.check_end()

@@ -6,11 +6,12 @@ scheduler, which decides by its seed who goes on, and when, and what goes wrong.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from typing import Any
@@ -22,11 +23,11 @@ from jobs.store import Conflict, Item, StoreError
 _EPOCH = datetime(2026, 1, 31, tzinfo=UTC)
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818  the word of the trade
     """An invariant does not hold."""
 
 
-class Killed(BaseException):  # noqa: N818
+class Killed(BaseException):
     """Thrown into a process that is killed: no `except Exception` of the code under test may stop it."""
 
 
@@ -41,8 +42,9 @@ class Faults:
     pause: float = 0.002
     kill: float = 0.002
 
-    def none(self) -> Faults:
-        return Faults(0, 0, 0, 0, 0, 0)
+    def times(self, factor: float) -> Faults:
+        """All of them more likely, or less; none with 0."""
+        return Faults(*(getattr(self, each.name) * factor for each in fields(self)))
 
 
 class Machine:
@@ -246,10 +248,8 @@ class SimulatedStore:
         return result
 
     def _late(self, effect: Callable[[], Any]) -> None:
-        try:
+        with contextlib.suppress(Conflict):
             effect()
-        except Conflict:
-            pass
 
 
 def shown(content: bytes) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Rules of an earlier version, each of which lost jobs: the checker must find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from unittest import mock
+
+from jobs import paths
+from jobs.ledger import Stored
+from jobs.queue import Entry
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.store import Conflict
+from jobs.submitter import OvertakenError, Submitter
+from jobs.tender import Tender
+from replica.leader import Leader
+
+
+class BlockedForEver(Tender):
+    """What a submitter left behind is never cleared away: a cluster is blocked by a fab train that died."""
+
+    def _is_over(self, entry: Entry) -> bool:
+        stored = self._ledger.job(entry.jobId)
+        if stored is None or stored.record.lease.submitter:
+            return False
+        return super()._is_over(entry)
+
+
+class WakesLate(Submitter):
+    """A submitter without a lease: it writes what it knows over whatever is there, however late that is."""
+
+    def _write(self, change: Callable[[JobRecord], JobRecord]) -> None:
+        if self._stored is None:
+            raise OvertakenError(None)
+        stored = Stored(change(self._stored.record), "")
+        while True:
+            there = self._ledger.store.read(paths.job(self._entry.jobId))
+            assert there is not None
+            try:
+                name = paths.job(self._entry.jobId)
+                self._stored = Stored(stored.record, self._ledger.store.replace(name, stored.record.to_json(), there.version))
+            except Conflict:
+                continue
+            return
+
+
+class ByTheWallClock(Leader):
+    """Who leads is told by comparing wall clocks of different hosts, and the leader replaces whatever is there."""
+
+    def leads(self, job: JobRecord) -> bool:
+        return self._first_that_is_fresh() == self._name
+
+    def may_take(self, job: JobRecord) -> bool:
+        return False
+
+    def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
+        while True:
+            try:
+                return super().act(job, replicas, cancel_requested)
+            except Conflict:
+                there = self._ledger.store.read(paths.job(job.record.jobId))
+                assert there is not None
+                job = Stored(job.record, there.version)
+
+    def _first_that_is_fresh(self) -> str:
+        records = self._ledger.replicas(self._plan.jobId, self._plan.replicas)
+        mine = datetime.fromisoformat(self._now())
+        for name in self._plan.replicas:
+            record = records.get(name)
+            if name == self._name:
+                return name
+            if record is None:
+                continue
+            silent = (mine - datetime.fromisoformat(record.heartbeatTime)).total_seconds()
+            if silent < self._plan.lostAfterSeconds:
+                return name
+        return self._name
+
+
+@contextmanager
+def put_back(rule: str) -> Iterator[None]:
+    """The world with one of the old rules in it."""
+    target, old = {
+        "blocked for ever": ("replica.agent.Tender", BlockedForEver),
+        "a submitter wakes late": ("cluster.Submitter", WakesLate),
+        "leaders by the wall clock": ("replica.reporter.Leader", ByTheWallClock),
+    }[rule]
+    with mock.patch(target, old):
+        yield
+
+
+RULES = ("blocked for ever", "a submitter wakes late", "leaders by the wall clock")
