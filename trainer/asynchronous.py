@@ -28,7 +28,6 @@ from trainer.runtime import import_tensorflow, local_device, one_line, prepare_p
 
 tf = import_tensorflow()
 
-_JOIN_SECONDS = 30.0
 _MASTER = "master/0"
 _NO_FILE = "No such file"
 
@@ -93,7 +92,7 @@ class Asynchronous:
                     say(told)
                 self._after(taken)
             self._progress.stopped.set()
-            self._join()
+            self._raise_failure()
             self._keeper.finish()
 
     def refresh(self) -> int:
@@ -148,8 +147,7 @@ class Asynchronous:
 
     def _after(self, taken: Round) -> None:
         """What the chief does besides training, whenever it is due."""
-        if self._coordinator is not None:
-            self._coordinator.done()  # raises what a worker's thread could not recover from
+        self._raise_failure()
         self._keeper.after(taken, self._scalars if self._workers else dict)
 
     def _scalars(self) -> dict[str, float]:
@@ -166,10 +164,12 @@ class Asynchronous:
         self._shown = (now, seen)
         return scalars
 
-    def _join(self) -> None:
-        """Waits for the workers' last rounds; raises what stopped the job, if it was stopped."""
-        deadline = time.monotonic() + _JOIN_SECONDS
-        while self._coordinator is not None and not self._coordinator.done() and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def _raise_failure(self) -> None:
+        """Raises what stopped the job, if it was stopped, or what a worker's thread could not recover from."""
         if self._progress.failure:
             raise self._progress.failure
+        if self._coordinator is not None:
+            # The public done() raises it too, but only once no worker is in a round; and a lost one may be for long.
+            error = self._coordinator._cluster.closure_queue._error
+            if error:
+                raise error

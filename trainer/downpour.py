@@ -138,20 +138,16 @@ Run = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 def make_round(model: Model, centre: Centre, descent: Descent, iterator: Any) -> Run:
-    """One round as a graph: from an iterator like `iterator`, a replica's state, K, int64, and its share in the mean, float32,
-    to its new values and velocities and the figures of Round, float64 [6].
+    """One round as a graph: from an iterator like `iterator`, a replica's state, the number of its steps, int64, and its share
+    in the mean, float32, to its new values and velocities and the figures of Round, float64 [6].
 
-    It takes fewer than K steps where the replicas together would pass the last one, and none at all once it is there. It is
-    traced here, once: a tf.function would be traced again for each device that it is called on.
+    It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
     count = len(model.shapes)
 
-    def run(iterator: Any, start: Any, velocities: Any, period: Any, share: Any) -> Any:
+    def run(iterator: Any, start: Any, velocities: Any, steps: Any, share: Any) -> Any:
         step = centre.step()
-        # Others take steps at the same moment: towards the end a round is a replica's part of what is left.
-        left = tf.maximum(descent.max_steps - step, 0)
-        steps = tf.minimum(tf.minimum(period, tf.maximum(left // descent.averaged, 1)), left)
-        with tf.control_dependencies([steps]):
+        with tf.control_dependencies([step]):
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in start]
@@ -189,9 +185,9 @@ def make_round(model: Model, centre: Centre, descent: Descent, iterator: Any) ->
     return graph
 
 
-def take_round(run: Run, iterator: Any, state: State, period: int, share: float) -> tuple[State, Round]:
+def take_round(run: Run, iterator: Any, state: State, steps: int, share: float) -> tuple[State, Round]:
     """One round, here or wherever the current device is: the replica's new state, which stays there, and the figures."""
-    values, velocities, figures = run(iterator, *state, tf.constant(period, tf.int64), tf.constant(share))
+    values, velocities, figures = run(iterator, *state, tf.constant(steps, tf.int64), tf.constant(share))
     steps, global_step, loss, accuracy, staleness, compute = figures.numpy()  # one tensor, so that they come in one message
     taken = Round(int(steps), int(global_step), float(loss), float(accuracy), int(staleness), float(compute))
     return State(values, velocities), taken

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.claims import Claims
 from trainer.downpour import Round, Run, State, take_round
 from trainer.lines import train_line
 from trainer.period import Period
@@ -39,7 +40,7 @@ class Progress:
     """What the replicas, each a thread of the chief's process, tell one another: the master, and so many workers."""
 
     def __init__(self, step: int, max_steps: int, workers: int) -> None:
-        self.global_step = step
+        self.claims = Claims(step, max_steps, 1 + workers)
         self.rounds = 0
         self.paces: dict[str, Pace] = {}
         self.failure: Exception | None = None
@@ -95,9 +96,8 @@ class Progress:
 
     def tell(self, taken: Round) -> None:
         """Takes note of a replica's round, and lets the workers go on where the parameters are warm."""
-        self.global_step = max(self.global_step, taken.global_step)
         self.rounds += 1
-        if self.global_step >= self._warm_step:
+        if taken.global_step >= self._warm_step:
             self._warm.set()
 
     def fail(self, error: Exception) -> None:
@@ -131,14 +131,19 @@ class Walk:
     def __init__(self, replica: Replica, state: State, progress: Progress) -> None:
         self._replica, self._progress, self.state = replica, progress, state
         self._start = self._last = time.monotonic()
-        self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.global_step, 0, 0, 0, False
+        self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.claims.global_step, 0, 0, 0, False
 
-    def take(self, steps: int, share: float) -> Round:
-        """A round, of no steps where the job is at its last; DivergedError where the loss is no number."""
-        replica, began = self._replica, time.monotonic()
-        self.state, taken = take_round(replica.run, replica.iterator, self.state, steps, share)
-        if not taken.steps:
-            return taken
+    def take(self, steps: int, share: float) -> Round | None:
+        """A round of so many steps at most, None where the job has none left; DivergedError where the loss is no number."""
+        replica, taken = self._replica, None
+        steps = self._progress.claims.claim(replica.name, steps, self._progress.stopped)
+        if not steps:
+            return None
+        began = time.monotonic()
+        try:
+            self.state, taken = take_round(replica.run, replica.iterator, self.state, steps, share)
+        finally:
+            self._progress.claims.settle(replica.name, taken.global_step if taken else None)
         if not math.isfinite(taken.loss):
             where = f"of {replica.name} is {taken.loss} at step {taken.global_step}"
             raise DivergedError(f"the loss {where}; try a lower --learning-rate")
@@ -174,7 +179,7 @@ def train(replica: Replica, state: State, progress: Progress, again: Callable[[]
         progress.join()
         walk.state = again()
     with progress.training(replica.name):
-        while taken.steps and not progress.stopped.is_set():
+        while taken and not progress.stopped.is_set():
             yield taken
             meets = progress.warm or replica.period.fixed
             taken = walk.take(replica.period.steps if meets else _ALONE_STEPS, progress.share)

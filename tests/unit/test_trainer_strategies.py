@@ -79,7 +79,7 @@ def test_the_workers_join_a_master_that_has_warmed_up_and_count_the_same() -> No
         with progress.training("worker/0"), progress.training("worker/1"):
             assert progress.share == 1 / 3
         assert progress.share == 1.0
-    assert (progress.global_step, progress.rounds) == (40, 2)
+    assert progress.rounds == 2
 
 
 def test_a_job_that_goes_on_is_warm() -> None:

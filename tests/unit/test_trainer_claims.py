@@ -1,0 +1,116 @@
+"""Replicas that take steps at the same moment: how many each may take, so that the job ends at its last step."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer import replica
+from trainer.claims import Claims
+from trainer.downpour import Round, State
+from trainer.period import Period
+from trainer.replica import Progress, Replica, Walk
+
+GOING = threading.Event()
+
+
+@given(st.integers(1, 500), st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 64)), max_size=200))
+def test_however_rounds_overlap_no_step_is_taken_past_the_last(
+    max_steps: int, replicas: int, turns: list[tuple[int, int]]
+) -> None:
+    claims, centre, walking = Claims(0, max_steps, replicas), 0, dict[str, int]()
+    for index, period in turns:
+        name = f"replica/{index % replicas}"
+        if name in walking:  # its round ends, and it comes to the servers
+            centre += walking.pop(name)
+            claims.settle(name, centre)
+        elif centre + sum(walking.values()) < max_steps:
+            walking[name] = claims.claim(name, period, GOING)
+            assert 1 <= walking[name] <= period
+        assert centre + sum(walking.values()) <= max_steps
+    for name, steps in walking.items():
+        centre += steps
+        claims.settle(name, centre)
+    while centre < max_steps:
+        centre += claims.claim("replica/0", 64, GOING)
+        claims.settle("replica/0", centre)
+    assert centre == max_steps
+    assert claims.claim("replica/0", 64, GOING) == 0
+
+
+def test_a_round_near_the_end_is_a_part_of_what_is_free() -> None:
+    claims = Claims(900, 1000, 4)
+    assert [claims.claim(name, 64, GOING) for name in "abcd"] == [25, 18, 14, 10]
+
+
+def test_the_last_steps_are_waited_for_and_free_again_where_their_round_fails() -> None:
+    claims, taken = Claims(0, 10, 1), list[int]()
+    assert claims.claim("worker/0", 10, GOING) == 10
+    thread = threading.Thread(target=lambda: taken.append(claims.claim("master/0", 64, GOING)))
+    thread.start()
+    thread.join(0.3)
+    assert taken == []
+    claims.settle("worker/0", None)
+    thread.join(5)
+    assert taken == [10]
+
+
+def test_a_round_that_does_not_end_does_not_hold_the_job_up() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.4  # time goes on whenever it is looked at
+        return now
+
+    claims = Claims(0, 10, 1, clock)
+    assert claims.claim("worker/0", 8, GOING) == 8  # and then its host is gone
+    assert claims.claim("master/0", 8, GOING) == 2
+    claims.settle("master/0", 2)
+    assert claims.claim("master/0", 8, GOING) == 8
+    claims.settle("worker/0", 10)  # it was only late
+    assert claims.claim("worker/0", 8, GOING) == 0
+
+
+def test_a_round_is_waited_for_as_long_as_the_replica_usually_takes() -> None:
+    now = 0.0
+    claims = Claims(0, 20, 1, lambda: now)
+    assert claims.claim("slow", 10, GOING) == 10
+    now = 100.0
+    claims.settle("slow", 10)
+    assert claims.claim("slow", 10, GOING) == 10
+    now = 490.0
+    assert not claims._give_up_late()
+    now = 501.0
+    assert claims._give_up_late()
+
+
+def test_a_job_that_is_stopped_lets_a_waiting_replica_go() -> None:
+    claims, stopped = Claims(0, 10, 1), threading.Event()
+    assert claims.claim("worker/0", 10, stopped) == 10
+    stopped.set()
+    assert claims.claim("master/0", 10, stopped) == 0
+
+
+def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def take_round(run: Any, iterator: Any, state: State, steps: int, share: float) -> tuple[State, Round]:
+        asked.append(steps)
+        if len(asked) == 2:
+            raise ConnectionError
+        return state, Round(steps, 90 + sum(asked) - (asked[1] if len(asked) > 2 else 0), 1.0, 0.5)
+
+    monkeypatch.setattr(replica, "take_round", take_round)
+    progress = Progress(90, 100, 0)
+    walk = Walk(Replica("master/0", True, None, None, Period(8, True), 1.0, lambda line: None), State((), ()), progress)  # type: ignore[arg-type]
+    assert walk.take(8, 1.0)
+    with pytest.raises(ConnectionError):
+        walk.take(8, 1.0)
+    assert walk.take(8, 1.0)
+    assert walk.take(8, 1.0) is None
+    assert asked == [8, 2, 2]

@@ -1,0 +1,64 @@
+"""Which replica is about to take how many of the steps that a job has left, so that together they take no more than those."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+# A round that takes so many times as long as the replica's last one, and at least these seconds, may never end.
+_PATIENCE_TIMES = 4.0
+_PATIENCE_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
+
+
+class Claims:
+    """Steps that replicas, each a thread of the chief's process, claim before a round and settle after it.
+
+    The chief starts every round, so that this costs no message. What a failed round claimed is free again. So is what a round
+    claimed that does not end, as when its host is gone without a word; but only once nothing else is left to take: such a
+    round may still end, and then the job goes past its last step by it.
+    """
+
+    def __init__(self, step: int, max_steps: int, replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.global_step = step
+        self._max_steps, self._replicas, self._clock = max_steps, replicas, clock
+        self._claimed: dict[str, tuple[int, float]] = {}
+        self._step_seconds: dict[str, float] = {}
+        self._changed = threading.Condition()
+
+    def claim(self, name: str, steps: int, stopped: threading.Event) -> int:
+        """So many steps for a replica, or fewer; 0 where the job is at its last, or is stopped.
+
+        Towards the end they are a replica's part of what is left, so that all come to the end at about the same time. Where
+        others have claimed all that is left, this waits for them: one of them may fail.
+        """
+        with self._changed:
+            while self.global_step < self._max_steps and not stopped.is_set():
+                free = self._max_steps - self.global_step - sum(claimed for claimed, _ in self._claimed.values())
+                if free > 0:
+                    mine = min(steps, max(free // self._replicas, 1))
+                    self._claimed[name] = mine, self._clock()
+                    return mine
+                if not self._give_up_late():
+                    self._changed.wait(_LOOK_SECONDS)
+        return 0
+
+    def _give_up_late(self) -> bool:
+        now, before = self._clock(), len(self._claimed)
+        for name, (steps, since) in list(self._claimed.items()):
+            usual = steps * self._step_seconds.get(name, 0.0)
+            if now - since > max(_PATIENCE_SECONDS, _PATIENCE_TIMES * usual):
+                del self._claimed[name]
+        return len(self._claimed) < before
+
+    def settle(self, name: str, global_step: int | None) -> None:
+        """The end of a replica's round, and the global step after it; None where the round failed."""
+        with self._changed:
+            steps, since = self._claimed.pop(name, (0, 0.0))
+            if global_step is not None:
+                if steps:
+                    self._step_seconds[name] = (self._clock() - since) / steps
+                # The servers know better than a sum of claims: a round may fail after they have counted its steps.
+                self.global_step = max(self.global_step, global_step)
+            self._changed.notify_all()
