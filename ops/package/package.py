@@ -15,7 +15,6 @@ from pathlib import Path
 from ops.cluster.inventory import ROOT
 from ops.errors import UsageError
 from ops.package import declared
-from ops.package.declared import Declared
 from ops.package.imports import check_module
 from ops.show import terminal
 
@@ -69,7 +68,7 @@ class Package:
         return hashlib.sha256(self.archive).hexdigest()
 
     @property
-    def declared(self) -> Declared:
+    def declared(self) -> declared.Declared:
         """What it says of itself."""
         return declared.read(self.files, self.name)
 

@@ -90,9 +90,7 @@ def plan(call: Call, as_json: bool) -> int:
     }
     known = models(declared)
     predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in known.items()} for tier in TIERS}
-    made["predictions"] = {
-        tier: {name: as_dict(found) for name, found in of_tier.items()} for tier, of_tier in predicted.items()
-    }
+    made["predictions"] = {tier: {name: as_dict(each) for name, each in known.items()} for tier, known in predicted.items()}
     PLANS.mkdir(parents=True, exist_ok=True)
     path(module, args, declared).write_text(json.dumps(made, indent=1) + "\n")
     if as_json:
