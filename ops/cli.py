@@ -70,7 +70,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     """The line and the exit code of an error of any library that a command uses."""
     from infra.spec import SpecError
     from jobs.checked import RecordError
-    from jobs.store import StoreError
+    from jobs.store import Conflict, StoreError
 
     if isinstance(error, OpsError):
         return one_line(error), error.code
@@ -86,6 +86,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         return f"the bucket fails: {error.strerror or one_line(error)}", FAILED
     if isinstance(error, RecordError):
         return f"what the bucket says cannot be read: {one_line(error)}", FAILED
+    if isinstance(error, Conflict):
+        return f"{one_line(error)} again and again: try again", FAILED
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or one_line(error)}", FAILED

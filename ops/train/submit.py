@@ -8,13 +8,15 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jobs import lease as leases
 from jobs import paths
+from jobs.checked import RecordError
 from jobs.lease import Lease, Watch
 from jobs.queue import Entry
 from jobs.records import JobRecord, Plan
@@ -107,8 +109,7 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
         submitter.hand_over()
         return submitter.ahead()
     except BaseException as error:
-        life.end()
-        _undo(submitter, job_id, error)
+        _undo(submitter, life, job_id, error)
         if isinstance(error, CancelledError):
             raise OpsError(f"job {job_id} was cancelled while it was being submitted") from None
         if isinstance(error, OvertakenError):
@@ -188,19 +189,32 @@ def _push(fleet: Fleet, submission: Submission, plan: Plan, with_package: bool, 
         raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
 
 
-def _undo(submitter: Submitter, job_id: str, error: BaseException) -> None:
-    """End the record, so that hosts that have started stop and are free again. Ctrl-C cannot interrupt it."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _undo(submitter: Submitter, life: _Life, job_id: str, error: BaseException) -> None:
+    """End the record, so that hosts that have started stop and are free again."""
+    stopped = isinstance(error, KeyboardInterrupt)
+    why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
+    with _uninterrupted():
+        try:
+            life.end()
+            submitter.give_up("" if isinstance(error, CancelledError) else why, stopped or isinstance(error, CancelledError))
+            if stopped:
+                terminal.note(f"{job_id} is CANCELLED, and nothing runs; the next job needs another id")
+        except Exception as second:  # noqa: BLE001  the first error is the one to report
+            terminal.note(
+                f"job {job_id} could not be ended ({one_line(second)}): within a minute its hosts find out by themselves"
+            )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Neither another Ctrl-C nor a closed terminal, nor `timeout`, leaves half of this undone."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
-        stopped = isinstance(error, KeyboardInterrupt)
-        why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
-        submitter.give_up("" if isinstance(error, CancelledError) else why, stopped or isinstance(error, CancelledError))
-        if stopped:
-            terminal.note(f"{job_id} is CANCELLED, and nothing runs; the next job needs another id")
-    except Exception as second:  # noqa: BLE001  the first error is the one to report
-        terminal.note(f"job {job_id} could not be ended ({one_line(second)}): within a minute its hosts find out by themselves")
+        yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class _Life:
@@ -227,7 +241,7 @@ class _Life:
         while not self._ended.wait(_RENEW_SECONDS):
             try:
                 self._submitter.renew()
-            except StoreError:
+            except (StoreError, RecordError):
                 continue  # the next one may succeed; the lease outlives several
             except (CancelledError, OvertakenError) as error:
                 self._problem = error
