@@ -1,27 +1,42 @@
-"""How a job is handed over: what each host is told, and that a failure or an interrupt leaves nothing behind."""
+"""How a job is handed over: what is written in which order, who waits for whom, and that nothing is left behind."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opsdata import put_job
 
-from ops.cluster.bucket import open_bucket
+from jobs import paths
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry
+from jobs.records import JobRecord
+from jobs.states import JobState
+from jobs.store import Item, Store, StoreError
+from jobs.submitter import NOT_HANDED_OVER, Submitter
+from ops import cli
+from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
-from ops.cluster.inventory import Inventory
+from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.records import newest_job
 from ops.cluster.remote import Ran
-from ops.errors import HostError, HostsError, UsageError
-from ops.ledger import Ledger
+from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.package import package
-from ops.train import push, train
+from ops.train import push, render, train
+from ops.train import submit as module
 from ops.train.config import Flags, build_job
 from ops.train.submit import Submission, submit
-from replica.record import JobState
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
@@ -32,11 +47,14 @@ class FakeFleet:
     def __init__(self, inventory: Inventory, answers: Callable[[str, str], Ran | None] = lambda *_: None) -> None:
         self.inventory, self.answers = inventory, answers
         self.told: list[tuple[str, str]] = []
+        self.sent: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     def run(self, name: str, command: str, stdin: bytes | None = None) -> Ran:
         with self._lock:
             self.told.append((name, command))
+            if stdin is not None:
+                self.sent[name] = stdin
         return self.answers(name, command) or Ran(name, 0, "")
 
     def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
@@ -56,6 +74,30 @@ class FakeFleet:
     connection = any_connection
 
 
+class Watched:
+    """A store that says what is written, and may fail."""
+
+    def __init__(self, store: Store, wrote: Callable[[str, bytes], None]) -> None:
+        self._store, self._wrote = store, wrote
+
+    def read(self, name: str) -> Item | None:
+        return self._store.read(name)
+
+    def read_all(self, names: Any) -> dict[str, Item]:
+        return self._store.read_all(names)
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        return self._store.scan(pattern)
+
+    def create(self, name: str, content: bytes) -> str:
+        self._wrote(name, content)
+        return self._store.create(name, content)
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        self._wrote(name, content)
+        return self._store.replace(name, content, version)
+
+
 @pytest.fixture
 def submission(inventory: Inventory, tmp_path: Path) -> Submission:
     inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
@@ -65,45 +107,95 @@ def submission(inventory: Inventory, tmp_path: Path) -> Submission:
 
 @pytest.fixture
 def ledger(submission: Submission) -> Ledger:
-    return Ledger(open_bucket(submission.inventory.operator_bucket, lambda: None))
+    return Ledger(Folder(Path(submission.inventory.operator_bucket)))
+
+
+@pytest.fixture
+def bucket(submission: Submission) -> Bucket:
+    return open_bucket(submission.inventory.operator_bucket, lambda: None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are renewed all the time."""
+    monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01)
 
 
 def on(fleet: FakeFleet, ledger: Ledger | None = None) -> Cluster:
     return Cluster(fleet.inventory, fleet, ledger=ledger)  # type: ignore[arg-type]
 
 
+def found(ledger: Ledger, job_id: str = "job01") -> JobRecord:
+    stored = ledger.job(job_id)
+    assert stored is not None
+    return stored.record
+
+
 def state(ledger: Ledger) -> tuple[str, str]:
-    record = ledger.job("job01")
-    assert record is not None
-    return record.state, record.errorMessage
+    return found(ledger).state, found(ledger).errorMessage
 
 
-def test_every_host_is_told_once(submission: Submission, ledger: Ledger) -> None:
+def named(submission: Submission, job_id: str, priority: int = 0) -> Submission:
+    return replace(submission, job=replace(submission.job, id=job_id, priority=priority))
+
+
+def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
     fleet = FakeFleet(submission.inventory)
-    submit(on(fleet, ledger), submission)
-    assert sorted(fleet.told) == sorted((name, push.take_in_command("job01")) for name in submission.inventory.names)
-    assert state(ledger) == ("PREPARING", "")
-    assert ledger.bucket.read("jobs/job01/package.tar.gz") == submission.package.archive
-    assert b'"module": "tiny.task"' in (ledger.bucket.read("jobs/job01/manifest.json") or b"")
-    assert ledger.newest() == "job01"
+    assert submit(on(fleet, ledger), submission, may_wait=True) == []
+    _, version = push.code(ROOT)
+    assert sorted(fleet.told) == sorted((name, push.take_in_command(version)) for name in submission.inventory.names)
+    record = found(ledger)
+    assert (record.state, record.errorMessage) == (JobState.PREPARING, "")
+    assert record.lease.free, "the job is its replicas'"
+    assert record.hosts[0] == "master-0"
+    assert bucket.read("jobs/job01/package.tar.gz") == submission.package.archive
+    assert b'"module": "tiny.task"' in (bucket.read("jobs/job01/manifest.json") or b"")
+    plan = ledger.plan("job01")
+    assert plan == render.plan(submission.inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
+    assert newest_job(ledger) == "job01"
 
 
-def test_data_is_there_before_a_host_starts(submission: Submission, ledger: Ledger, tmp_path: Path) -> None:
+def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger) -> None:
+    """A host may start once the plan is there; the job is its replicas' once all that they may fetch is there."""
+    events: list[str] = []
+
+    def wrote(name: str, content: bytes) -> None:
+        record = JobRecord.from_json(content) if name == paths.job("job01") else None
+        free = " free" if record and record.lease.free else ""
+        events.append(f"{name} {record.state}{free}" if record else name)
+
+    class Spied(Bucket):
+        def upload(self, name: str, *args: Any) -> None:
+            super().upload(name, *args)
+            events.append(name)
+
+    fleet = FakeFleet(submission.inventory, lambda name, _: events.append(name))
+    cluster = on(fleet, Ledger(Watched(ledger.store, wrote)))
+    real = cluster.another_bucket()
+    cluster.another_bucket = lambda: Spied(real._fs, real._root, renames=True)  # type: ignore[method-assign]
+    submit(cluster, submission, may_wait=True)
+    started = sorted(name for name in submission.inventory.names)
+    assert events[:4] == [paths.QUEUE, "jobs/job01/job.json QUEUED", "jobs/job01/plan.json", "jobs/job01/job.json PREPARING"]
+    assert sorted(events[4:-1]) == sorted([*started, "jobs/job01/manifest.json", "jobs/job01/package.tar.gz"])
+    assert events[-1] == "jobs/job01/job.json PREPARING free"
+
+
+def test_data_is_there_before_a_host_starts(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "train.tfrecord").write_bytes(b"12345")
     submission = replace(submission, data={"train.tfrecord": tmp_path / "train.tfrecord"})
     seen: list[int | None] = []
-    fleet = FakeFleet(submission.inventory, lambda *_: seen.append(ledger.bucket.names("data/mnist").get("train.tfrecord")))
-    submit(on(fleet, ledger), submission)
+    fleet = FakeFleet(submission.inventory, lambda *_: seen.append(bucket.names("data/mnist").get("train.tfrecord")))
+    submit(on(fleet, ledger), submission, may_wait=True)
     assert seen == [5] * 5
 
 
-def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Ledger, tmp_path: Path) -> None:
+def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
     new = "train-00000-of-00001.tfrecord"
     (tmp_path / new).write_bytes(b"12345")
     for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord.gz", "train-mine.tfrecord"):
-        ledger.bucket.upload(f"data/mnist/{name}", b"1")
-    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, data={new: tmp_path / new}))
-    assert ledger.bucket.names("data/mnist") == {new: 5, "train-mine.tfrecord": 1}
+        bucket.upload(f"data/mnist/{name}", b"1")
+    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, data={new: tmp_path / new}), may_wait=True)
+    assert bucket.names("data/mnist") == {new: 5, "train-mine.tfrecord": 1}
 
 
 def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) -> None:
@@ -114,56 +206,288 @@ def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) 
     with pytest.raises(
         HostsError, match=r"worker-1 could not start its replica.*No space left: job job01 is FAILED, nothing runs"
     ):
-        submit(on(fleet, ledger), submission)
+        submit(on(fleet, ledger), submission, may_wait=True)
     assert state(ledger)[0] == JobState.FAILED
     assert "No space left" in state(ledger)[1]
-    stopped = {name for name, command in fleet.told if command == push.stop_command()}
-    assert stopped == set(submission.inventory.names)
-    ledger.acquire("job02")
+    assert ledger.queue().entries == []
+
+
+class Interrupted(FakeFleet):
+    """Ctrl-C comes while the hosts are being told."""
+
+    def each(self, names: Any, work: Any, seconds: float, done: Any = None) -> Outcome[Any]:
+        raise KeyboardInterrupt
 
 
 def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
-    class Interrupted(FakeFleet):
-        def each(self, names: Any, work: Any, seconds: float, done: Any = None) -> Outcome[Any]:
-            if done:
-                raise KeyboardInterrupt
-            return super().each(names, work, seconds)
-
-    fleet = Interrupted(submission.inventory)
     with pytest.raises(KeyboardInterrupt):
-        submit(on(fleet, ledger), submission)
-    assert state(ledger) == ("CANCELLED", "fab train was stopped before the replicas had started")
-    assert {command for _, command in fleet.told} == {push.stop_command()}
+        submit(on(Interrupted(submission.inventory), ledger), submission, may_wait=True)
+    assert state(ledger) == ("CANCELLED", "fab train was stopped before the job was handed over")
     assert "job01 is CANCELLED, and nothing runs" in capsys.readouterr().err
-    ledger.acquire("job02")
+    assert ledger.queue().entries == []
 
 
-def test_a_job_that_has_the_cluster_is_left_alone(submission: Submission, ledger: Ledger) -> None:
-    fleet = FakeFleet(submission.inventory)
-    submit(on(fleet, ledger), submission)
-    second = replace(submission, job=replace(submission.job, id="job02"))
-    fleet.told.clear()
-    with pytest.raises(UsageError, match="job job01 is PREPARING"):
-        submit(on(fleet, ledger), second)
-    assert fleet.told == []
-    assert ledger.job("job02") is None
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["give_up", "withdraw", "end"])
+def test_another_interrupt_does_not_stop_the_undoing(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, when: str, number: signal.Signals
+) -> None:
+    kind: Any = module._Life if when == "end" else Submitter
+    body = getattr(kind, when)
+
+    def again(*args: Any) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        body(*args)
+
+    monkeypatch.setattr(kind, when, again)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def raises(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for each in before:
+        signal.signal(each, raises)  # as ops.cli does
+    try:
+        if when == "end":  # it is called once more when all is undone
+            monkeypatch.setattr(kind, when, lambda *args: (again if ledger.queue().entries else body)(*args))
+        with pytest.raises(KeyboardInterrupt):
+            submit(on(Interrupted(submission.inventory), ledger), submission, may_wait=True)
+        assert {signal.getsignal(each) for each in before} == {raises}
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert state(ledger)[0] == "CANCELLED"
+    assert ledger.queue().entries == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_lease_is_renewed_while_hosts_are_told(submission: Submission, ledger: Ledger) -> None:
+    beats: list[int] = []
+
+    def answers(name: str, _: str) -> None:
+        if name == "ps-0":
+            for _ in range(200):
+                beats.append(found(ledger).lease.beat)
+                if len(set(beats)) > 2:
+                    return
+                time.sleep(0.01)
+
+    submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
+    assert len(set(beats)) > 2
     assert state(ledger)[0] == "PREPARING"
+    after = found(ledger).lease
+    time.sleep(0.05)
+    assert found(ledger).lease == after, "a job that was handed over is renewed no more"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledger: Ledger) -> None:
+    failed: list[str] = []
+
+    def wrote(name: str, content: bytes) -> None:
+        if name == paths.job("job01") and len(failed) < 3 and JobRecord.from_json(content).lease.beat:
+            failed.append(name)
+            raise StoreError("the bucket is away")
+
+    def answers(*_: object) -> None:
+        until = time.monotonic() + 5
+        while len(failed) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+
+    cluster = on(FakeFleet(submission.inventory, answers), Ledger(Watched(ledger.store, wrote)))
+    submit(cluster, submission, may_wait=True)
+    assert len(failed) == 3
+    assert state(ledger) == ("PREPARING", "")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_job_that_is_cancelled_while_it_is_submitted(submission: Submission, ledger: Ledger) -> None:
+    def answers(*_: object) -> None:
+        ledger.request_cancel("job01", b"{}")
+        time.sleep(0.3)
+
+    with pytest.raises(OpsError, match=r"^job job01 was cancelled while it was being submitted$"):
+        submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
+    assert state(ledger) == ("CANCELLED", "")
+    assert ledger.queue().entries == []
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_a_job_that_another_took_over_is_left_to_it(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, renewed: bool
+) -> None:
+    monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01 if renewed else 60)
+
+    def answers(name: str, _: str) -> None:
+        while name == "ps-0":
+            stored = ledger.job("job01")
+            assert stored is not None
+            try:
+                ledger.change_job(stored, stored.record.passed("bob@desk").ended(NOT_HANDED_OVER))
+            except Exception:  # noqa: BLE001  it was renewed in between
+                continue
+            time.sleep(0.1)
+            return
+
+    why = f"^job job01 went on without this fab train, and is FAILED: {NOT_HANDED_OVER}$"
+    with pytest.raises(OpsError, match=why):
+        submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
+    assert found(ledger).lease.holder == "bob@desk"
+    assert ledger.queue().entries == []
+
+
+def test_a_bucket_that_fails_is_one_line(submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrote(name: str, _: bytes) -> None:
+        if name != paths.QUEUE and name != paths.job("job01"):
+            broken.append(name)
+        if broken:
+            raise StoreError("gs://b did not answer within 20 s")
+
+    broken: list[str] = []
+    fleet = FakeFleet(submission.inventory)
+    with pytest.raises(StoreError) as error:
+        submit(on(fleet, Ledger(Watched(ledger.store, wrote))), submission, may_wait=True)
+    assert cli.explain(error.value) == ("the bucket fails: gs://b did not answer within 20 s", 1)
+    says = "job job01 could not be ended (gs://b did not answer within 20 s): within a minute its hosts find out by themselves"
+    assert capsys.readouterr().err.splitlines() == [says]
+    assert fleet.told == []
+
+
+def test_a_package_that_cannot_be_uploaded_ends_the_job(submission: Submission, ledger: Ledger) -> None:
+    cluster = on(FakeFleet(submission.inventory), ledger)
+    cluster.bucket  # noqa: B018  it is open
+
+    def full() -> Bucket:
+        raise OSError("No space left on device")
+
+    cluster.another_bucket = full  # type: ignore[method-assign]
+    why = "the package could not be put into the bucket: No space left on device"
+    with pytest.raises(OpsError, match=f"^{why}$"):
+        submit(cluster, submission, may_wait=True)
+    assert state(ledger) == ("FAILED", why)
+    assert ledger.queue().entries == []
+
+
+def test_an_id_is_used_once(submission: Submission, ledger: Ledger) -> None:
+    fleet = FakeFleet(submission.inventory)
+    submit(on(fleet, ledger), submission, may_wait=True)
+    before = ledger.job("job01")
+    for _ in range(2):  # while it has its hosts, and afterwards
+        with pytest.raises(UsageError, match="job id 'job01' was used before, and an id is used once"):
+            submit(on(fleet, ledger), submission, may_wait=True)
+        assert ledger.job("job01") == before
+        ledger.change_queue(lambda queue: replace(queue, entries=[]))
+
+
+def test_on_a_busy_cluster_it_waits_by_priority(
+    submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FakeFleet(submission.inventory, checks(10**10))
+    cluster = on(fleet, ledger)
+    submit(cluster, submission, may_wait=True)
+    fleet.sent.clear()
+    assert [e.jobId for e in submit(cluster, named(submission, "job02"), may_wait=True)] == ["job01"]
+    assert [e.jobId for e in submit(cluster, named(submission, "job03", 5), may_wait=True)] == ["job01"]
+    assert [e.jobId for e in ledger.queue().ahead_of("job02")] == ["job01", "job03"]
+    waits = found(ledger, "job02")
+    assert (waits.state, waits.lease.free) == (JobState.QUEUED, True), "whoever tends the queue starts it"
+    capsys.readouterr()
+    assert train.run(cluster, named(submission, "job04"), may_wait=True, follow=False) == 0
+    says = "job04 is QUEUED behind job01, job03, job02: fab logs all --job job04 --follow, fab describe job04\n"
+    assert capsys.readouterr().out == says
+    ledger.change_queue(lambda queue: queue.without(queue.entries[0]))
+    assert [entry.jobId for entry in ledger.queue().entries if entry.held] == ["job03"]
+
+
+def test_the_longest_that_a_job_waits_is_in_the_queue(submission: Submission, ledger: Ledger) -> None:
+    limited = replace(submission, job=replace(submission.job, policy={**submission.job.policy, "maxWaitTime": 60.0}))
+    submit(on(FakeFleet(submission.inventory), ledger), limited, may_wait=True)
+    assert ledger.queue().entries[0].maxWaitTime == 60.0
+
+
+def test_a_busy_cluster_is_left_alone_with_no_queue(submission: Submission, ledger: Ledger) -> None:
+    fleet = FakeFleet(submission.inventory)
+    submit(on(fleet, ledger), submission, may_wait=True)
+    fleet.told.clear()
+    before = ledger.store.scan("*/*.json"), ledger.store.scan("jobs/*/*.json")
+    says = (
+        r"^the hosts are job job01's, which is PREPARING \(started by \S+@\S+ at \S+\): "
+        r"follow it with fab logs all --job job01 --follow; without --no-queue the job waits for its turn$"
+    )
+    with pytest.raises(UsageError, match=says):
+        submit(on(fleet, ledger), named(submission, "job02"), may_wait=False)
+    assert fleet.told == []
+    assert (ledger.store.scan("*/*.json"), ledger.store.scan("jobs/*/*.json")) == before
+
+
+class Clock:
+    """Time in which nothing waits; `tick` is what others do each second."""
+
+    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
+        self.now, self._tick = 100.0, tick
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._tick()
+
+
+def claimed(ledger: Ledger, submission: Submission, job_id: str, with_record: bool = True) -> Submitter:
+    """What a fab train leaves that is killed right after its claim, or in the midst of it."""
+    record = replace(submission.record(), jobId=job_id)
+    submitter = Submitter(ledger, record, "ann@laptop/1")
+    if with_record:
+        submitter.claim(may_wait=False)
+    else:
+        ledger.change_queue(
+            lambda queue: queue.added(Entry(job_id, record.hosts, token="ann@laptop/1", createTime=record.createTime))
+        )
+    return submitter
+
+
+@pytest.mark.parametrize("with_record", [True, False])
+def test_what_a_killed_fab_train_left_behind_is_cleared_away(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, with_record: bool
+) -> None:
+    claimed(ledger, submission, "job00", with_record)
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    assert submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=False) == []
+    assert 15 <= clock.now - 100 < 20
+    assert (found(ledger, "job00").state, found(ledger, "job00").errorMessage) == ("FAILED", NOT_HANDED_OVER)
+    assert [entry.jobId for entry in ledger.queue().entries] == ["job01"]
+
+
+def test_a_fab_train_that_lives_keeps_its_hosts(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = claimed(ledger, submission, "job00")
+    clock = Clock(lambda: other.renew() if clock.now >= 103 else None)
+    monkeypatch.setattr(module, "time", clock)
+    with pytest.raises(UsageError, match=r"^the hosts are job job00's, which is QUEUED"):
+        submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=False)
+    assert clock.now == 103
+    assert ledger.job("job01") is None
+    assert [entry.jobId for entry in ledger.queue().entries] == ["job00"]
 
 
 def checks(room: int, lacking: str = "") -> Callable[[str, str], Ran | None]:
     return lambda name, command: Ran(name, 0, f"{room}\n{room}\n{lacking}\n") if command.startswith("df") else None
 
 
-def test_hosts_are_checked_before_anything_is_changed(submission: Submission, ledger: Ledger) -> None:
+def test_hosts_are_checked_before_anything_is_changed(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
     fleet = FakeFleet(submission.inventory, checks(10**10))
     train._check_hosts(on(fleet), submission)
-    assert ledger.bucket.walk("") == {}
+    assert bucket.walk("") == {}
     with pytest.raises(UsageError, match=r"ps-0 has only 50.0 MB free in /var/lib/scaletier, a job needs 100"):
         train._check_hosts(on(FakeFleet(submission.inventory, checks(50_000_000))), submission)
     wanting = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
     with pytest.raises(UsageError, match=r"tiny/task.py:3 imports pandas, which neither the package tiny nor the hosts have"):
         train._check_hosts(on(FakeFleet(submission.inventory, checks(10**10, "pandas"))), wanting)
-    ledger.create(submission.record())
+    put_job(ledger, submission.record())
     with pytest.raises(UsageError, match="job id 'job01' was used before"):
         train._check_hosts(on(fleet), submission)
 
@@ -181,10 +505,41 @@ def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, mo
     assert list(train.prepare(inventory, Flags("job01"), None).data) == ["train-0.tfrecord"]
 
 
-def test_arguments_that_are_no_utf_8_are_shown_but_sent_as_they_are(inventory: Inventory) -> None:
-    made = build_job(Flags("job01", more_args=["\udcff"]), inventory, "tiny")
-    submission = Submission(inventory, made, package.build(TINY, "tiny.task"), {})
-    assert submission.record().trainingInput["args"] == ["\ufffd"]
-    assert submission.record().to_json().encode()
-    assert made.plan(inventory, "ps-0").args == ["\udcff"]
-    assert submission.streams()("ps-0")
+def test_arguments_that_are_no_utf_8_are_shown_but_sent_as_they_are(submission: Submission, ledger: Ledger) -> None:
+    made = build_job(Flags("job01", more_args=["\udcff"]), submission.inventory, "tiny")
+    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, job=made), may_wait=True)
+    assert found(ledger).trainingInput["args"] == ["\ufffd"]
+    plan = ledger.plan("job01")
+    assert plan is not None
+    assert plan.args == ["\udcff"]
+
+
+@pytest.mark.parametrize("wanted", ["SUCCEEDED", "FAILED", "CANCELLED"])
+def test_the_exit_code_of_a_followed_job(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wanted: str
+) -> None:
+    from ops.logs import read
+
+    ended = JobRecord("job01", JobState(wanted), errorMessage="worker-1 ran out of memory.\nmore")
+    monkeypatch.setattr(read, "follow", lambda *_: ended)
+    cluster: Any = SimpleNamespace(inventory=submission.inventory)
+    assert train.watch(cluster, "job01") == (0 if wanted == "SUCCEEDED" else 1)
+    err = capsys.readouterr().err
+    if wanted == "SUCCEEDED":
+        assert err == "job01 SUCCEEDED: fab get job01 DEST fetches its output\n"
+    else:
+        assert err == f"error: job01 {wanted}: worker-1 ran out of memory (fab describe job01)\n"
+
+
+def test_ctrl_c_leaves_a_job_to_itself(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ops.logs import read
+
+    def follow(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(read, "follow", follow)
+    cluster: Any = SimpleNamespace(inventory=submission.inventory)
+    assert train.watch(cluster, "job01") == 130
+    assert "job01 goes on, or waits for its turn: fab logs all --job job01 --follow" in capsys.readouterr().err
