@@ -11,7 +11,7 @@ from test_firewall_answers import CUSTOM
 
 from ops.cluster.inventory import Inventory, parse
 from ops.train.config import Flags, build_job
-from ops.train.render import render
+from ops.train.render import plan, render
 
 # A local host has its share of the machine; here both have what the machine type has, 15 GiB.
 MEMORY = '{"ps": "15GiB", "master": "15GiB", "worker": "15GiB", "evaluator": "15GiB"}'
@@ -19,11 +19,16 @@ GPUS = {**CUSTOM, "acceleratorType": '{"worker": "nvidia-tesla-t4"}', "provision
 
 
 def files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[str, tuple[object, ...]]]]:
+    """Each host's files, and as one more what its trainer finds."""
     inventory = parse(json.dumps(stack.inventory), folder)
     job = build_job(Flags("job01", args="--batch-size 100"), inventory)
+    tasks = plan(inventory, job, "").tasks
     return inventory, {
-        host: {file.path: (file.content, file.mode, file.group, file.link) for file in found}
-        for host, found in render(inventory, job).items()
+        host: {
+            "plan.json": (tasks[host].tfConfig, *(f"{key}={value}" for key, value in tasks[host].environment.items())),
+            **{file.path: (file.content, file.mode, file.group, file.link) for file in found},
+        }
+        for host, found in render(inventory).items()
     }
 
 

@@ -51,21 +51,36 @@ def test_a_package_that_is_missing_is_seen(tmp_path: Path, installed: set[str], 
 
 @pytest.mark.parametrize(
     ("age", "job", "login", "stops"),
-    [(2000, False, False, True), (1000, False, False, False), (2000, True, False, False), (2000, False, True, False)],
+    [
+        (2000, None, False, True),
+        (1000, None, False, False),
+        (2000, 25, False, False),
+        (2000, 4000, False, False),
+        (2000, 3, False, True),  # the timer's look whether a job waits is no work
+        (2000, None, True, False),
+        (2000, 3, True, False),
+    ],
 )
-def test_a_host_stops_when_it_has_had_nothing_to_do(tmp_path: Path, age: int, job: bool, login: bool, stops: bool) -> None:
+def test_a_host_stops_when_it_has_had_nothing_to_do(
+    tmp_path: Path, age: int, job: int | None, login: bool, stops: bool
+) -> None:
+    """`job`: for so many seconds the unit has been active, None where it is not."""
     script = re.search(r"/usr/lib/scaletier/idle <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
     assert script
-    busy, off = tmp_path / "busy", tmp_path / "off"
+    busy, off, uptime = tmp_path / "busy", tmp_path / "off", tmp_path / "uptime"
     busy.touch()
     os.utime(busy, (busy.stat().st_mtime - age,) * 2)
+    uptime.write_text("9000.27 17000.50\n")
+    since = 0 if job is None else (9000 - job) * 1_000_000 + 123_456
+    asked = "--property ActiveEnterTimestampMonotonic --value scaletier.service"
+    is_active = f"is-active) exit {3 if job is None else 0};;"
     tools = {
-        "systemctl": f'case "$1" in is-active) exit {0 if job else 3};; poweroff) touch {off};; esac',
+        "systemctl": f'case "$1" in {is_active} show) [ "$*" = "show {asked}" ] && echo {since};; poweroff) touch {off};; esac',
         "ss": "echo 0 0 10.64.0.2:22 35.235.240.9:40000" if login else "true",
     }
     for name, body in tools.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    text = script[1].replace("/run/scaletier-busy", str(busy))
+    text = script[1].replace("/run/scaletier-busy", str(busy)).replace("/proc/uptime", str(uptime))
     subprocess.run(["sh", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
     assert off.exists() is stops

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -13,20 +14,67 @@ import pytest
 from ops.train import push
 from ops.train.render import File
 
+ROOT = Path(push.__file__).parents[2]
+UNIT, TIMER = "etc/systemd/system/scaletier.service", "etc/systemd/system/scaletier.timer"
+
 
 def test_the_command_that_takes_a_job_in() -> None:
-    assert push.take_in_command("job01") == (
+    assert push.take_in_command("4f1c") == (
         "sudo -n sh -c 'set -e\n"
-        'rm -rf /opt/scaletier/replica "/var/lib/scaletier/jobs/$1"\n'
-        "unit=$(cat /etc/systemd/system/scaletier.service 2>/dev/null || true)\n"
+        "cd /etc/systemd/system\n"
+        '[ "$(cat /opt/scaletier/replica/VERSION 2>/dev/null)" = "$1" ] || rm -rf /opt/scaletier/jobs /opt/scaletier/replica\n'
+        "units=$(cat scaletier.service scaletier.timer 2>/dev/null || true)\n"
         "tar -xzpf - -C /\n"
-        '[ "$unit" = "$(cat /etc/systemd/system/scaletier.service)" ] || systemctl daemon-reload\n'
-        "exec systemctl restart scaletier.service' sh job01"
+        '[ "$units" = "$(cat scaletier.service scaletier.timer)" ] || systemctl daemon-reload\n'
+        "systemctl start --no-block scaletier.timer\n"
+        "exec systemctl reload-or-restart scaletier.service' sh 4f1c"
     )
 
 
-def test_the_other_commands() -> None:
-    assert push.stop_command() == "sudo -n systemctl stop scaletier.service"
+def taken_in(host: Path, version: str, code: dict[str, bytes], unit: str) -> tuple[list[str], set[str]]:
+    """What systemd was told on a host that takes a job in, and the files of ours that are there afterwards."""
+    for folder in ("etc/systemd/system", "opt/scaletier/venv", "tmp", "bin"):
+        (host / folder).mkdir(parents=True, exist_ok=True)
+    for tool, body in {"systemctl": f"echo $* >>{host}/tmp/told", "sudo": 'shift; exec "$@"'}.items():
+        (host / "bin" / tool).write_text(f"#!/bin/sh\n{body}\n")
+        (host / "bin" / tool).chmod(0o755)
+    (host / "tmp/told").write_text("")
+    command = push.take_in_command(version)
+    for place in ("/etc/", "/opt/"):
+        command = command.replace(place, f"{host}{place}")
+    command = command.replace("tar -xzpf - -C /", f"tar -xzf - --no-same-owner -C {host}")
+    stream = push.shared_stream(code) + push.host_stream([File(f"/{UNIT}", unit), File(f"/{TIMER}", "timer")])
+    environ = {"PATH": f"{host}/bin:/usr/bin:/bin"}
+    subprocess.run(command, shell=True, input=stream, env=environ, check=True)
+    there = {path.relative_to(host).as_posix() for path in (host / "opt").rglob("*") if path.is_file()}
+    return (host / "tmp/told").read_text().splitlines(), there
+
+
+def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(tmp_path: Path) -> None:
+    wake = ["start --no-block scaletier.timer", "reload-or-restart scaletier.service"]
+    first = {"jobs/old.py": b"", "replica/__main__.py": b"1", "replica/VERSION": b"1"}
+    names = {"opt/scaletier/jobs/old.py", "opt/scaletier/replica/__main__.py", "opt/scaletier/replica/VERSION"}
+    assert taken_in(tmp_path, "1", first, "unit") == (["daemon-reload", *wake], names)
+    assert (tmp_path / UNIT).read_text() == "unit"
+    (tmp_path / "opt/scaletier/jobs/compiled").touch()
+    kept = {*names, "opt/scaletier/jobs/compiled"}
+    assert taken_in(tmp_path, "1", first, "unit") == (wake, kept), "the same again: what is compiled stays"
+    assert taken_in(tmp_path, "1", first, "another unit") == (["daemon-reload", *wake], kept)
+    second = {"jobs/new.py": b"", "replica/__main__.py": b"2", "replica/VERSION": b"2"}
+    told, there = taken_in(tmp_path, "2", second, "another unit")
+    assert (told, there) == (wake, {f"opt/scaletier/{name}" for name in second}), "nothing of another version is left"
+
+
+def test_a_stream_that_breaks_off_wakes_nobody(tmp_path: Path) -> None:
+    code = {"replica/__main__.py": b"1"}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(subprocess.CalledProcessError):
+        patch.setattr(push, "host_stream", lambda _: b"")  # the end mark is in the host's own part
+        patch.setattr(push, "shared_stream", lambda _: b"\x1f\x8b")
+        taken_in(tmp_path, "1", code, "unit")
+    assert (tmp_path / "tmp/told").read_text() == ""
+
+
+def test_the_command_that_checks_a_host() -> None:
     df = "df --output=avail -B1 -- /var/lib/scaletier '/my bucket' | tail -n +2"
     assert push.check_command(["/var/lib/scaletier", "/my bucket"]) == df
     check = push.check_command(["/var/lib/scaletier", "/my bucket"], {"tensorflow": "x", "numpy": "y"})
@@ -46,30 +94,68 @@ def test_reading_what_the_check_says(tmp_path: Path) -> None:
 
 
 def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
-    shared = push.shared_stream("job01", {"mine/task.py": b"x = 1\n"}, {"__main__.py": b""})
-    own = push.host_stream([File("/etc/scaletier/replica.json", "é{}", 0o640, "trainer"), File("/etc/link", link="../unit")])
+    code, package = {"replica/__main__.py": b"", "jobs/__init__.py": b""}, {"mine/task.py": b"x = 1\n"}
+    shared = push.shared_stream(code, "job01", package, "ab12")
+    own = push.host_stream([File("/etc/scaletier/host.json", "é{}", 0o640, "trainer"), File("/etc/link", link="../unit")])
     # As on a host: GNU tar, through gzip's two members.
     subprocess.run(["tar", "-xzf", "-", "-C", str(tmp_path), "--no-same-owner"], input=shared + own, check=True)
-    package = tmp_path / "var/lib/scaletier/jobs/job01/package"
-    assert (package / "mine/task.py").read_text() == "x = 1\n"
+    home = tmp_path / "var/lib/scaletier/jobs/job01"
+    assert (home / "package/mine/task.py").read_text() == "x = 1\n"
+    assert (home / "package.sha256").read_text() == "ab12"
     assert (tmp_path / "opt/scaletier/replica/__main__.py").read_bytes() == b""
-    assert (tmp_path / "etc/scaletier/replica.json").read_text() == "é{}"
+    assert (tmp_path / "etc/scaletier/host.json").read_text() == "é{}"
     assert (tmp_path / "etc/link").readlink() == Path("../unit")
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(shared + own))) as tar:
         entries = {entry.name: (entry.uname, entry.gname, oct(entry.mode), entry.mtime) for entry in tar}
     assert entries == {
+        "opt/scaletier/jobs/__init__.py": ("root", "root", "0o644", 0),
+        "opt/scaletier/replica/__main__.py": ("root", "root", "0o644", 0),
+        "var/lib/scaletier/jobs": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01/package": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01/package/mine/task.py": ("trainer", "trainer", "0o644", 0),
-        "opt/scaletier/replica/__main__.py": ("root", "root", "0o644", 0),
-        "etc/scaletier/replica.json": ("root", "trainer", "0o640", 0),
+        "var/lib/scaletier/jobs/job01/package.sha256": ("trainer", "trainer", "0o644", 0),
+        "etc/scaletier/host.json": ("root", "trainer", "0o640", 0),
         "etc/link": ("root", "root", "0o644", 0),
     }
-    assert shared == push.shared_stream("job01", {"mine/task.py": b"x = 1\n"}, {"__main__.py": b""})
+    # Half a package has no mark, as that comes last.
+    assert list(entries).index("var/lib/scaletier/jobs/job01/package.sha256") > max(
+        index for index, name in enumerate(entries) if "package/" in name
+    )
+    assert shared == push.shared_stream(code, "job01", package, "ab12")
 
 
-def test_our_replica_package_is_all_that_goes_along() -> None:
-    sent = push.replica_package(Path(push.__file__).parents[2] / "replica")
-    assert "__main__.py" in sent
-    assert "record.py" in sent
+def test_a_job_that_waits_sends_no_package() -> None:
+    stream = push.shared_stream({"replica/__main__.py": b""}) + push.host_stream([])
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
+        assert tar.getnames() == ["opt/scaletier/replica/__main__.py"]
+
+
+def test_what_runs_on_hosts_is_all_that_goes_along() -> None:
+    sent, version = push.code(ROOT)
+    assert {name.partition("/")[0] for name in sent} == {"jobs", "replica"}
+    assert {"jobs/__init__.py", "jobs/ledger.py", "replica/__init__.py", "replica/__main__.py"} <= sent.keys()
+    assert sent["replica/VERSION"].decode() == version
     assert sum(map(len, sent.values())) < 200_000
+
+
+def test_what_is_sent_runs_by_itself(tmp_path: Path) -> None:
+    sent, _ = push.code(ROOT)
+    for name, content in sent.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    say = "import replica.__main__, jobs.objects; print(replica.__file__)"
+    ran = subprocess.run([sys.executable, "-c", say], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.stdout == f"{tmp_path}/replica/__init__.py\n", ran.stderr
+
+
+def test_the_version_is_that_of_the_code(tmp_path: Path) -> None:
+    for folder in push.CODE:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text("1")
+    before = push.code(tmp_path)[1]
+    assert push.code(tmp_path)[1] == before
+    (tmp_path / "jobs/a.py").write_text("2")
+    changed = push.code(tmp_path)[1]
+    (tmp_path / "jobs/a.py").rename(tmp_path / "jobs/b.py")
+    assert len({before, changed, push.code(tmp_path)[1]}) == 3

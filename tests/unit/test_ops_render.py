@@ -1,63 +1,34 @@
-"""The files of a host: TF_CONFIG, the plan, the environment and the unit, and that no value can break out of them."""
+"""The files of a host and the plan of a job: what is in them, and that no value can break out of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import inventory_json
 
+from jobs.records import HostFile, Plan
 from ops.cluster.inventory import Inventory, parse
+from ops.show.views import print_render
 from ops.train.config import Flags, Job, build_job
-from ops.train.render import environment_quoted, render, unit_quoted
-from replica.record import Plan
+from ops.train.render import plan, render, unit_quoted
+
+TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
+UNIT, TIMER = "/etc/systemd/system/scaletier.service", "/etc/systemd/system/scaletier.timer"
 
 
-def files(inventory: Inventory, job: Job, host: str) -> dict[str, str]:
-    return {file.path: file.content for file in render(inventory, job)[host]}
+def files(inventory: Inventory, host: str) -> dict[str, str]:
+    return {file.path: file.content for file in render(inventory)[host]}
 
 
-def read_environment_file(text: str) -> dict[str, str]:
-    """What systemd makes of an EnvironmentFile: after its parse_env_file_internal, for double-quoted values."""
-    values: dict[str, str] = {}
-    at = 0
-    while at < len(text):
-        if text[at] in "\n ":
-            at += 1
-        elif text[at] in "#;":
-            at = text.index("\n", at)
-        else:
-            equals = text.index("=", at)
-            name, at, value = text[at:equals], equals + 1, ""
-            assert text[at] == '"'
-            at += 1
-            while text[at] != '"':
-                if text[at] == "\\":
-                    at += 1
-                    value += text[at] if text[at] in '"\\`$' else "" if text[at] == "\n" else "\\" + text[at]
-                else:
-                    value += text[at]
-                at += 1
-            values[name], at = value, at + 1
-    return values
-
-
-PRINTABLE = st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n")
-
-
-@given(st.text(PRINTABLE))
-def test_a_value_arrives_in_the_environment_as_it_was(value: str) -> None:
-    assert read_environment_file(f"A={environment_quoted(value)}\nB={environment_quoted('b')}\n") == {"A": value, "B": "b"}
-
-
-@pytest.mark.parametrize("value", ["\0", "\r", "\x1b[0m", "\x7f", "\udcff"])
-def test_a_value_that_systemd_would_drop_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match="control characters"):
-        environment_quoted(value)
+def tf_config(inventory: Inventory, job: Job, host: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(plan(inventory, job, "").tasks[host].tfConfig)
+    return config
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
@@ -68,24 +39,37 @@ def test_a_path_in_a_unit_stays_one_word(value: str) -> None:
     assert not {"%", "\\", '"'} & set(inner)
 
 
+@pytest.mark.parametrize("value", ["\0", "\n", "\x7f"])
+def test_a_path_that_systemd_would_not_take_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="control characters"):
+        unit_quoted(value)
+
+
 def test_every_host_has_the_same_files(inventory: Inventory) -> None:
-    rendered = render(inventory, build_job(Flags("job01"), inventory))
+    rendered = render(inventory)
     assert list(rendered) == list(inventory.names)
+    units = "/etc/systemd/system"
     for host_files in rendered.values():
-        assert [(file.path, oct(file.mode), file.group) for file in host_files] == [
-            ("/etc/scaletier/replica.json", "0o640", "trainer"),
-            ("/etc/scaletier/tf_config.json", "0o640", "trainer"),
-            ("/etc/scaletier/environment", "0o640", "trainer"),
-            ("/etc/systemd/system/scaletier.service", "0o644", "root"),
-            ("/etc/systemd/system/multi-user.target.wants/scaletier.service", "0o777", "root"),
+        assert [(file.path, oct(file.mode), file.group, file.link) for file in host_files] == [
+            ("/etc/scaletier/host.json", "0o640", "trainer", None),
+            (UNIT, "0o644", "root", None),
+            (TIMER, "0o644", "root", None),
+            (f"{units}/multi-user.target.wants/scaletier.service", "0o777", "root", "../scaletier.service"),
+            (f"{units}/timers.target.wants/scaletier.timer", "0o777", "root", "../scaletier.timer"),
         ]
+
+
+def test_a_host_is_told_who_it_is(inventory: Inventory) -> None:
+    for name in inventory.names:
+        said = HostFile.from_json(files(inventory, name)["/etc/scaletier/host.json"])
+        assert said == HostFile(name, "/bucket", 0.5, "/opt/scaletier/venv/bin/python")
 
 
 def test_tf_config(inventory: Inventory) -> None:
     job = build_job(Flags("job01", args="--name 'a b'"), inventory)
     cluster = {"ps": ["10.0.0.32:2222"], "chief": ["10.0.0.2:2222"], "worker": ["10.0.0.64:2222", "10.0.0.65:2222"]}
     for host, task in {"master-0": ("chief", 0), "worker-1": ("worker", 1), "evaluator-0": ("evaluator", 0)}.items():
-        config = json.loads(files(inventory, job, host)["/etc/scaletier/tf_config.json"])
+        config = tf_config(inventory, job, host)
         assert config["cluster"] == cluster
         assert config["task"] == {"type": task[0], "index": task[1]}
         assert config["job"]["args"] == ["--name", "a b"]
@@ -94,15 +78,15 @@ def test_tf_config(inventory: Inventory) -> None:
 
 def test_tf_config_as_the_seeds_code_reads_it(inventory: Inventory) -> None:
     job = dataclasses.replace(build_job(Flags("job01"), inventory), use_chief=False)
-    config = json.loads(files(inventory, job, "master-0")["/etc/scaletier/tf_config.json"])
+    config = tf_config(inventory, job, "master-0")
     assert "master" in config["cluster"]
     assert "chief" not in config["cluster"]
     assert config["task"]["type"] == "master"
 
 
 def test_the_environment(inventory: Inventory) -> None:
-    job = build_job(Flags("job01"), inventory)
-    assert read_environment_file(files(inventory, job, "master-0")["/etc/scaletier/environment"]) == {
+    tasks = plan(inventory, build_job(Flags("job01"), inventory), "").tasks
+    assert tasks["master-0"].environment == {
         "TYPE": "master",
         "INDEX": "0",
         "JOB_ID": "job01",
@@ -111,25 +95,52 @@ def test_the_environment(inventory: Inventory) -> None:
         "HOME": "/var/lib/scaletier",
         "PYTHONUNBUFFERED": "1",
     }
+    assert {name: (task.environment["TYPE"], task.environment["INDEX"]) for name, task in tasks.items()} == {
+        name: tuple(name.split("-")) for name in inventory.names
+    }
+
+
+def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    scheduling = (
+        "{restartPolicy: all, expendable: [worker], maxRestarts: 1, maxWaitTime: 60s, maxRunningTime: 7200, priority: 3}"
+    )
+    config.write_text(f"trainingInput: {{scheduling: {scheduling}}}")
+    job = build_job(Flags("job01", config=str(config), args="--train-data=/d1,/d2 --eval-data=/e"), inventory, "mine")
+    made = plan(inventory, job, "ab12")
+    assert made.replicas == ["master-0", "ps-0", "worker-0", "worker-1", "evaluator-0"]
+    assert (made.jobId, made.module, made.packageSha256) == ("job01", "mine.task", "ab12")
+    assert made.data == ["/d1", "/d2", "/e"]
+    assert (made.restartPolicy, made.expendable, made.maxRestarts) == ("all", ["worker"], 1)
+    assert (made.maxWaitTime, made.maxRunningTime) == (60.0, 7200.0)
+    assert made.maxRetries == Plan.maxRetries, "what nobody chose is as the record has it"
+    assert list(made.tasks) == made.replicas
+    assert Plan.from_json(made.to_json()) == made
 
 
 @given(st.lists(st.text(), max_size=4))
 def test_the_plan_has_every_argument_byte_for_byte(args: list[str]) -> None:
     inventory = parse(inventory_json(), Path("/nowhere"))
-    job = Job("job01", "trainer.task", tuple(args), "/bucket/jobs/job01/output", training_input={"args": args})
-    content = files(inventory, job, "worker-0")["/etc/scaletier/replica.json"]
-    assert content.isascii()
-    assert Plan.from_json(content).args == args
+    policy = {"restartPolicy": "replica", "expendable": []}
+    job = Job("job01", "trainer.task", tuple(args), "/bucket/jobs/job01/output", policy, training_input={"args": args})
+    read = Plan.from_json(plan(inventory, job, "").to_json())
+    assert read.args == args
+    assert json.loads(read.tasks["worker-0"].tfConfig)["job"]["args"] == args
 
 
 def test_the_unit(inventory: Inventory) -> None:
-    unit = files(inventory, build_job(Flags("job01"), inventory), "ps-0")["/etc/systemd/system/scaletier.service"]
+    unit = files(inventory, "ps-0")[UNIT]
     lines = unit.splitlines()
     for line in (
         "ExecStart=/opt/scaletier/venv/bin/python -m replica",
+        "ExecReload=/bin/kill -HUP $MAINPID",
         "User=trainer",
         "UMask=0002",
         "Restart=on-failure",
+        "RestartPreventExitStatus=2",
+        "RestartForceExitStatus=75",
+        "WatchdogSec=30",
+        "NotifyAccess=main",
         "MemoryMax=1800000000",
         "PrivateDevices=yes",
         'ReadWritePaths=/var/lib/scaletier "/bucket"',
@@ -137,19 +148,49 @@ def test_the_unit(inventory: Inventory) -> None:
         "ProtectSystem=strict",
         "CapabilityBoundingSet=",
         "SystemCallFilter=@system-service",
-        "TimeoutStopSec=20",
+        "TimeoutStopSec=600",
         "WantedBy=multi-user.target",
     ):
         assert line in lines
     assert "{" not in unit
+    assert "EnvironmentFile" not in unit, "what a trainer finds is in the plan"
+    assert {files(inventory, name)[UNIT] for name in inventory.names} == {unit}
+
+
+def test_the_timer(inventory: Inventory) -> None:
+    timer = files(inventory, "ps-0")[TIMER].splitlines()
+    assert {"OnUnitInactiveSec=60", "Unit=scaletier.service", "WantedBy=timers.target"} <= set(timer)
 
 
 def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) -> None:
     hosts = json.loads(inventory_json())["hosts"]
     hosts[1]["accelerator"] = {"type": "nvidia-tesla-t4", "count": 1}
     inventory = parse(inventory_json(hosts=hosts, bucket="gs://b", operatorBucket="gs://b"), tmp_path)
-    job = build_job(Flags("job01"), inventory)
-    unit = files(inventory, job, "master-0")["/etc/systemd/system/scaletier.service"]
+    unit = files(inventory, "master-0")[UNIT]
     assert "PrivateDevices=no" in unit
     assert "ReadWritePaths=/var/lib/scaletier\n" in unit
-    assert job.job_dir == "gs://b/jobs/job01/output"
+    made = plan(inventory, build_job(Flags("job01"), inventory), "")
+    assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
+    assert made.data == ["gs://b/data/mnist"]
+
+
+def test_all_of_it_is_shown(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_render(inventory, Flags("job01", args="--a 'b c'"), str(TINY), as_json=False) == 0
+    shown = capsys.readouterr().out
+    heads = [line for line in shown.splitlines() if line.startswith(tuple(f"# {name}:" for name in inventory.names))]
+    assert len(heads) == 6 * len(inventory.hosts)
+    assert heads[:2] == ["# ps-0:/etc/scaletier/host.json 0640 root:trainer", f"# ps-0:{UNIT} 0644 root:root"]
+    assert "# ps-0:/etc/systemd/system/timers.target.wants/scaletier.timer -> ../scaletier.timer" in heads
+    assert heads[5] == "# ps-0: the environment of tiny.task"
+    config, _ = json.JSONDecoder().raw_decode(shown.partition("\nTF_CONFIG=")[2])
+    assert config["job"]["args"] == ["--a", "b c"]
+    assert "JOB_ID=job01" in shown.splitlines()
+
+
+def test_all_of_it_is_shown_to_programs(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_render(inventory, Flags("job01", args="--a 'b c'"), str(TINY), as_json=True) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert set(shown) == {"hosts", "plan"}
+    (first, *_) = shown["hosts"]["master-0"]
+    assert (first["path"], json.loads(first["content"])["name"]) == ("/etc/scaletier/host.json", "master-0")
+    assert Plan.from_dict(shown["plan"]).args == ["--a", "b c"]
