@@ -56,6 +56,8 @@ class Limited:
             result, error = ended.get(timeout=self._seconds)
         except queue.Empty:
             self._hangs.set()
+            if not ended.empty():
+                self._hangs.clear()  # it ended just now, and nobody else would say so
             raise StoreError(f"no answer within {self._seconds:g} s") from None
         if error is not None:
             raise error
