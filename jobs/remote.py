@@ -110,7 +110,7 @@ class Remote:
             self._drop()
             if opened:
                 return self._once(request, opened=False)
-            raise StoreError(f"the connection to the bucket broke off: {error or type(error).__name__}") from error
+            raise StoreError(f"the connection to the bucket broke off: {str(error) or type(error).__name__}") from error
         return answer
 
     def _drop(self) -> None:
