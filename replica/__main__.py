@@ -77,6 +77,7 @@ class Loop:
         self._agent = agent
         self._woken, self._wake = socket.socketpair()
         self._due = threading.Event()
+        self._hurried = False
         self._terminated_at: float | None = None
 
     def run(self) -> None:
@@ -86,13 +87,16 @@ class Loop:
         self._wake.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGHUP, lambda *_: self._due.set())
+        signal.signal(signal.SIGHUP, lambda *_: self._hurry())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._terminate())
         threading.Thread(target=self._report, name="reporter", daemon=True).start()
         status, told = "", None
         while not agent.over:
             notify("WATCHDOG=1")
+            if self._hurried:
+                self._hurried = False
+                self._due.set()
             if status != (status := agent.status):
                 notify(f"STATUS={status}")
             supervisor = agent.supervisor
@@ -107,7 +111,11 @@ class Loop:
     def _terminate(self) -> None:
         self._terminated_at = self._terminated_at or time.monotonic()
         self._agent.terminate()
-        self._due.set()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """In a handler: the event's lock may be held by the very code that the signal interrupted."""
+        self._hurried = True
 
     def _gives_up(self) -> bool:
         """True where the unit is being stopped, its trainer has ended, and the bucket does not answer."""
@@ -125,7 +133,7 @@ class Loop:
                     self._wake.send(b"\0")  # an order may have come
                 self._due.wait(wait)
                 self._due.clear()
-        except BaseException:
+        except BaseException:  # noqa: BLE001  whatever it is
             traceback.print_exc()
             os._exit(1)  # a host that reports nothing is worse than one that starts again
 
