@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from jobs import lease
@@ -109,7 +110,8 @@ class Agent:
 
     def _round(self) -> None:
         if self._reporter is None and not self._terminated:
-            self._find()
+            with suppress(RecordError):  # a job that cannot be read is ended below, like one that nobody leads
+                self._find()
         if self._reporter is not None:
             self._report(self._reporter)
         elif self._terminated:
