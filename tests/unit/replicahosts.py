@@ -13,40 +13,46 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord
+from jobs import paths
+from jobs.lease import Lease
+from jobs.queue import Entry, Queue
+from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
+from jobs.states import JobState
+from jobs.store import Store, StoreError
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0
+PACKAGE = "0" * 64
 SLEEPS = "import time\nprint('up')\ntime.sleep(600)\n"
+GOES = "import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.02)\n"
 
 
 class Cluster:
-    """A bucket, and hosts that are directories with a replica process each."""
+    """A bucket with a job that was handed over, and the hosts that it has: directories with a replica process each."""
 
     def __init__(self, root: Path, trainer: str, replicas: list[str], args: list[str], **plan: Any) -> None:
-        self.root = root
+        self.root, self.replicas = root, replicas
         self.bucket = root / "bucket"
         self.job_folder = self.bucket / "jobs" / "job01"
         self.job_folder.mkdir(parents=True)
+        (self.bucket / "cluster").mkdir()
         self.package = root / "package"
         self.package.mkdir()
         (self.package / "task.py").write_text(trainer)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        quick: dict[str, Any] = {"heartbeatSeconds": 0.1, "leaseSeconds": 0.5, "stopSeconds": 5.0, "packageSha256": PACKAGE}
+        url, python = plan.pop("bucket", str(self.bucket)), plan.pop("python", sys.executable)
+        self.plan = Plan("job01", replicas, "task", args, {name: task(name) for name in replicas}, **quick | plan)
+        (self.job_folder / "plan.json").write_bytes(self.plan.to_json())
         self.write_job(JobState.PREPARING)
-        url = plan.pop("bucket", str(self.bucket))
-        quick: dict[str, Any] = {
-            "pollSeconds": 0.05,
-            "heartbeatSeconds": 0.1,
-            "stopSeconds": 5.0,
-            "python": sys.executable,
-        } | plan
+        self.write_queue(Entry("job01", replicas, held=True))
         for name in replicas:
-            etc = self.host(name) / "etc"
+            etc, home = self.host(name) / "etc", self.host(name) / "state" / "jobs" / "job01"
             etc.mkdir(parents=True)
-            role, index = name.split("-")
-            written = Plan("job01", name, replicas, "task", args, url, str(self.package), **quick)
-            (etc / "replica.json").write_text(written.to_json())
-            (etc / "tf_config.json").write_text(json.dumps({"task": {"type": role, "index": int(index)}}))
+            (etc / "host.json").write_bytes(HostFile(name, url, 0.05, python).to_json())
+            home.mkdir(parents=True)  # all hosts share one package, in which a test finds what a trainer wrote
+            (home / "package").symlink_to(self.package)
+            (home / "package.sha256").write_text(PACKAGE)
 
     def host(self, name: str) -> Path:
         return self.root / "hosts" / name
@@ -80,7 +86,18 @@ class Cluster:
         return int(started[-1].split()[3].rstrip(":")) if started else 0
 
     def write_job(self, state: JobState) -> None:
-        (self.job_folder / "job.json").write_text(JobRecord("job01", state=state).to_json())
+        job = JobRecord("job01", state=state, lease=Lease(epoch=2), hosts=self.replicas)
+        (self.bucket / paths.job("job01")).write_bytes(job.to_json())
+
+    def write_queue(self, *entries: Entry) -> None:
+        (self.bucket / paths.QUEUE).write_bytes(Queue(list(entries)).to_json())
+
+    @property
+    def queue(self) -> Queue:
+        return Queue.from_json((self.bucket / paths.QUEUE).read_bytes())
+
+    def cancel(self) -> None:
+        (self.bucket / paths.cancel("job01")).write_text("{}")
 
     @property
     def job(self) -> JobRecord:
@@ -101,10 +118,18 @@ class Cluster:
         """True when the trainers of these replicas have said `up`."""
         return all("up" in self.log(name) for name in names)
 
+    def journal(self, name: str) -> str:
+        return (self.host(name) / "journal").read_text()
+
     def close(self) -> None:
         for name, process in self.processes.items():
             if process.poll() is None:
                 self.kill(name)
+
+
+def task(name: str) -> Task:
+    role, index = name.split("-")
+    return Task(json.dumps({"task": {"type": role, "index": int(index)}}))
 
 
 def end(group: int) -> None:
@@ -129,3 +154,42 @@ def gone(pid: int) -> bool:
 
 
 Make = Callable[..., Cluster]
+
+
+class Clock:
+    """A monotonic clock that stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    def pass_(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class Flaky:
+    """A store that fails as it is told: before the effect of a call, or after it. `calls` are the names that were written."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.fail: list[str] = []
+        self.calls: list[str] = []
+        self.before: Callable[[str, str], None] = lambda method, name: None
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(name: Any, *args: Any) -> Any:
+            self.before(method, name)
+            writes = method in ("create", "replace")
+            evil = self.fail.pop(0) if writes and self.fail else ""
+            if evil == "before":
+                raise StoreError("the bucket fails")
+            result = getattr(self._store, method)(name, *args)
+            if writes:
+                self.calls.append(name)
+            if evil == "after":
+                raise StoreError("the answer is lost")
+            return result
+
+        return call

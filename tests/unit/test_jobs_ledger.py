@@ -1,0 +1,159 @@
+"""The typed records in the bucket: conditional, and robust against a file that is garbled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from replicahosts import Flaky
+
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry, Queue
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState
+from jobs.store import Conflict
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Flaky:
+    return Flaky(Folder(tmp_path))
+
+
+@pytest.fixture
+def ledger(store: Flaky) -> Ledger:
+    return Ledger(store, sleep=lambda _: None)
+
+
+def write(root: Path, name: str, content: bytes) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(content)
+
+
+def job(job_id: str, created: str, state: JobState, *hosts: str, priority: int = 0) -> JobRecord:
+    return JobRecord(job_id, state=state, hosts=list(hosts), createTime=created, priority=priority)
+
+
+def test_a_job_is_moved_on_only_from_what_was_read(ledger: Ledger) -> None:
+    assert ledger.job("job01") is None
+    first = ledger.create_job(JobRecord("job01"))
+    assert ledger.job("job01") == first
+    with pytest.raises(Conflict):
+        ledger.create_job(JobRecord("job01", labels={"other": "one"}))
+    second = ledger.change_job(first, first.record.to(JobState.PREPARING))
+    assert ledger.job("job01") == second
+    with pytest.raises(Conflict):
+        ledger.change_job(first, first.record.to(JobState.FAILED))
+    assert ledger.job("job01") == second
+
+
+def test_a_garbled_job_is_an_error_and_is_skipped_where_all_are_listed(ledger: Ledger, tmp_path: Path) -> None:
+    for n in (1, 3, 2):
+        ledger.create_job(job(f"job{n}", f"2026-01-0{n}T00:00:00Z", JobState.QUEUED))
+    write(tmp_path, "jobs/bad/job.json", b'{"jobId": "bad", "state": 1}')
+    write(tmp_path, "jobs/cut/job.json", b"")
+    with pytest.raises(RecordError, match=r"job\.json\.state is 1; valid are"):
+        ledger.job("bad")
+    found, bad = ledger.jobs()
+    assert [record.jobId for record in found] == ["job3", "job2", "job1"]
+    assert [line.partition(";")[0] for line in bad] == [
+        "bad: job.json.state is 1",
+        "cut: job.json is no JSON: Expecting value: line 1 column 1 (char 0)",
+    ]
+
+
+def test_a_plan_is_written_once(ledger: Ledger) -> None:
+    plan = Plan("job01", ["master-0"], "m", [], {})
+    assert ledger.plan("job01") is None
+    ledger.create_plan(plan)
+    ledger.create_plan(plan)
+    with pytest.raises(Conflict):
+        ledger.create_plan(replace(plan, module="other"))
+    assert ledger.plan("job01") == plan
+
+
+def test_a_replica_writes_over_its_own_record_alone(ledger: Ledger, tmp_path: Path) -> None:
+    record = ReplicaRecord("ps-0", life="a")
+    assert ledger.replica_version("job01", "ps-0") is None
+    first = ledger.write_replica("job01", record, None)
+    with pytest.raises(Conflict):
+        ledger.write_replica("job01", replace(record, life="b"), None)
+    second = ledger.write_replica("job01", replace(record, beat=1), first)
+    with pytest.raises(Conflict):
+        ledger.write_replica("job01", replace(record, life="b"), first)
+    assert ledger.replica_version("job01", "ps-0") == second
+    write(tmp_path, paths.replica("job01", "ps-1"), b"{")
+    assert ledger.replica_version("job01", "ps-1") is not None
+    assert ledger.replicas("job01", ["ps-0", "ps-1", "ps-2"]) == {"ps-0": replace(record, beat=1)}
+
+
+def test_who_asks_for_the_end_again_changes_nothing(ledger: Ledger) -> None:
+    assert not ledger.cancel_requested("job01")
+    ledger.request_cancel("job01", b"first")
+    ledger.request_cancel("job01", b"second")
+    assert ledger.cancel_requested("job01")
+    item = ledger.store.read(paths.cancel("job01"))
+    assert item is not None
+    assert item.content == b"first"
+
+
+def test_a_change_of_the_queue_is_made_of_the_newest(ledger: Ledger, store: Flaky, tmp_path: Path) -> None:
+    other = Ledger(Folder(tmp_path))
+    rivals = [Entry("b", ["w"]), Entry("c", ["x"])]
+
+    def meanwhile(method: str, name: str) -> None:
+        if method in ("create", "replace") and rivals:
+            rival = rivals.pop(0)
+            other.change_queue(lambda queue: queue.added(rival))
+
+    store.before = meanwhile
+    after = ledger.change_queue(lambda queue: queue.added(Entry("a", ["m"])))
+    assert [entry.jobId for entry in after.entries] == ["b", "c", "a"]
+    assert ledger.queue() == after
+    store.calls.clear()
+    assert ledger.change_queue(lambda queue: queue) == after
+    assert store.calls == []
+
+
+def test_a_queue_that_is_never_free_is_given_up(ledger: Ledger, store: Flaky) -> None:
+    def always(method: str, name: str) -> None:
+        if method in ("create", "replace"):
+            raise Conflict(name)
+
+    store.before = always
+    with pytest.raises(Conflict):
+        ledger.change_queue(lambda queue: queue.added(Entry("a", ["m"])))
+
+
+@pytest.mark.parametrize("garbled", [b"", b"{", b'{"entries": [{"jobId": 1}]}', b'{"schema":2,"entries":3}'])
+def test_a_garbled_queue_is_rebuilt_from_the_jobs(ledger: Ledger, tmp_path: Path, garbled: bytes) -> None:
+    for record in (
+        job("done", "2026-01-01T00:00:00Z", JobState.SUCCEEDED, "m"),
+        job("later", "2026-01-04T00:00:00Z", JobState.QUEUED, "m"),
+        job("urgent", "2026-01-05T00:00:00Z", JobState.QUEUED, "m", "w", priority=5),
+        job("runs", "2026-01-02T00:00:00Z", JobState.RUNNING, "m"),
+        job("free", "2026-01-06T00:00:00Z", JobState.QUEUED, "x"),
+    ):
+        ledger.create_job(record)
+    write(tmp_path, paths.QUEUE, garbled)
+    queue = ledger.queue()
+    assert [(e.jobId, e.held, e.priority) for e in queue.entries] == [
+        ("runs", True, 0), ("later", False, 0), ("urgent", False, 5), ("free", True, 0),
+    ]  # fmt: skip
+    assert (queue.entries[2].hosts, queue.entries[2].createTime) == (["m", "w"], "2026-01-05T00:00:00Z")
+    assert (tmp_path / paths.QUEUE).read_bytes() == garbled
+    after = ledger.change_queue(lambda queue: queue.without(queue.entries[0]))
+    assert Queue.from_json((tmp_path / paths.QUEUE).read_bytes()) == after
+    assert [(e.jobId, e.held) for e in after.entries] == [("later", False), ("urgent", True), ("free", True)]
+
+
+def test_a_newer_queue_is_left_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
+    newer = b'{"schema":99,"entries":{}}'
+    write(tmp_path, paths.QUEUE, newer)
+    for call in (ledger.queue, lambda: ledger.change_queue(lambda queue: queue.added(Entry("a", ["m"])))):
+        with pytest.raises(RecordError, match="newer scaletier"):
+            call()
+    assert (tmp_path / paths.QUEUE).read_bytes() == newer

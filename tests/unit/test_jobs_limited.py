@@ -1,0 +1,106 @@
+"""A store that hangs holds up nobody for longer than was said."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replicahosts import PATIENCE, Flaky, until
+
+from jobs.folder import Folder
+from jobs.limited import Limited
+from jobs.store import Conflict, StoreError
+
+
+class Hanging(Flaky):
+    """A store whose next call hangs until it is let go."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(Folder(root))
+        self.let_go = threading.Event()
+        self.before = lambda method, name: self.let_go.wait(PATIENCE)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Hanging]:
+    store = Hanging(tmp_path)
+    yield store
+    store.let_go.set()
+
+
+def test_every_call_goes_through(tmp_path: Path) -> None:
+    store = Limited(Folder(tmp_path), PATIENCE)
+    version = store.create("a/b", b"one")
+    assert store.read("a/b") == (b"one", version)
+    assert store.read("a/c") is None
+    second = store.replace("a/b", b"two", version)
+    assert store.read_all(iter(["a/b", "a/c"])) == {"a/b": (b"two", second)}
+    assert store.scan("a/*") == {"a/b": b"two"}
+    with pytest.raises(Conflict, match="a/b"):
+        store.create("a/b", b"other")
+    with pytest.raises(Conflict):
+        store.replace("a/b", b"three", version)
+    with pytest.raises(StoreError, match="is not there"):
+        Limited(Folder(tmp_path / "none"), PATIENCE).read("a")
+
+
+CALLS: list[Callable[[Any], object]] = [
+    lambda store: store.read("a"),
+    lambda store: store.read_all(["a"]),
+    lambda store: store.scan("*"),
+    lambda store: store.create("a", b""),
+    lambda store: store.replace("a", b"", "1"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_hangs_is_given_up_and_further_ones_fail_at_once(hanging: Hanging, call: Callable[[Any], object]) -> None:
+    store = Limited(hanging, 0.05)
+    with pytest.raises(StoreError, match=r"no answer within 0\.05 s"):
+        call(store)
+    for _ in range(200):  # 10 s, if each waited
+        with pytest.raises(StoreError, match=r"an earlier call has been hanging for more than 0\.05 s"):
+            call(store)
+    assert hanging.calls == []
+
+
+def test_what_hung_may_still_take_effect_and_then_all_goes_on(hanging: Hanging) -> None:
+    store = Limited(hanging, 0.05)
+    with pytest.raises(StoreError):
+        store.create("a", b"one")
+    hanging.let_go.set()
+    until(lambda: _works(store))
+    assert store.scan("*") == {"a": b"one"}
+    version = store.create("a", b"one")  # tried again, it is one's own
+    assert store.read("a") == (b"one", version)
+
+
+def test_a_call_that_ends_just_when_it_is_given_up_leaves_nothing_hanging(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Limited(hanging, 0.05)
+    give_up = store._hangs.set
+
+    def late() -> None:
+        hanging.let_go.set()
+        until(lambda: hanging.calls == ["a"])
+        time.sleep(0.2)  # its thread says that nothing hangs, before we say that something does
+        give_up()
+
+    monkeypatch.setattr(store._hangs, "set", late)
+    with pytest.raises(StoreError):
+        store.create("a", b"one")
+    monkeypatch.undo()
+    until(lambda: _works(store))
+
+
+def _works(store: Limited) -> bool:
+    try:
+        store.read("a")
+    except StoreError:
+        return False
+    return True

@@ -1,0 +1,228 @@
+"""Records as JSON, checked as they are read; the table of states; what a job costs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.checked import SCHEMA, Record, RecordError
+from jobs.lease import Lease
+from jobs.queue import Entry, Queue
+from jobs.records import EVENTS_KEPT, Event, HostFile, JobRecord, Plan, ReplicaRecord, Task, kept
+from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
+from jobs.times import now, seconds_between
+
+PLAN: dict[str, Any] = {
+    "jobId": "job01",
+    "replicas": ["master-0"],
+    "module": "m",
+    "args": [],
+    "tasks": {"master-0": {"tfConfig": ""}},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        (JobRecord, [], "job.json must be a JSON object, not []"),
+        (JobRecord, {}, "job.json lacks jobId"),
+        (Plan, {"jobId": "1", "args": []}, "plan.json lacks replicas, module, tasks"),
+        (JobRecord, {"jobId": 1}, "job.json.jobId must be a text, not 1"),
+        (JobRecord, {"jobId": "a", "attempt": "1"}, "job.json.attempt must be a whole number, not '1'"),
+        (JobRecord, {"jobId": "a", "attempt": True}, "job.json.attempt must be a whole number, not True"),
+        (JobRecord, {"jobId": "a", "attempt": 1.0}, "job.json.attempt must be a whole number, not 1.0"),
+        (JobRecord, {"jobId": "a", "runSeconds": False}, "job.json.runSeconds must be a number, not False"),
+        (JobRecord, {"jobId": "a", "runSeconds": float("inf")}, "job.json.runSeconds must be a number, not inf"),
+        (JobRecord, {"jobId": "a", "state": "LOST"}, "job.json.state is 'LOST'; valid are QUEUED, PREPARING, "),
+        (JobRecord, {"jobId": "a", "state": []}, "job.json.state is []; valid are "),
+        (JobRecord, {"jobId": "a", "lease": {"epoch": None}}, "job.json.lease.epoch must be a whole number, not None"),
+        (JobRecord, {"jobId": "a", "lease": {"submitter": 1}}, "job.json.lease.submitter must be true or false, not 1"),
+        (JobRecord, {"jobId": "a", "hosts": "ps-0"}, "job.json.hosts must be a list, not 'ps-0'"),
+        (JobRecord, {"jobId": "a", "hosts": ["ps-0", 1]}, "job.json.hosts[1] must be a text, not 1"),
+        (JobRecord, {"jobId": "a", "labels": {"x": 1}}, "job.json.labels.x must be a text, not 1"),
+        (JobRecord, {"jobId": "a", "labels": []}, "job.json.labels must be a JSON object, not []"),
+        (JobRecord, {"jobId": "a", "cost": "1"}, "job.json.cost must be a number, not '1'"),
+        (JobRecord, {"jobId": "a", "events": [{"time": ""}]}, "job.json.events[0] lacks cause"),
+        (Plan, PLAN | {"tasks": {"master-0": {"tfConfig": 1}}}, "plan.json.tasks.master-0.tfConfig must be a text, not 1"),
+        (ReplicaRecord, {"name": "a", "beat": "x" * 99}, f"the record of a replica.beat must be a whole number, not '{'x' * 56}..."),
+        (HostFile, {"name": "ps-0"}, "host.json lacks bucket"),
+        (Queue, {"entries": [{"jobId": "a", "hosts": None}]}, "the queue.entries[0].hosts must be a list, not None"),
+    ],
+)  # fmt: skip
+def test_a_wrong_type_is_named_by_its_path(kind: type[Record], data: Any, said: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        kind.from_dict(data)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", "nul"])
+def test_what_is_no_json_is_one_line(content: bytes | str) -> None:
+    with pytest.raises(RecordError, match=r"^job\.json is no JSON: [^\n]+$"):
+        JobRecord.from_json(content)
+
+
+def test_a_newer_schema_is_refused_and_an_older_one_is_not() -> None:
+    newer = json.dumps({"schema": SCHEMA + 1, "jobId": 1, "new": {}})
+    said = (
+        rf"^job\.json was written by a newer scaletier \(schema {SCHEMA + 1}, this one reads {SCHEMA}\): bring this one [^\n]+$"
+    )
+    with pytest.raises(RecordError, match=said):
+        JobRecord.from_json(newer)
+    for older in ({}, {"schema": 1}, {"schema": SCHEMA}):
+        assert JobRecord.from_dict({"jobId": "a", "createTime": "", **older}) == JobRecord("a", createTime="")
+
+
+def test_every_record_says_its_schema_and_is_one_line() -> None:
+    written = JobRecord("job01", state=JobState.RUNNING, labels={"team": "é"}, lease=Lease("ps-0/1", 3)).to_json()
+    data = json.loads(written)
+    assert (data["schema"], data["state"], data["labels"]) == (SCHEMA, "RUNNING", {"team": "é"})
+    assert data["lease"] == {"holder": "ps-0/1", "epoch": 3, "beat": 0, "submitter": False}
+    assert written.endswith(b"}\n")
+    assert written.count(b"\n") == 1
+
+
+def test_unknown_keys_are_dropped() -> None:
+    read = ReplicaRecord.from_json(
+        '{"name": "ps-0", "heartbeatTime": "", "colour": "red", "events": [{"time":"", "cause":"", "x":1}]}'
+    )
+    assert read == ReplicaRecord("ps-0", heartbeatTime="", events=[Event("", "")])
+
+
+def test_what_may_be_none_may_be() -> None:
+    read = JobRecord.from_dict({"jobId": "a", "cost": None, "startTime": None, "hourlyCost": 1})
+    assert (read.cost, read.startTime, read.hourlyCost) == (None, None, 1)
+
+
+def test_bytes_that_are_no_utf8_survive_as_surrogates() -> None:
+    argument = b"--path=\xff\xfe".decode("utf-8", "surrogateescape")
+    plan = Plan("job01", ["master-0"], "trainer.task", [argument], {})
+    assert Plan.from_json(plan.to_json()).args[0].encode("utf-8", "surrogateescape") == b"--path=\xff\xfe"
+
+
+_text = st.text(max_size=5)
+_number = st.integers(-(2**40), 2**40)
+_float = st.floats(allow_nan=False, allow_infinity=False)
+_events = st.lists(st.builds(Event, _text, _text, st.none() | _float), max_size=2)
+_plain = st.recursive(st.none() | st.booleans() | _number | _text, lambda inner: st.lists(inner, max_size=2), max_leaves=3)
+_any = st.dictionaries(_text, _plain, max_size=2)
+_texts = st.lists(_text, max_size=3)
+_maybe = st.none() | _text
+_records = st.one_of(
+    st.builds(
+        JobRecord, jobId=_text, state=st.sampled_from(JobState), priority=_number, startTime=_maybe, runSeconds=_float,
+        lease=st.builds(Lease, _text, _number, _number, st.booleans()), hosts=_texts, cost=st.none() | _float, without=_texts,
+        events=_events, labels=st.dictionaries(_text, _text, max_size=2), manifest=_any, replicas=st.lists(_any, max_size=2),
+    ),
+    st.builds(
+        ReplicaRecord, name=_text, state=st.sampled_from(ReplicaState), exitCode=st.none() | _number, hopeless=st.booleans(),
+        startTime=_maybe, errorMessage=_text, beat=_number, events=_events, facts=_any,
+    ),
+    st.builds(
+        Plan, _text, _texts, _text, _texts,
+        st.dictionaries(_text, st.builds(Task, _text, st.dictionaries(_text, _text, max_size=2)), max_size=2),
+        expendable=_texts, stallTimeout=st.none() | _float, maxRestarts=_number, leaseSeconds=_float,
+    ),
+    st.builds(Queue, st.lists(st.builds(Entry, _text, _texts, st.booleans(), maxWaitTime=st.none() | _float), max_size=3)),
+    st.builds(HostFile, _text, _text, _float, _text),
+)  # fmt: skip
+
+
+@given(_records)
+def test_a_record_survives_the_trip_through_the_bucket(record: Record) -> None:
+    there = type(record).from_json(record.to_json())
+    assert there == record
+    assert there.to_json() == record.to_json()
+    assert type(record).from_dict(record.to_dict()) == record
+
+
+Q, P, R, S, F, C, X = JobState
+MOVES = {(Q, P), (Q, C), (Q, F), (P, R), (P, C), (P, S), (P, F), (R, C), (R, S), (R, F), (C, X)}
+
+
+@pytest.mark.parametrize(("here", "there"), list(itertools.product(JobState, JobState)))
+def test_every_pair_of_states(here: JobState, there: JobState) -> None:
+    job = JobRecord("job01", state=here)
+    if (here, there) in MOVES:
+        moved = job.to(there)
+        assert moved.state == there
+        assert (moved.endTime is not None) == there.final
+        assert (moved.startTime is not None) == (there is JobState.RUNNING)
+    else:
+        with pytest.raises(TransitionError, match=f"from {here} to {there}"):
+            job.to(there)
+
+
+def test_the_states_by_name() -> None:
+    assert [str(s) for s in JobState] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLING", "CANCELLED"]
+    assert set(TRANSITIONS) == set(JobState)
+    assert {state for state in JobState if state.final} == {S, F, X}
+    assert [str(s) for s in ReplicaState] == ["PREPARING", "RUNNING", "EXITED", "LOST"]
+
+
+@pytest.mark.parametrize(
+    ("state", "cancelled", "end"),
+    [(Q, False, F), (R, False, F), (C, False, X), (Q, True, X), (P, True, X), (C, True, X)],
+)
+def test_a_job_is_ended_as_was_wanted(state: JobState, cancelled: bool, end: JobState) -> None:
+    ended = JobRecord("job01", state=state, errorMessage="").ended("why", cancelled)
+    assert (ended.state, ended.errorMessage) == (end, "why")
+    assert JobRecord("job01", state=C, errorMessage="too long").ended("").errorMessage == "too long"
+
+
+@pytest.mark.parametrize(
+    ("start", "price", "cost"),
+    [
+        ("2026-01-31T12:10:00Z", 2.18, 1.09),
+        (None, 2.18, 1.4533),
+        ("2026-01-31T12:50:00Z", 2.18, 0.0),  # by a clock that is ahead
+        ("2026-01-31T12:10:00Z", 0.0, 0.0),
+        ("2026-01-31T12:10:00Z", None, None),
+    ],
+)
+def test_a_job_costs_from_its_start_to_its_end(start: str | None, price: float | None, cost: float | None) -> None:
+    job = JobRecord("job01", state=JobState.RUNNING, createTime="2026-01-31T12:00:00Z", startTime=start, hourlyCost=price)
+    assert job.to(JobState.FAILED, endTime="2026-01-31T12:40:00Z").cost == cost
+    assert job.to(JobState.CANCELLING).cost is None
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "done", "killed"),
+    [
+        ("EXITED", 0, True, False),
+        ("EXITED", 1, False, False),
+        ("EXITED", 127, False, False),
+        ("EXITED", 128, False, True),
+        ("EXITED", 137, False, True),
+        ("EXITED", None, False, False),
+        ("RUNNING", 0, False, False),
+        ("PREPARING", 137, False, False),
+    ],
+)
+def test_done_and_killed(state: str, code: int | None, done: bool, killed: bool) -> None:
+    record = ReplicaRecord("ps-0", state=ReplicaState(state), exitCode=code)
+    assert (record.done, record.killed) == (done, killed)
+
+
+def test_the_chief_is_never_expendable() -> None:
+    plan = Plan("job01", ["worker-0", "worker-1", "ps-0", "my-role-3"], "m", [], {}, expendable=["worker", "my-role"])
+    assert [plan.is_expendable(name) for name in plan.replicas] == [False, True, False, True]
+
+
+def test_the_newest_events_are_kept() -> None:
+    events: list[Event] = []
+    for number in range(EVENTS_KEPT + 7):
+        events = kept(events, Event(str(number), ""))
+    assert [event.time for event in events] == [str(number) for number in range(7, EVENTS_KEPT + 7)]
+
+
+def test_time() -> None:
+    moment = now()
+    assert len(moment) == len("2026-01-31T12:00:00.250Z")
+    assert moment.endswith("Z")
+    assert seconds_between("2026-01-31T12:00:00.250Z", "2026-01-31T12:01:00.750Z") == 60.5
