@@ -1,22 +1,28 @@
-"""The bucket and its records: nothing is seen half written, an id is used once, and one job has the cluster."""
+"""The bucket's large objects, and what is said about jobs as fab reads it: each thing that is wrong is one line."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fsspec
 import pytest
+from opsdata import put_job
 
-from ops.cluster.bucket import Bucket, Reopening, missing, open_bucket
+from jobs import paths
+from jobs.folder import Folder
+from jobs.lease import Lease
+from jobs.ledger import Ledger
+from jobs.queue import Entry, Queue
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from ops import cli
+from ops.cluster.bucket import Bucket, missing, open_bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.cluster.records import existing_job, find_job, newest_job, replicas_of
 from ops.errors import OpsError, UsageError
-from ops.ledger import CURRENT, Ledger
-from ops.train.cancel import wait
-from replica.record import JobRecord, JobState, ReplicaRecord, ReplicaState
 
 
 def never() -> None:
@@ -34,25 +40,16 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
 
 
 @pytest.fixture
-def ledger(bucket: Bucket) -> Ledger:
-    return Ledger(bucket)
-
-
-def ago(seconds: float) -> str:
-    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def beat(ledger: Ledger, job: str, name: str, seconds_ago: float, state: ReplicaState = ReplicaState.RUNNING) -> None:
-    record = ReplicaRecord(name, state=str(state), heartbeatTime=ago(seconds_ago))
-    ledger.bucket.write(f"jobs/{job}/replicas/{name}.json", record.to_json().encode())
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(Folder(tmp_path))
 
 
 def test_objects(bucket: Bucket, tmp_path: Path) -> None:
     assert bucket.read("a/b/c.json") is None
     assert bucket.names("a/b") == {}
     assert bucket.walk("a") == {}
-    bucket.write("a/b/c.json", b"1")
-    bucket.write("a/b/c.json", b"22")
+    bucket.upload("a/b/c.json", b"1")
+    bucket.upload("a/b/c.json", b"22")
     assert bucket.read("a/b/c.json") == b"22"
     assert bucket.names("a/b") == {"c.json": 2}
     big = tmp_path / "big"
@@ -64,155 +61,121 @@ def test_objects(bucket: Bucket, tmp_path: Path) -> None:
     bucket.download("a/d/big", tmp_path / "out" / "deep" / "big")
     assert (tmp_path / "out" / "deep" / "big").read_bytes() == big.read_bytes()
     assert list((tmp_path / "out" / "deep").iterdir()) == [tmp_path / "out" / "deep" / "big"]
+    bucket.delete("a/b/c.json")
+    assert bucket.walk("a") == {"d/big": 3_000_000}
+
+
+def test_in_a_directory_nothing_is_seen_half_written(tmp_path: Path) -> None:
+    bucket = open_bucket(f"file://{tmp_path}", never)
+    bucket.upload("a/whole", b"before")
+    seen: list[tuple[dict[str, int], bytes | None]] = []
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * 3_000_000)
+    bucket.upload("a/whole", source, lambda _: seen.append((bucket.names("a"), bucket.read("a/whole"))))
+    assert seen == [({"whole": 6}, b"before")] * 3
 
 
 def test_what_is_not_there_in_full() -> None:
     assert missing({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 1}) == ["b", "c"]
 
 
-def at_once(count: int, work: Callable[[int], bool]) -> list[bool]:
-    barrier, won = threading.Barrier(count), [False] * count
-
-    def run(n: int) -> None:
-        barrier.wait()
-        won[n] = work(n)
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return won
+def test_a_bucket_that_nobody_knows_is_one_line(inventory: Inventory, tmp_path: Path) -> None:
+    with pytest.raises(OpsError, match=r"^the bucket nope://b cannot be opened: Protocol not known: nope"):
+        open_bucket("nope://b", never)
+    with pytest.raises(OSError, match="is no store") as error:
+        _ = Cluster(replace(inventory, operator_bucket="nope://b"), object()).ledger  # type: ignore[arg-type]
+    assert cli.explain(error.value) == (
+        "the bucket fails: 'nope://b' is no store: a directory, file:///directory, or gs://bucket",
+        1,
+    )
 
 
-def test_of_several_creators_one_wins(tmp_path: Path) -> None:
-    won = at_once(8, lambda n: open_bucket(str(tmp_path), never).create("jobs/job01/job.json", b"%d" % n))
-    assert sum(won) == 1
-    assert open_bucket(str(tmp_path), never).read("jobs/job01/job.json") == b"%d" % won.index(True)
-    assert [path.name for path in (tmp_path / "jobs/job01").iterdir()] == ["job.json"]
-
-
-def test_an_id_is_used_once(ledger: Ledger) -> None:
-    assert ledger.create(JobRecord("job01", submittedBy="ann"))
-    assert not ledger.create(JobRecord("job01", submittedBy="bob"))
-    record = ledger.job("job01")
-    assert record is not None
-    assert record.submittedBy == "ann"
+def test_a_bucket_that_is_not_there_is_no_empty_one(inventory: Inventory, tmp_path: Path) -> None:
+    ledger = Cluster(replace(inventory, operator_bucket=f"{tmp_path}/gone"), object()).ledger  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="is not there") as error:
+        existing_job(ledger, "job01")
+    assert cli.explain(error.value) == (f"the bucket fails: {tmp_path}/gone is not there", 1)
 
 
 def test_a_job_that_is_not_there(ledger: Ledger) -> None:
     with pytest.raises(UsageError, match="no job 'job01'; none was started yet"):
-        ledger.existing_job("job01")
+        existing_job(ledger, "job01")
+    assert newest_job(ledger) is None
     for n in range(7):
-        ledger.create(JobRecord(f"job0{n}", createTime=ago(100 - n)))
+        put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z"))
+    assert existing_job(ledger, "job03").jobId == "job03"
     with pytest.raises(UsageError, match=r"there are job06, job05, job04, job03, job02, and 2 more \(fab jobs\)"):
-        ledger.existing_job("nope")
+        existing_job(ledger, "nope")
 
 
-def take(ledger: Ledger, job: str) -> bool:
-    try:
-        ledger.acquire(job)
-    except UsageError:
-        return False
-    return ledger.create(JobRecord(job))
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "job.json is no JSON: Expecting property name"),
+        (b"[]", r"job.json must be a JSON object, not \[\]"),
+        (b'{"jobId": "job01", "state": "DANCING"}', "job.json.state is 'DANCING'; valid are QUEUED, PREPARING"),
+        (
+            b'{"schema": 9, "jobId": "job01", "steps": []}',
+            r"job.json was written by a newer scaletier \(schema 9, this one reads 2\): bring this one up to date$",
+        ),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_one_line(ledger: Ledger, content: bytes, says: str) -> None:
+    ledger.store.create(paths.job("job01"), content)
+    for read in (find_job, existing_job):
+        with pytest.raises(OpsError, match=f"^the record of job job01 cannot be read: {says}") as error:
+            read(ledger, "job01")
+        line, code = cli.explain(error.value)
+        assert (code, "\n" in line) == (1, False)
+    assert find_job(ledger, "job02") is None
 
 
-def test_the_cluster_is_one_jobs_at_a_time(ledger: Ledger) -> None:
-    assert take(ledger, "job01")
-    with pytest.raises(UsageError, match=r"job job01 is QUEUED, started by .*@.* at .*: wait for it .* or fab cancel job01"):
-        ledger.acquire("job02")
-    assert ledger.newest() == "job01"
-    ledger.write(JobRecord("job01").to(JobState.FAILED))
-    assert take(ledger, "job02")
-    assert ledger.newest() == "job02"
-    assert json.loads(ledger.bucket.read(CURRENT) or b"")["jobId"] == "job02"
+def test_the_newest_job_has_the_cluster_or_had_it_last(ledger: Ledger) -> None:
+    for n, started in enumerate(("2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z", None)):
+        put_job(ledger, JobRecord(f"job0{n}", createTime=f"2026-01-31T12:00:0{n}.000Z", startTime=started))
+    assert newest_job(ledger) == "job01", "one that never started has no log"
+    host = ["master-0"]
+    ledger.change_queue(lambda _: Queue([Entry("job00", host, held=True), Entry("job02", host)]))
+    assert newest_job(ledger) == "job00"
 
 
-def test_a_job_that_is_about_to_be_written_has_the_cluster(ledger: Ledger) -> None:
-    ledger.acquire("job01")
-    with pytest.raises(UsageError, match="job job01 is being submitted"):
-        ledger.acquire("job02")
-    assert ledger.job("job01") is None
+def test_the_newest_of_jobs_that_never_started(ledger: Ledger) -> None:
+    put_job(ledger, JobRecord("job01", JobState.FAILED, createTime="2026-01-31T12:00:00.000Z"))
+    put_job(ledger, JobRecord("job02", JobState.FAILED, createTime="2026-01-31T12:00:01.000Z"))
+    assert newest_job(ledger) == "job02"
 
 
-@pytest.mark.parametrize("before", [None, JobState.FAILED])
-def test_of_several_in_the_same_second_one_gets_the_cluster(tmp_path: Path, before: JobState | None) -> None:
-    if before:
-        first = Ledger(open_bucket(str(tmp_path), never))
-        first.acquire("job00")
-        first.create(JobRecord("job00").to(before))
-    won = at_once(8, lambda n: take(Ledger(open_bucket(str(tmp_path), never)), f"job{n + 1}"))
-    assert sum(won) == 1
-    assert Ledger(open_bucket(str(tmp_path), never)).newest() == f"job{won.index(True) + 1}"
+def test_replicas_are_as_they_say_and_lost_where_the_leader_says_so(ledger: Ledger) -> None:
+    record = JobRecord(
+        "job01",
+        JobState.RUNNING,
+        hosts=["master-0", "ps-0", "worker-0", "worker-1"],
+        replicas=[
+            {"name": "master-0", "state": "PREPARING"},
+            {"name": "ps-0", "state": "LOST", "restarts": 1},
+            {"name": "worker-0", "state": "EXITED", "exitCode": 137},
+        ],
+    )
+    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.RUNNING), None)
+    ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.RUNNING, restarts=2), None)
+    ledger.store.create(paths.replica("job01", "worker-0"), b"{")
+    assert [(r.name, r.state, r.exitCode, r.restarts) for r in replicas_of(ledger, record)] == [
+        ("master-0", "RUNNING", None, 0),
+        ("ps-0", "LOST", None, 2),
+        ("worker-0", "EXITED", 137, 0),
+        ("worker-1", "PREPARING", None, 0),
+    ]
 
 
-def test_one_who_died_before_telling_has_the_cluster_all_the_same(ledger: Ledger) -> None:
-    take(ledger, "job01")
-    ledger.write(JobRecord("job01").to(JobState.FAILED))
-    current = ledger.bucket.read(CURRENT) or b""
-    take(ledger, "job02")
-    ledger.bucket.write(CURRENT, current)
-    with pytest.raises(UsageError, match="job02 is QUEUED"):
-        ledger.acquire("job03")
+def test_replicas_of_a_record_of_an_older_version(ledger: Ledger) -> None:
+    told = [{"name": "master-0", "exitCode": 0, "state": "EXITED"}]
+    record = JobRecord.from_dict({"jobId": "old", "state": "SUCCEEDED", "replicas": told})
+    assert [(r.name, r.state, r.exitCode) for r in replicas_of(ledger, record)] == [("master-0", "EXITED", 0)]
 
 
-def test_a_job_of_which_nothing_is_heard_gives_the_cluster_up(ledger: Ledger) -> None:
-    ledger.acquire("job01")
-    ledger.create(JobRecord("job01", createTime=ago(1000)).to(JobState.PREPARING))
-    beat(ledger, "job01", "ps-0", 200)
-    with pytest.raises(UsageError, match="job01 is PREPARING"):
-        ledger.acquire("job02")
-    beat(ledger, "job01", "ps-0", 900)
-    ledger.acquire("job02")
-    record = ledger.job("job01")
-    assert record is not None
-    assert record.state == JobState.FAILED
-    assert "nothing was heard of its replicas for 15 minutes" in record.errorMessage
-
-
-def test_the_replicas_of_a_job(ledger: Ledger) -> None:
-    record = JobRecord("job01", replicas=[{"name": "master-0", "exitCode": 0}, {"name": "ps-0", "exitCode": 143}])
-    beat(ledger, "job01", "ps-0", 1)
-    assert [(replica.name, replica.exitCode) for replica in ledger.replicas(record)] == [("master-0", 0), ("ps-0", None)]
-    assert ledger.last_sign(JobRecord("job01", createTime=ago(100))) == pytest.approx(1, abs=0.5)
-
-
-def test_cancelling_waits_for_the_leader(ledger: Ledger) -> None:
-    running = JobRecord("job01").to(JobState.PREPARING).to(JobState.RUNNING)
-    ledger.create(running)
-    beat(ledger, "job01", "ps-0", 0)
-    assert ledger.request_cancel("job01")
-    assert not ledger.request_cancel("job01")
-    with pytest.raises(OpsError, match="is RUNNING after 0 s; its replicas know that they are to stop"):
-        wait(ledger, running, seconds=0.05, poll=0.01)
-    ledger.write(running.to(JobState.CANCELLING).to(JobState.CANCELLED))
-    assert wait(ledger, running, seconds=5, poll=0.01).state == JobState.CANCELLED
-
-
-@pytest.mark.parametrize("state", [JobState.PREPARING, JobState.RUNNING, JobState.CANCELLING])
-def test_cancelling_without_a_living_replica(ledger: Ledger, state: JobState) -> None:
-    record = replace(JobRecord("job01", createTime=ago(500)), state=str(state))
-    ledger.create(record)
-    beat(ledger, "job01", "ps-0", 100)
-    ended = wait(ledger, record, seconds=5, poll=0.01)
-    assert (ended.state, ended.errorMessage) == (JobState.CANCELLED, "cancelled; no replica was alive")
-    assert ledger.job("job01") == ended
-
-
-def test_a_bucket_is_opened_again_once() -> None:
-    opened: list[Bucket] = []
-
-    def opener() -> Bucket:
-        opened.append(Bucket(None, "", renames=False))
-        return opened[-1]
-
-    def work(bucket: Bucket) -> int:
-        if len(opened) == 1:
-            raise OSError("Socket is closed")
-        return len(opened)
-
-    reopening = Reopening(opener)
-    with pytest.raises(OSError, match="closed"):
-        reopening.call(work)
-    assert reopening.call(work) == 2
-    assert reopening.call(work) == 2
+def test_what_is_given_to_a_cluster_is_used(inventory: Inventory, tmp_path: Path) -> None:
+    cluster = Cluster(replace(inventory, operator_bucket=str(tmp_path)), object())  # type: ignore[arg-type]
+    put_job(cluster.ledger, JobRecord("job01", lease=Lease("ann", 1)))
+    assert json.loads(cluster.bucket.read(paths.job("job01")) or b"")["lease"]["holder"] == "ann"
+    assert find_job(cluster.another_ledger(), "job01") is not None
+    assert cluster.another_ledger() is not cluster.ledger

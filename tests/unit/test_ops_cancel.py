@@ -1,0 +1,243 @@
+"""`fab cancel` and `fab wait`: the end of a job whose leader lives, of one whose hosts are gone, of one that never started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from opsdata import put_job
+
+from jobs import paths
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry, Queue
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.store import StoreError
+from jobs.submitter import CancelledError, OvertakenError, Submitter
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.errors import DONE, FAILED, OpsError, UsageError
+from ops.show import terminal
+from ops.train import cancel as module
+from ops.train.cancel import cancel, until_cancelled, wait
+
+HOSTS = ["master-0", "worker-0"]
+
+
+class Clock:
+    """Time in which nothing waits; `ticks` is what others do meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.ticks: list[Callable[[], None]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for tick in self.ticks:
+            tick()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(Folder(tmp_path))
+
+
+@pytest.fixture
+def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
+    return Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+
+
+def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRecord:
+    return replace(JobRecord("job01", state, hosts=HOSTS, **fields).passed(holder))  # type: ignore[arg-type]
+
+
+def put(ledger: Ledger, record: JobRecord) -> None:
+    """A job that has its hosts, and one behind it."""
+    put_job(ledger, record)
+    ledger.change_queue(lambda _: Queue([Entry("job01", HOSTS, held=True), Entry("job02", HOSTS)]))
+
+
+def beats(ledger: Ledger) -> None:
+    """A sign of life of the leader, who has seen the request after a while."""
+    stored = ledger.job("job01")
+    assert stored is not None
+    record = stored.record
+    if record.final:
+        return
+    if record.lease.beat > 60 and record.state is JobState.CANCELLING:
+        record = record.to(JobState.CANCELLED)
+    elif record.lease.beat > 3 and ledger.cancel_requested("job01") and record.state is JobState.RUNNING:
+        record = record.to(JobState.CANCELLING)
+    ledger.change_job(stored, replace(record, lease=record.lease.renewed()))
+
+
+def test_a_leader_that_lives_ends_its_job_itself(
+    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(ledger, job(JobState.RUNNING))
+    clock.ticks.append(lambda: beats(ledger))
+    assert cancel(cluster, "job01") == DONE
+    assert capsys.readouterr().out == "job01 CANCELLED\n"
+    record = ledger.job("job01")
+    assert record is not None
+    assert (record.record.lease.holder, record.record.errorMessage) == ("master-0/1", "")
+    asked = json.loads(ledger.store.read(paths.cancel("job01")).content)  # type: ignore[union-attr]
+    assert "@" in asked["requestedBy"]
+    assert [entry.jobId for entry in ledger.queue().entries] == ["job01", "job02"], "the leader gives the hosts away"
+
+
+def test_who_is_waited_for_is_shown(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+    put(ledger, job(JobState.RUNNING))
+    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.RUNNING), None)
+    ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, exitCode=143), None)
+    step, shown = terminal.Step("cancelling job01"), list[str]()
+    clock.ticks += [lambda: beats(ledger), lambda: shown.append(step.count)]
+    assert until_cancelled(cluster, job(JobState.RUNNING), step).state is JobState.CANCELLED
+    assert list(dict.fromkeys(shown)) == ["(RUNNING, waiting for master-0)", "(CANCELLING, waiting for master-0)"]
+
+
+@pytest.mark.parametrize("state", [JobState.PREPARING, JobState.RUNNING, JobState.CANCELLING])
+def test_a_job_whose_hosts_are_gone(cluster: Cluster, ledger: Ledger, clock: Clock, state: JobState) -> None:
+    put(ledger, job(state))
+    assert cancel(cluster, "job01") == DONE
+    assert 45 <= clock.now - 100 < 60, "three times that of a lease: its replicas would take over before"
+    record = ledger.job("job01")
+    assert record is not None
+    assert (record.record.state, record.record.errorMessage) == ("CANCELLED", "cancelled; no replica was alive")
+    assert [(entry.jobId, entry.held) for entry in ledger.queue().entries] == [("job02", True)]
+
+
+def test_a_queued_job_is_cancelled_at_once(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+    put_job(ledger, job(JobState.QUEUED, holder=""))
+    ledger.change_queue(lambda _: Queue([Entry("job00", HOSTS, held=True), Entry("job01", HOSTS), Entry("job02", HOSTS)]))
+    assert cancel(cluster, "job01") == DONE
+    assert clock.now == 100
+    record = ledger.job("job01")
+    assert record is not None
+    assert (record.record.state, record.record.errorMessage) == ("CANCELLED", "")
+    assert [(entry.jobId, entry.held) for entry in ledger.queue().entries] == [("job00", True), ("job02", False)]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_job_that_is_being_submitted(cluster: Cluster, ledger: Ledger, clock: Clock, lives: bool) -> None:
+    submitter = Submitter(ledger, JobRecord("job01", hosts=HOSTS), "ann@laptop/1")
+    submitter.claim(may_wait=False)
+
+    def renew() -> None:
+        try:
+            submitter.renew()
+        except CancelledError:
+            submitter.give_up("", cancelled=True)
+
+    if lives:
+        clock.ticks.append(renew)
+    assert cancel(cluster, "job01") == DONE
+    assert clock.now - 100 < 2 if lives else 15 <= clock.now - 100 < 20
+    record = ledger.job("job01")
+    assert record is not None
+    assert record.record.state is JobState.CANCELLED
+    assert ledger.queue().entries == []
+    with pytest.raises((CancelledError, OvertakenError)):
+        submitter.renew()
+
+
+def test_replicas_that_live_but_do_not_stop_are_told_of(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+    put(ledger, job(JobState.RUNNING))
+    ledger.create_plan(Plan("job01", HOSTS, "task", [], {}, stopSeconds=60.0))
+
+    def beat() -> None:
+        stored = ledger.job("job01")
+        assert stored is not None
+        ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
+
+    clock.ticks.append(beat)
+    says = r"^job job01 is RUNNING after 150 s; its replicas know that they are to stop, look again with fab describe job01$"
+    with pytest.raises(OpsError, match=says):
+        cancel(cluster, "job01")
+    assert ledger.cancel_requested("job01")
+
+
+def test_a_job_that_ended_before_it_was_cancelled(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+    put(ledger, job(JobState.RUNNING))
+    clock.ticks.append(lambda: put_job(ledger, job(JobState.SUCCEEDED)))
+    with pytest.raises(OpsError, match=r"^job job01 ended before it could be cancelled: it is SUCCEEDED$"):
+        cancel(cluster, "job01")
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+def test_a_job_that_has_ended_is_no_job_to_cancel(cluster: Cluster, ledger: Ledger, state: JobState) -> None:
+    put_job(ledger, job(state))
+    with pytest.raises(UsageError, match=f"^job job01 is {state} already: there is nothing to cancel$"):
+        cancel(cluster, "job01")
+    assert not ledger.cancel_requested("job01")
+    with pytest.raises(UsageError, match="there is no job 'nope'"):
+        cancel(cluster, "nope")
+
+
+class Failing(Folder):
+    """A bucket that does not answer for a while."""
+
+    away = 0
+
+    def read(self, name: str):  # type: ignore[no-untyped-def]
+        if self.away > 0:
+            self.away -= 1
+            raise StoreError("the bucket is away")
+        return super().read(name)
+
+
+def test_a_bucket_that_fails_for_a_while_is_waited_for(inventory: Inventory, tmp_path: Path, clock: Clock) -> None:
+    store = Failing(tmp_path)
+    ledger = Ledger(store)
+    cluster = Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+    put(ledger, job(JobState.RUNNING))
+    todo: list[Callable[[], None]] = [
+        lambda: setattr(store, "away", 5),
+        lambda: put_job(ledger, job(JobState.RUNNING).to(JobState.CANCELLING).to(JobState.CANCELLED)),
+    ]
+    clock.ticks.append(lambda: todo.pop(0)() if todo and not store.away else None)
+    assert wait(cluster, "job01", as_json=False) == FAILED
+    put_job(ledger, job(JobState.RUNNING))
+    todo += [
+        lambda: setattr(store, "away", 5),
+        lambda: put_job(ledger, job(JobState.RUNNING).to(JobState.CANCELLING).to(JobState.CANCELLED)),
+    ]
+    assert until_cancelled(cluster, job(JobState.RUNNING)).state is JobState.CANCELLED
+    assert todo == []
+    put_job(ledger, job(JobState.RUNNING))
+    todo.append(lambda: setattr(store, "away", 10**6))
+    with pytest.raises(StoreError, match="the bucket is away"):
+        until_cancelled(cluster, job(JobState.RUNNING))
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [(JobState.SUCCEEDED, DONE), (JobState.FAILED, FAILED), (JobState.CANCELLED, FAILED)]
+)
+def test_waiting_for_a_job(
+    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str], state: JobState, code: int
+) -> None:
+    put_job(ledger, job(JobState.QUEUED))
+    states = iter([JobState.PREPARING, JobState.RUNNING, state])
+    clock.ticks.append(lambda: put_job(ledger, job(next(states))))
+    assert wait(cluster, "job01", as_json=False) == code
+    assert clock.now == 103
+    assert capsys.readouterr().out == f"job01 {state}\n"
+    assert wait(cluster, "job01", as_json=True) == code
+    shown = json.loads(capsys.readouterr().out)
+    assert JobRecord.from_dict(shown) == job(state, createTime=shown["createTime"])
+    with pytest.raises(UsageError, match="there is no job 'nope'"):
+        wait(cluster, "nope", as_json=False)
