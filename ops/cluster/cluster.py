@@ -46,12 +46,12 @@ class Cluster:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The records in the bucket."""
-        return open_ledger(self.inventory, self.fleet)
+        """The records in the bucket, through whichever host answers first where it is on hosts."""
+        return self.another_ledger()
 
     def another_ledger(self) -> Ledger:
         """The records over a channel of their own, for another thread."""
-        return open_ledger(self.inventory, self.fleet)
+        return open_ledger(self.inventory.operator_bucket, lambda: self.fleet.any_connection())
 
     def another_bucket(self) -> Bucket:
         """The bucket over a channel of its own, for another thread: an SFTP client is not for two."""

@@ -1,10 +1,11 @@
-"""What is said about the cluster's jobs, as `fab` reads it: over whichever host answers, or from a bucket by its URL."""
+"""What is said about the cluster's jobs, as `fab` reads it: over a host, or from a bucket by its URL."""
 
 from __future__ import annotations
 
 import getpass
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jobs import remote
@@ -14,8 +15,6 @@ from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.store import Store
-from ops.cluster.inventory import Inventory
-from ops.cluster.remote import Fleet
 from ops.errors import OpsError, UsageError
 
 _SFTP = "sftp://"
@@ -27,13 +26,12 @@ def me() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def open_ledger(inventory: Inventory, fleet: Fleet) -> Ledger:
-    """The records in the bucket of a cluster. A bucket on hosts is reached through whichever of them answers first."""
-    url = inventory.operator_bucket
+def open_ledger(url: str, connect: Callable[[], Any]) -> Ledger:
+    """The records in a bucket; `connect` gives an open Fabric connection, and is called for `sftp:///` alone."""
     store: Store
     if url.startswith(_SFTP):
         line = remote.command(url.removeprefix(_SFTP))
-        store = remote.Remote(lambda: SshChannel(fleet.any_connection(), line))
+        store = remote.Remote(lambda: SshChannel(connect(), line))
     else:
         try:
             store = open_store(url)

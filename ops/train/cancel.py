@@ -14,7 +14,7 @@ from jobs.tender import Canceller
 from jobs.times import now
 from ops.cluster.cluster import Cluster
 from ops.cluster.records import existing_job, me, replicas_of
-from ops.errors import DONE, FAILED, OpsError, UsageError
+from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
 from ops.show import terminal
 
 _POLL_SECONDS = 0.5
@@ -47,7 +47,7 @@ def until_cancelled(
     while True:
         try:
             record = canceller.step() or record
-        except StoreError:
+        except (StoreError, HostsError):
             if time.monotonic() > deadline:
                 raise
         if record.final:
@@ -77,7 +77,7 @@ def wait(cluster: Cluster, job_id: str, as_json: bool, poll: float = 1.0) -> int
             time.sleep(poll)
             try:
                 record = existing_job(cluster.ledger, job_id)
-            except StoreError:
+            except (StoreError, HostsError):
                 continue  # the job goes on, and so does the waiting
     if as_json:
         terminal.as_json(record.to_dict())

@@ -241,7 +241,7 @@ class _Life:
         while not self._ended.wait(_RENEW_SECONDS):
             try:
                 self._submitter.renew()
-            except (StoreError, RecordError):
+            except (StoreError, RecordError, HostsError):
                 continue  # the next one may succeed; the lease outlives several
             except (CancelledError, OvertakenError) as error:
                 self._problem = error

@@ -20,7 +20,7 @@ from jobs.store import StoreError
 from jobs.submitter import CancelledError, OvertakenError, Submitter
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.errors import DONE, FAILED, OpsError, UsageError
+from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
 from ops.show import terminal
 from ops.train import cancel as module
 from ops.train.cancel import cancel, until_cancelled, wait
@@ -192,16 +192,21 @@ class Failing(Folder):
     """A bucket that does not answer for a while."""
 
     away = 0
+    error: Exception = StoreError("the bucket is away")
 
     def read(self, name: str):  # type: ignore[no-untyped-def]
         if self.away > 0:
             self.away -= 1
-            raise StoreError("the bucket is away")
+            raise self.error
         return super().read(name)
 
 
-def test_a_bucket_that_fails_for_a_while_is_waited_for(inventory: Inventory, tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("error", [StoreError("the bucket is away"), HostsError({}, "the bucket is away")])
+def test_a_bucket_that_fails_for_a_while_is_waited_for(
+    inventory: Inventory, tmp_path: Path, clock: Clock, error: Exception
+) -> None:
     store = Failing(tmp_path)
+    store.error = error
     ledger = Ledger(store)
     cluster = Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
     put(ledger, job(JobState.RUNNING))
@@ -220,7 +225,7 @@ def test_a_bucket_that_fails_for_a_while_is_waited_for(inventory: Inventory, tmp
     assert todo == []
     put_job(ledger, job(JobState.RUNNING))
     todo.append(lambda: setattr(store, "away", 10**6))
-    with pytest.raises(StoreError, match="the bucket is away"):
+    with pytest.raises(type(error), match="the bucket is away"):
         until_cancelled(cluster, job(JobState.RUNNING))
 
 

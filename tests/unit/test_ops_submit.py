@@ -17,6 +17,7 @@ import pytest
 from opsdata import put_job
 
 from jobs import paths
+from jobs.checked import RecordError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry
@@ -282,13 +283,14 @@ def test_the_lease_is_renewed_while_hosts_are_told(submission: Submission, ledge
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledger: Ledger) -> None:
+@pytest.mark.parametrize("error", [StoreError("away"), HostsError({}, "away"), RecordError("job.json is no JSON")])
+def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledger: Ledger, error: Exception) -> None:
     failed: list[str] = []
 
     def wrote(name: str, content: bytes) -> None:
         if name == paths.job("job01") and len(failed) < 3 and JobRecord.from_json(content).lease.beat:
             failed.append(name)
-            raise StoreError("the bucket is away")
+            raise error
 
     def answers(*_: object) -> None:
         until = time.monotonic() + 5
