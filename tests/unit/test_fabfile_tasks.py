@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.checked import RecordError
+from jobs.store import Conflict, StoreError
 from ops import cli
 from ops.errors import DETACHED, HostError, OpsError, UsageError
 
@@ -30,6 +32,7 @@ TASKS = [
     "shell",
     "tensorboard",
     "train",
+    "wait",
 ]
 
 
@@ -71,6 +74,8 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
         (["logs", "all", "--lines"], "--lines needs a value"),
         (["logs", "all", "--job"], "--job needs a value"),
         (["get", "job01"], "fab get needs DEST"),
+        (["wait"], "fab wait needs JOB"),
+        (["train", "--job", "job01", "--priority"], "--priority needs a value"),
         (["--help", "nope"], "there is no task 'nope'"),
         (["train", "--job", "job01", "--args", "--follow --job x"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["shell", "master-0", "--", "df", "-h"], "stack 'nowhere' (PULUMI_STACK) is not up"),
@@ -126,6 +131,14 @@ def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
         (HostError("ps-0", "does not answer"), "error: ps-0 does not answer\n", 1),
         (FileNotFoundError(2, "No such file or directory", "/x"), "error: /x: No such file or directory\n", 1),
         (KeyboardInterrupt(), "stopped\n", DETACHED),
+        (StoreError("gs://b did not answer within 20 s"), "error: the bucket fails: gs://b did not answer within 20 s\n", 1),
+        (StoreError(28, "/bucket: No space left"), "error: the bucket fails: /bucket: No space left\n", 1),
+        (RecordError("the queue is no\nJSON"), "error: what the bucket says cannot be read: the queue is no JSON\n", 1),
+        (
+            Conflict("cluster/queue.json"),
+            "error: cluster/queue.json was changed by somebody else again and again: try again\n",
+            1,
+        ),
         (EOFError(), "error: the connection failed (EOFError): try again, then pulumi up\n", 1),
         (
             ZeroDivisionError("x"),

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opsdata import put_job
 
+from jobs.queue import Entry
+from jobs.records import JobRecord
+from jobs.states import JobState
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
 from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import tensorboard as module
 from ops.train.push import PYTHON
-from replica.record import JobRecord
 
 
 class FakeChannel:
@@ -119,15 +122,15 @@ def test_which_job_is_shown(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match="no job has run on this cluster yet"):
         module._logdir(cluster, None)
     for job in ("old", "new"):
-        ledger.create(JobRecord(job, state="RUNNING"))
+        put_job(ledger, JobRecord(job, state=JobState.RUNNING))
     with pytest.raises(UsageError, match=r"there is no job 'other'; there are"):
         module._logdir(cluster, "other")
     why = r"^job old \(RUNNING\) has no summaries in /bucket/jobs/old/output, try again in a moment$"
     with pytest.raises(OpsError, match=why):
         module._logdir(cluster, "old")
-    ledger.bucket.write("jobs/old/output/summaries/events.out.tfevents.1.v2", b"")
+    cluster.bucket.upload("jobs/old/output/summaries/events.out.tfevents.1.v2", b"")
     assert module._logdir(cluster, "old") == ("/bucket/jobs/old/output", "old")
-    ledger.acquire("old")
+    ledger.change_queue(lambda queue: queue.added(Entry("old", ["master-0"])))
     assert module._logdir(cluster, None) == ("/bucket/jobs/old/output", "old")
 
 

@@ -1,0 +1,164 @@
+"""`fab jobs` and `fab describe`: what is shown of a job that runs, waits, was started again, or cannot be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opsdata import put_job
+
+from jobs import paths
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry, Queue
+from jobs.records import Event, JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome
+from ops.cluster.inventory import Inventory
+from ops.cluster.remote import Ran
+from ops.errors import HostError
+from ops.show import terminal
+from ops.show.views import describe, hosts, jobs
+
+NOON = "2026-01-31T12:00:0{}.000Z"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(Folder(tmp_path))
+
+
+@pytest.fixture
+def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
+    return Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+
+
+def facts(shown: str) -> dict[str, str]:
+    """The first part of what is described."""
+    lines = shown.partition("\n\n")[0].splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def rows(shown: str, head: str) -> list[list[str]]:
+    """The table that begins with this head, without it."""
+    (part,) = [part for part in shown.split("\n\n") if part.startswith(head)]
+    return [line.split() for line in part.splitlines()[1:]]
+
+
+def test_the_jobs_are_listed_and_the_unreadable_are_named(
+    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs(cluster, as_json=False) == 0
+    assert capsys.readouterr().err == "no job was started on this cluster yet: fab train --job job01\n"
+    for n, state in enumerate((JobState.FAILED, JobState.QUEUED)):
+        record = JobRecord(f"job0{n}", state, createTime=NOON.format(n), submittedBy="ann@laptop", labels={"a": "b"})
+        put_job(ledger, replace(record, errorMessage="out of memory\nmore" if record.final else ""))
+    ledger.store.create(paths.job("torn"), b'{"jobId": "to')
+    ledger.store.create(paths.job("newer"), b'{"schema": 9, "jobId": "newer"}')
+    assert jobs(cluster, as_json=False) == 0
+    out, err = capsys.readouterr()
+    listed = [line.split() for line in out.splitlines()[1:]]
+    assert [(row[0], row[1]) for row in listed] == [("job01", "QUEUED"), ("job00", "FAILED")]
+    assert listed[1][-3:] == ["out", "of", "memory"]
+    newer, torn = err.splitlines()
+    assert torn.startswith("not shown: torn: job.json is no JSON: ")
+    assert newer == (
+        "not shown: newer: job.json was written by a newer scaletier (schema 9, this one reads 2): bring this one up to date"
+    )
+    assert jobs(cluster, as_json=True) == 0
+    out, err = capsys.readouterr()
+    assert [job["jobId"] for job in json.loads(out)] == ["job01", "job00"]
+    assert len(err.splitlines()) == 2
+
+
+def test_a_job_that_was_started_again(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    record = JobRecord(
+        "job01",
+        JobState.RUNNING,
+        hosts=["master-0", "worker-0", "worker-1"],
+        priority=3,
+        startTime=NOON.format(1),
+        attempt=1,
+        without=["worker-1"],
+        events=[Event(NOON.format(7), "worker-1 is lost; the job goes on without it"), Event(NOON.format(3), "oom", 12.5)],
+        replicas=[{"name": "worker-1", "state": "LOST"}],
+        submittedBy="ann@laptop",
+        trainingInput={"args": ["--a", "b c"]},
+    )
+    put_job(ledger, record)
+    killed = Event(NOON.format(5), "killed by signal 9", 3.2)
+    running = ReplicaRecord("worker-0", ReplicaState.RUNNING, restarts=1, events=[killed])
+    ledger.write_replica("job01", running, None)
+    assert describe(cluster, "job01", as_json=False) == 0
+    out = capsys.readouterr().out
+    shown = facts(out)
+    assert (shown["state"], shown["retries"], shown["goes on without"], shown["priority"]) == ("RUNNING", "1", "worker-1", "3")
+    assert shown["args"] == "--a 'b c'"
+    assert [(row[0], row[1], row[3]) for row in rows(out, "REPLICA")] == [
+        ("master-0", "PREPARING", "0"),
+        ("worker-0", "RUNNING", "1"),
+        ("worker-1", "LOST", "0"),
+    ]
+    told = [(row[2], " ".join(row[3:-1]), row[-1]) for row in rows(out, "TIME")]
+    assert told == [
+        ("job", "oom", "12.5"),
+        ("worker-0", "killed by signal 9", "3.2"),
+        ("job", "worker-1 is lost; the job goes on without it", "-"),
+    ]
+    assert rows(out, "TIME")[0][:2] == terminal.local_time(NOON.format(3)).split()
+
+
+def test_a_job_that_waits_says_for_whom(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    host = ["master-0"]
+    put_job(ledger, JobRecord("job03", hosts=host))
+    waiting = [Entry("job02", host, priority=2), Entry("job03", host)]
+    ledger.change_queue(lambda _: Queue([Entry("job01", host, held=True), *waiting]))
+    describe(cluster, "job03", as_json=False)
+    shown = facts(capsys.readouterr().out)
+    assert shown["state"] == "QUEUED behind job01, job02"
+    assert "priority" not in shown
+    assert "retries" not in shown
+    ledger.change_queue(lambda _: Queue([Entry("job03", host, held=True)]))
+    describe(cluster, "job03", as_json=False)
+    assert facts(capsys.readouterr().out)["state"] == "QUEUED"
+
+
+def test_a_job_that_failed_says_why(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"], startTime=NOON.format(0))
+    put_job(ledger, running.to(JobState.FAILED, endTime=NOON.format(9), errorMessage="out of memory\nlast lines\n"))
+    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=137), None)
+    describe(cluster, "job01", as_json=False)
+    out = capsys.readouterr().out
+    assert facts(out)["took"] == "9.0 s"
+    assert out.endswith("\n\nout of memory\nlast lines\n")
+    assert rows(out, "REPLICA") == [["master-0", "EXITED", "137", "0", "-", "-"]]
+    describe(cluster, "job01", as_json=True)
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert JobRecord.from_dict({**shown, "replicas": []}).errorMessage == "out of memory\nlast lines\n"
+    assert [(r["name"], r["exitCode"]) for r in shown["replicas"]] == [("master-0", 137)]
+
+
+def test_hosts_and_which_of_them_answer(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    class Fleet:
+        def each(self, names: Any, work: Any, seconds: float) -> Outcome[Ran]:
+            gone = {"ps-0": HostError("ps-0", "does not answer")}
+            return Outcome({name: work(name) for name in names if name not in gone}, gone)
+
+        def run(self, name: str, command: str) -> Ran:
+            assert command == "systemctl is-active scaletier.service"
+            return Ran(name, 3, "inactive\n")
+
+    cluster = Cluster(inventory, Fleet())  # type: ignore[arg-type]
+    assert hosts(cluster, as_json=False) == 0
+    out, err = capsys.readouterr()
+    listed = {line.split()[0]: line for line in out.splitlines()[1:]}
+    assert "no answer" in listed["ps-0"]
+    assert listed["master-0"].split()[-2:] == ["answers", "inactive"]
+    assert err.splitlines()[-1] == "ps-0 does not answer"
+    assert hosts(cluster, as_json=True) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(host["name"], host["answers"]) for host in shown["hosts"]][:2] == [("ps-0", False), ("master-0", True)]
