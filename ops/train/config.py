@@ -144,7 +144,7 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
     module = flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0])
     strategy = chosen_strategy(args)
-    for name in {flags.strategy, strategy}:
+    for name in {flags.strategy or strategy, strategy}:
         fitness.check_strategy(name, declared, inventory)
     labels = {**inventory.labels, **given.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = given.get("scheduling", {})

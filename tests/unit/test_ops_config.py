@@ -195,7 +195,14 @@ def test_what_max_wait_time_was_called(inventory: Inventory, tmp_path: Path) -> 
     assert job.training_input["scheduling"] == {"maxWaitTime": 9}
 
 
-@pytest.mark.parametrize("flags", [Flags("j", strategy="asink"), Flags("j", more_args=["--strategy=asink"])])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        Flags("j", strategy="asink"),
+        Flags("j", more_args=["--strategy=asink"]),
+        Flags("j", more_args=["--strategy=alone"], strategy="asink"),
+    ],
+)
 def test_a_strategy_that_the_package_does_not_declare(inventory: Inventory, flags: Flags) -> None:
     with pytest.raises(UsageError, match=r"^--strategy 'asink' is unknown; valid are alone, together$"):
         build_job(flags, inventory, "mine", DECLARES)
@@ -210,6 +217,8 @@ def test_a_strategy_that_lacks_a_role(inventory: Inventory) -> None:
     only = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {needs: [worker]}}}"}
     with pytest.raises(UsageError, match=lacking + "run pulumi config set scaleTier STANDARD_1"):
         build_job(Flags("j"), alone, "mine", only)
+    other = {f"mine/{FILE}": b"{strategy: together, strategies: {together: {needs: [worker]}, alone: }}"}
+    assert build_job(Flags("j", more_args=["--strategy=alone"]), alone, "mine", other).args
     assert build_job(Flags("j", strategy="alone"), alone, "mine", DECLARES).args == ("--strategy", "alone")
 
 
