@@ -33,9 +33,9 @@ class ReplicaRecord(Record):
 
     `life` and `beat` change with every heartbeat, which is how others tell that the host lives; heartbeatTime is for people.
     exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
-    trainer that ended last. `restarts` counts all of this attempt, `spent` those that count against the limit, `alike` the
-    deaths in a row that were the same one at once, `hopeless` says that there will be no further restart. `lines` counts
-    what the trainer printed. facts are the chief's alone: what its host found for the manifest.
+    trainer that ended last, and `death` what killed it. `restarts` counts all of this attempt, `spent` those that count
+    against the limit, `alike` the deaths in a row that were the same one at once, `hopeless` says that there will be no
+    further restart. `lines` counts what the trainer printed. facts are the chief's alone: what its host found for the manifest.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -44,6 +44,7 @@ class ReplicaRecord(Record):
     state: ReplicaState = ReplicaState.PREPARING
     exitCode: int | None = None
     outOfMemory: bool = False
+    death: str = ""
     restarts: int = 0
     spent: int = 0
     alike: int = 0
@@ -76,9 +77,10 @@ class JobRecord(Record):
 
     `hosts` are the replicas, each named as its host, the chief first. hourlyCost is that of these hosts in US dollars when the
     job was made, None where they have no price; cost is what they cost from its start to its end, None until then.
-    `attempt` counts the starts of the whole job from 0, `spent` those that count against the limit; `without` are the
-    expendable replicas that the job goes on without. runSeconds is how long it has been RUNNING by its leaders' clocks.
-    manifest is the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
+    `attempt` counts the starts of the whole job from 0, `spent` those that count against the limit; `lost` are the replicas
+    of whose hosts nothing is heard, `without` the expendable ones that the job goes on without. runSeconds is how long it has
+    been RUNNING by its leaders' clocks. manifest is the short form of manifest.json: package, cluster, versions, and data once
+    the chief's host has hashed it.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -97,6 +99,7 @@ class JobRecord(Record):
     errorMessage: str = ""
     attempt: int = 0
     spent: int = 0
+    lost: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     submittedBy: str = ""

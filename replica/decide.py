@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jobs.records import Event, JobRecord, Plan, ReplicaRecord, kept
+from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord, kept
 from jobs.states import JobState, ReplicaState
 
 CONSEQUENCE_SECONDS = 30.0
@@ -184,6 +184,8 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
             continue
         if view.plan.whole and not view.plan.is_expendable(record.name):
             return _again(job, view, f"{_name(record.name)} was killed ({killer(record)})", record)
+        if record.spent < view.plan.maxRestarts:
+            continue  # its unit was stopped: it goes on when that starts again, or is lost
         spent = f" ({killer(record)}) after {view.plan.maxRestarts} restarts"
         return _without(job, view, record, spent) or _again(job, view, f"{_name(record.name)} ended{spent}", record)
     return None
@@ -197,6 +199,23 @@ def _lost(job: JobRecord, view: View) -> JobRecord | None:
     if gone:
         return _end(job, view, JobState.FAILED, f"{_names(gone)} lost: no heartbeat for {limit:g} s.")
     return None
+
+
+def _missing(job: JobRecord, view: View) -> JobRecord | None:
+    """Who is lost is said, and who is back."""
+    lost = [name for name in view.plan.replicas if view.lost(name)]
+    if lost == job.lost:
+        return None
+    said = [_lost_event(name, view) for name in lost if name not in job.lost]
+    back = [Event(view.now, f"{name} is heard of again") for name in job.lost if name not in lost]
+    return replace(job, lost=lost, events=[*job.events, *said, *back][-EVENTS_KEPT:])
+
+
+def _lost_event(name: str, view: View) -> Event:
+    waits = "the job goes on" if view.plan.is_expendable(name) else f"the job waits for {view.plan.maxWaitTime:g} s"
+    return Event(
+        view.now, f"{name} is lost, no heartbeat for {view.plan.lostAfterSeconds:g} s: {waits}, pulumi up brings it back"
+    )
 
 
 def _stalled(job: JobRecord, view: View) -> JobRecord | None:
@@ -279,7 +298,7 @@ def _sentence(text: str) -> str:
 _OPEN = (_chief_succeeded, _cancel_requested, _ran_too_long, _exited, _hopeless, _killed, _lost, _stalled)
 _RULES = {
     JobState.QUEUED: (_cancel_requested, _prepares),
-    JobState.PREPARING: (*_OPEN, _all_run, _never_up, _facts_found),
-    JobState.RUNNING: (*_OPEN, _facts_found),
+    JobState.PREPARING: (*_OPEN, _all_run, _never_up, _missing, _facts_found),
+    JobState.RUNNING: (*_OPEN, _missing, _facts_found),
     JobState.CANCELLING: (_cancelled, _facts_found),
 }

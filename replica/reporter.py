@@ -107,8 +107,9 @@ class Reporter:
             attempt = f", attempt {after.attempt}" if after.attempt else ""
             self._log.say(f"job {after.state}{attempt}", "ERROR" if after.state is JobState.FAILED else "INFO")
             self.restless = True
-        for event in after.events[len(before.events) :]:
-            self._log.say(event.cause, "WARNING")
+        for event in after.events:
+            if event not in before.events:
+                self._log.say(event.cause, "WARNING")
         if after.final and self._supervisor.idle and not self.untold and self._leader.settled(after, replicas):
             self._free_hosts()
             self.settled = True

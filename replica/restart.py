@@ -49,12 +49,13 @@ def after_exit(
     if exit_code < 128:
         return replace(ended, state=ReplicaState.EXITED, alike=0)
     went_well = seconds >= GOOD_SECONDS
+    death = killer(ended)
     at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and not went_well)
-    alike = record.alike + 1 if at_once and killer(record) in (killer(ended), killer(ReplicaRecord(""))) else int(at_once)
-    ended = replace(ended, alike=alike, spent=0 if went_well else record.spent)
+    alike = record.alike + 1 if at_once and record.death in (death, "") else int(at_once)
+    ended = replace(ended, alike=alike, death=death, spent=0 if went_well else record.spent)
     if alike >= ALIKE:
         return replace(ended, state=ReplicaState.EXITED, hopeless=True)
-    return after_kill(plan, ended, now, killer(ended))
+    return after_kill(plan, ended, now, death)
 
 
 def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str) -> ReplicaRecord:
@@ -88,7 +89,7 @@ def again(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
 def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
     """The record of a trainer that runs; startTime stays that of the first."""
     start = record.startTime or now
-    return replace(record, state=ReplicaState.RUNNING, startTime=start, endTime=None, errorMessage="")
+    return replace(record, state=ReplicaState.RUNNING, startTime=start, endTime=None, exitCode=None, errorMessage="")
 
 
 def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:

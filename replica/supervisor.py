@@ -86,7 +86,9 @@ class Supervisor:
         self._attempt = -1
         self._ending = ""
         self._terminated = False
-        self._ended_at: float | None = None
+        # A restart that an earlier life of this replica began is told from here on.
+        pending = bool(record.events) and record.events[-1].seconds is None
+        self._ended_at = clock() if pending else None
         self._started_at = 0.0
         self._printed_before = record.lines
         self._start_at = clock() + restart.wait_before_start(record)

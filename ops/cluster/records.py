@@ -6,6 +6,7 @@ import getpass
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from jobs import remote
@@ -121,7 +122,7 @@ def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:
         own, said = found.get(name), told.get(name)
         if own is None:
             own = ReplicaRecord.from_dict(said) if said else ReplicaRecord(name)
-        elif said and said.get("state") == ReplicaState.LOST:
-            own = ReplicaRecord.from_dict({**own.to_dict(), "state": ReplicaState.LOST})
+        elif name in record.lost or (said and said.get("state") == ReplicaState.LOST):
+            own = replace(own, state=ReplicaState.LOST)
         result.append(own)
     return result
