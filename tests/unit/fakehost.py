@@ -67,6 +67,7 @@ class Host(paramiko.ServerInterface):
         try:
             while data := channel.recv(65536):
                 process.stdin.write(data)
+                process.stdin.flush()
             process.stdin.close()
         except OSError:
             pass

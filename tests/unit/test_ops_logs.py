@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opsdata import put_job
 
-from ops.errors import UsageError
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry, Queue
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.store import Item, StoreError
+from ops.cluster.inventory import Inventory
+from ops.errors import HostError, UsageError
 from ops.logs import lines
+from ops.logs.follow import Follower, Note
 from ops.logs.lines import Line
 from ops.logs.read import parse_lines
 
@@ -130,3 +141,84 @@ def test_a_line_is_shown_in_columns() -> None:
     plain, coloured = (lines.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
     assert coloured != plain
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
+
+
+class Away(Folder):
+    """A bucket that may not answer."""
+
+    away = False
+
+    def read(self, name: str) -> Item | None:
+        if self.away:
+            raise StoreError("no answer within 30 s")
+        return super().read(name)
+
+
+class NoHosts:
+    """A cluster of whose hosts none answers."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = replace(inventory, poll_seconds=0.02)
+
+    def connection(self, name: str) -> None:
+        raise HostError(name, "does not answer")
+
+
+def test_a_queued_job_is_followed_from_its_place_in_the_queue(inventory: Inventory, tmp_path: Path) -> None:
+    host = ["master-0"]
+    store = Away(tmp_path)
+    ledger = Ledger(store)
+    put_job(ledger, JobRecord("job02", hosts=host))
+    entries = [Entry("job00", host, held=True), Entry("job01", host, priority=1), Entry("job02", host)]
+    ledger.change_queue(lambda _: Queue(entries))
+    for entry in entries[:2]:
+        put_job(ledger, JobRecord(entry.jobId, JobState.RUNNING, hosts=host))
+    seen: list[str] = []
+    for event in Follower(NoHosts(inventory), ledger, "job02", host, None).events():  # type: ignore[arg-type]
+        assert not isinstance(event, Line)
+        seen.append(event.text if isinstance(event, Note) else event.state)
+        if seen[-1] == "job02 is QUEUED behind job00, job01":
+            time.sleep(0.2)  # it is said once
+            ledger.change_queue(lambda queue: queue.without(entries[0]))
+        elif seen[-1] == "job02 is QUEUED behind job01":
+            # As whoever gave the hosts back was killed before they were given away: whoever looks at the queue does it.
+            ledger.change_queue(lambda _: Queue([entries[2]]))
+            until = time.monotonic() + 10
+            while ledger.queue().holder("master-0") is None:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            put_job(ledger, JobRecord("job02", JobState.PREPARING, hosts=host))
+        elif seen[-1] == "PREPARING":
+            store.away = True
+        elif "does not answer (" in seen[-1]:
+            time.sleep(0.1)
+            store.away = False
+        elif seen[-1] == "the bucket answers again":
+            put_job(ledger, JobRecord("job02", JobState.SUCCEEDED, hosts=host))
+    assert seen.count("master-0 does not answer; trying again") == 1
+    seen.remove("master-0 does not answer; trying again")
+    assert sorted(seen[:2]) == ["QUEUED", "job02 is QUEUED behind job00, job01"]
+    assert seen[2:] == [
+        "job02 is QUEUED behind job01",
+        "PREPARING",
+        "the bucket does not answer (no answer within 30 s); the job goes on, trying again",
+        "the bucket answers again",
+        "SUCCEEDED",
+        "SUCCEEDED",
+    ]
+
+
+def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that has stopped is waited for no longer, one of which nothing is heard only for a while."""
+    monkeypatch.setattr("ops.logs.follow._OTHERS_SECONDS", 0.6)
+    monkeypatch.setattr("ops.logs.follow._DRAIN_SECONDS", 0.1)
+    ledger = Ledger(Folder(tmp_path))
+    put_job(ledger, JobRecord("job01", JobState.FAILED, hosts=["master-0"]))
+    took = []
+    for state in (ReplicaState.RUNNING, ReplicaState.EXITED):
+        ledger.write_replica("job01", ReplicaRecord("master-0", state), ledger.replica_version("job01", "master-0"))
+        began = time.monotonic()
+        list(Follower(NoHosts(inventory), ledger, "job01", ["master-0"], None).events())  # type: ignore[arg-type]
+        took.append(time.monotonic() - began)
+    assert took[0] >= 0.6
+    assert took[1] < took[0] - 0.2

@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from opsdata import inventory_json
+from opsdata import inventory_json, put_job
 
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.open import open_store
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.store import Conflict, StoreError
 from ops.cluster import shell
-from ops.cluster.bucket import Reopening, open_bucket
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory, parse
 from ops.cluster.remote import Fleet
 from ops.errors import HostError, HostsError, UsageError
-from ops.ledger import Ledger
 from ops.logs import lines
 from ops.logs.follow import Follower, Note
-from replica.record import JobRecord, JobState, ReplicaRecord, ReplicaState
 
 SERVER = Path(__file__).with_name("fakehost.py")
 
@@ -127,25 +131,56 @@ def test_any_host_will_do_for_the_bucket(cluster: Inventory) -> None:
 def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fleet.inventory.folder
     monkeypatch.setattr(lines, "LOG_DIR", str(folder))
-    bucket = Reopening(lambda: open_bucket(fleet.inventory.operator_bucket, lambda: None))
-    ledger = Ledger(open_bucket(fleet.inventory.operator_bucket, lambda: None))
+    ledger = Ledger(open_store(fleet.inventory.operator_bucket))
     record = JobRecord("job01").to(JobState.PREPARING)
-    ledger.create(record)
+    put_job(ledger, record)
     there = [lines.Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
     (folder / "job01.jsonl").write_text("".join(line.to_json() + "\n" for line in there[:3]))
     seen: list[object] = []
-    for event in Follower(fleet, bucket, "job01", ["ps-0", "evaluator-0"], 2).events():
+    for event in Follower(fleet, ledger, "job01", ["ps-0", "evaluator-0"], 2).events():
         seen.append(event.state if isinstance(event, JobRecord) else event)
         if event == there[2]:
             with (folder / "job01.jsonl").open("a") as log:
                 log.write(there[3].to_json() + "\n")
-            ended = ReplicaRecord("ps-0", state=str(ReplicaState.EXITED), exitCode=0)
-            ledger.bucket.write("jobs/job01/replicas/ps-0.json", ended.to_json().encode())
-            ledger.write(record.to(JobState.SUCCEEDED))
+            ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
+            put_job(ledger, record.to(JobState.SUCCEEDED))
     notes = [event for event in seen if isinstance(event, Note)]
     assert [event for event in seen if isinstance(event, lines.Line)] == there[1:]
     assert [note.text for note in notes] == ["evaluator-0 (10.0.0.96) does not answer; trying again"]
     assert [event for event in seen if isinstance(event, str)] == ["PREPARING", "SUCCEEDED", "SUCCEEDED"]
+
+
+def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:
+    there = cluster.folder / "bucket"
+    up = Cluster(replace(cluster, operator_bucket=f"sftp://{there}"), fleet)
+    ledger = up.ledger
+    put_job(ledger, JobRecord("job01", labels={"é": "\udcff"}))
+    before = ledger.job("job01")
+    assert before is not None
+    assert Ledger(Folder(there)).job("job01") == before, "it is as if it was written there"
+    preparing = up.another_ledger().change_job(before, before.record.to(JobState.PREPARING))
+    with pytest.raises(Conflict):
+        ledger.change_job(before, before.record)
+    assert [job.state for job in ledger.jobs()[0]] == ["PREPARING"]
+    for name in fleet.inventory.names[:-1]:  # the channel breaks, whichever host it is of
+        with pytest.raises(HostError):
+            fleet.must(name, "vanish", "x")
+    ledger.change_job(preparing, preparing.record.to(JobState.RUNNING))
+    assert [job.state for job in ledger.jobs()[0]] == ["RUNNING"]
+    (there / "jobs/job01/job.json").write_bytes(b"{")
+    assert ledger.jobs()[0] == []
+    there.rename(there.with_name("gone"))
+    with pytest.raises(StoreError, match=f"{there} is not there"):
+        ledger.jobs()
+
+
+def test_records_while_no_host_answers(cluster: Inventory) -> None:
+    config = cluster.folder / "ssh_config"
+    config.write_text("Host *\n  ProxyCommand false\n" + config.read_text())
+    with pytest.raises(
+        HostsError, match=r"^master-0 \(10.0.0.2\) does not answer: no other host can be reached either; run pulumi up"
+    ):
+        Cluster(replace(cluster, operator_bucket="sftp:///bucket"), Fleet(cluster)).ledger.jobs()
 
 
 def test_shell(inventory: Inventory) -> None:
