@@ -167,6 +167,7 @@ def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger) 
 
     class Spied(Bucket):
         def upload(self, name: str, *args: Any) -> None:
+            time.sleep(0.1)  # longer than the hosts take
             super().upload(name, *args)
             events.append(name)
 
