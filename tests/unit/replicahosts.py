@@ -57,13 +57,13 @@ class Cluster:
     def host(self, name: str) -> Path:
         return self.root / "hosts" / name
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, program: Path = ROOT) -> None:
         for name in names or sorted(path.name for path in (self.root / "hosts").iterdir()):
             host = self.host(name)
             env = os.environ | {
                 "SCALETIER_ETC": str(host / "etc"),
                 "SCALETIER_STATE": str(host / "state"),
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": str(program),
                 "HOST": str(host),
             }
             with (host / "journal").open("ab") as journal:

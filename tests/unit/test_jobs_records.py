@@ -49,7 +49,7 @@ PLAN: dict[str, Any] = {
         (JobRecord, {"jobId": "a", "cost": "1"}, "job.json.cost must be a number, not '1'"),
         (JobRecord, {"jobId": "a", "events": [{"time": ""}]}, "job.json.events[0] lacks cause"),
         (Plan, PLAN | {"tasks": {"master-0": {"tfConfig": 1}}}, "plan.json.tasks.master-0.tfConfig must be a text, not 1"),
-        (ReplicaRecord, {"name": "a", "beat": "x" * 99}, f"the record of a replica.beat must be a whole number, not '{'x' * 56}..."),
+        (ReplicaRecord, {"name": "a", "beat": "x" * 99}, "the record of a replica.beat must be a whole number, not 'xx"),
         (HostFile, {"name": "ps-0"}, "host.json lacks bucket"),
         (Queue, {"entries": [{"jobId": "a", "hosts": None}]}, "the queue.entries[0].hosts must be a list, not None"),
     ],

@@ -4,69 +4,73 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import asdict, replace
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from replica.config import Config, ConfigError, load
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import HostFile, Plan, Task
+from replica.config import ConfigError, load
 from replica.notify import notify
-from replica.record import Plan
+from replica.site import HostSite
 
-PLAN = Plan("job01", "ps-0", ["master-0", "ps-0"], "trainer.task", ["--x"], "/bucket", "/package")
+HOST = {"name": "ps-0", "bucket": "/bucket"}
 
 
-def write(etc: Path, plan: dict[str, Any], tf_config: str = '{"task": {}}') -> dict[str, str]:
-    (etc / "replica.json").write_text(json.dumps(plan))
-    (etc / "tf_config.json").write_text(tf_config)
+def write(etc: Path, host: dict[str, Any]) -> dict[str, str]:
+    (etc / "host.json").write_text(json.dumps(host))
     return {"SCALETIER_ETC": str(etc), "SCALETIER_STATE": "/state"}
 
 
 def test_load(tmp_path: Path) -> None:
-    loaded = load(write(tmp_path, asdict(PLAN)))
-    assert loaded == Config(PLAN, '{"task": {}}', Path("/state/logs"))
+    environ = write(tmp_path, HOST | {"pollSeconds": 2.5, "python": "/usr/bin/python3", "schema": 2})
+    assert load(environ) == (HostFile("ps-0", "/bucket", 2.5, "/usr/bin/python3"), Path("/state"))
+    assert load(write(tmp_path, HOST))[0] == HostFile("ps-0", "/bucket", 1.0, "/opt/scaletier/venv/bin/python")
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"jobId": "1st"}, "jobId '1st' must be a letter"),
-        ({"jobId": 1}, "must be texts"),
-        ({"module": ""}, "must be texts"),
-        ({"args": "--x"}, "args must be a list of texts"),
-        ({"args": [1]}, "args must be a list of texts"),
-        ({"replica": "ps-9"}, "'ps-9' is not one of replicas: master-0, ps-0"),
-        ({"maxRestarts": -1}, "maxRestarts must be a whole number"),
-        ({"pollSeconds": 0}, "pollSeconds must be a number of seconds above 0"),
-        ({"stopSeconds": "10"}, "stopSeconds must be a number of seconds above 0"),
+        ({"name": 1}, "host.json.name must be a text, not 1"),
+        ({"bucket": None}, "host.json.bucket must be a text, not None"),
+        ({"pollSeconds": "1"}, "host.json.pollSeconds must be a number, not '1'"),
+        ({"schema": 99}, "host.json was written by a newer scaletier (schema 99"),
     ],
 )
-def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_a_bad_file_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, asdict(PLAN) | changes))
-    assert str(caught.value).startswith(f"{tmp_path}/replica.json: ")
-    assert said in str(caught.value)
+        load(write(tmp_path, HOST | changes))
+    assert str(caught.value).startswith(f"{tmp_path}/host.json: {said}")
     assert "\n" not in str(caught.value)
 
 
-def test_a_bad_tf_config(tmp_path: Path) -> None:
-    environ = write(tmp_path, asdict(PLAN), tf_config="{")
-    with pytest.raises(ConfigError, match=r"tf_config\.json: Expecting"):
-        load(environ)
-    (tmp_path / "tf_config.json").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        load(environ)
-    (tmp_path / "tf_config.json").unlink()
-    with pytest.raises(ConfigError, match="fab train writes it"):
-        load(environ)
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file or directory; fab train writes it"):
+        load({"SCALETIER_ETC": str(tmp_path)})
 
 
-def test_the_environment_of_the_trainer() -> None:
-    config = Config(PLAN, "{}", Path("/state/logs"))
-    env = config.trainer_env({"PYTHONPATH": "/opt/scaletier", "TYPE": "ps", "NOTIFY_SOCKET": "/run/x", "JOURNAL_STREAM": "8:1"})
-    assert env == {"PYTHONPATH": "/package:/opt/scaletier", "TYPE": "ps", "TF_CONFIG": "{}", "PYTHONUNBUFFERED": "1"}
-    assert replace(config).trainer_env({})["PYTHONPATH"] == "/package"
+def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "jobs/job01").mkdir(parents=True)
+    (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
+    task = Task('{"task": {}}', {"TYPE": "mine", "PYTHONPATH": "/theirs"})
+    plan = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": task}, "abc")
+    environ = {"PYTHONPATH": "/opt/scaletier", "TYPE": "ps", "HOME": "/h", "NOTIFY_SOCKET": "/run/x", "JOURNAL_STREAM": "8:1"}
+    store = Folder(tmp_path)
+
+    def prepared(environ: dict[str, str], plan: Plan) -> dict[str, str]:
+        assignment = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, environ).prepare(plan)
+        assert assignment.directory == tmp_path / "jobs/job01/package"
+        return dict(assignment.environment)
+
+    package = f"{tmp_path}/jobs/job01/package"
+    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"}
+    assert prepared(environ, plan) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
+    bare = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task('{"task": {}}')}, "abc", data=["/none"])
+    assert prepared({}, bare) == {"PYTHONPATH": package} | rest
 
 
 @pytest.mark.parametrize("address", ["{tmp}/notify", "@scaletier-{tmp}"])
@@ -81,3 +85,12 @@ def test_notify(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     notify("STATUS=nobody listens")
     monkeypatch.delenv("NOTIFY_SOCKET")
     notify("STATUS=nobody is there")
+
+
+def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
+    code = (
+        "import sys, replica.__main__ as r; r.open_store('/bucket'); print('fsspec' in sys.modules, 'asyncio' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.startswith("False")

@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from jobs import paths
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.times import now
 from replica import facts
-from replica.bucket import open_bucket
 from replica.decide import View, decide
-from replica.ledger import Ledger
 from replica.manifest import Manifest
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord, ReplicaState, now
 
 PATIENCE = 30.0
 
@@ -74,63 +77,70 @@ def test_what_is_not_hashed_says_why(data: Path, monkeypatch: pytest.MonkeyPatch
     assert "are more than the" in facts.digest([str(data)])["notHashed"]
 
 
-def plan(tmp_path: Path, **changes: Any) -> Plan:
-    told = {"replica": "master-0", "python": sys.executable, "data": [str(tmp_path / "data")], **changes}
-    return Plan(
-        jobId="job01",
-        replicas=["master-0", "ps-0"],
-        module="m",
-        args=[],
-        bucket=str(tmp_path),
-        packageDir=str(tmp_path),
-        **told,
-    )
+def plan(*data: Path) -> Plan:
+    return Plan("job01", ["master-0", "ps-0"], "m", [], {}, data=[str(path) for path in data])
 
 
-def until(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def until(answer: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
     deadline = time.monotonic() + PATIENCE
-    while not (found := answer()):
+    while (found := answer()) is None:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
     return found
 
 
 def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data: Path) -> None:
-    made = plan(tmp_path)
-    bucket = open_bucket(made.bucket, "master-0")
-    ledger, manifest = Ledger(made, bucket), Manifest(made)
-    manifest.start()
-    time.sleep(0.5)
-    assert manifest.told(ledger) == {}
-    bucket.write("jobs/job01/manifest.json", b'{"module": "m", "versions": {"scaletier": "9"}}')
-    found = until(lambda: manifest.told(ledger))
-    written = json.loads(bucket.read("jobs/job01/manifest.json") or b"")
+    store = Folder(tmp_path)
+    manifest = Manifest(plan(data), sys.executable, Ledger(store))
+    deadline = time.monotonic() + PATIENCE
+    while not manifest._facts and time.monotonic() < deadline:
+        assert manifest.told() is None
+        time.sleep(0.05)
+    store.create(paths.manifest("job01"), b'{"module": "m", "versions": {"scaletier": "9"}}')
+    found = until(manifest.told)
+    item = store.read(paths.manifest("job01"))
+    assert item is not None
+    written = json.loads(item.content)
     assert written["data"] == found["data"] == facts.digest([str(data)])
     assert written["module"] == "m"
     assert written["versions"] == {"scaletier": "9", **found["versions"]}
     assert found["versions"]["python"].startswith("3.")
     assert "tensorflow" in found["versions"]
-    manifest.start()
-    assert manifest.told(ledger) == {}
+    assert manifest.told() is None
     manifest.close()
 
 
-def test_only_the_chief_looks_and_a_python_that_is_not_there_is_no_error(tmp_path: Path) -> None:
-    for made in (plan(tmp_path, replica="ps-0"), plan(tmp_path, python="/nonexistent/python")):
-        manifest = Manifest(made)
-        manifest.start()
-        assert manifest.told(Ledger(made, open_bucket(made.bucket, "x"))) == {}
-        manifest.close()
+@pytest.mark.parametrize("garbled", [b"", b"[]", b'{"versions": 1}'])
+def test_a_manifest_that_is_garbled_stays_as_it_is(tmp_path: Path, data: Path, garbled: bytes) -> None:
+    store = Folder(tmp_path)
+    store.create(paths.manifest("job01"), garbled)
+    found = until(Manifest(plan(data), sys.executable, Ledger(store)).told)
+    assert found["data"]["files"] == 3
+    item = store.read(paths.manifest("job01"))
+    assert item is not None
+    assert item.content == garbled
 
 
-def test_the_leader_puts_the_facts_into_the_record_once(tmp_path: Path) -> None:
+def test_a_python_that_is_not_there_or_fails_is_no_error(tmp_path: Path) -> None:
+    ledger = Ledger(Folder(tmp_path))
+    manifest = Manifest(plan(), "/nonexistent/python", ledger)
+    assert manifest.told() is None
+    manifest.close()
+    ledger.store.create(paths.manifest("job01"), b"{}")
+    found = until(Manifest(plan(tmp_path), "false", ledger).told)
+    assert found == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
+
+
+def test_the_leader_puts_the_facts_into_the_record_once() -> None:
     found = {"versions": {"python": "3.11.2"}, "data": {"notHashed": "gone", "paths": []}}
     chief = ReplicaRecord("master-0", state=ReplicaState.RUNNING, facts=found)
-    view = View(plan(tmp_path), {"master-0": chief, "ps-0": replace(chief, name="ps-0", facts={})}, now(), now())
+    view = View(plan(), {"master-0": chief, "ps-0": replace(chief, name="ps-0", facts={})}, now())
     job = JobRecord("job01", state=JobState.RUNNING, manifest={"versions": {"scaletier": "9"}})
     told = decide(job, view)
     assert told is not None
     assert told.manifest == {"versions": {"scaletier": "9", "python": "3.11.2"}, "data": found["data"]}
     assert decide(told, view) is None
-    ended = replace(job, state=JobState.CANCELLING)
-    assert getattr(decide(ended, view), "manifest", None) == told.manifest
+    for state in (JobState.CANCELLING, JobState.PREPARING):
+        other = decide(replace(job, state=state), replace(view, replicas={"master-0": chief}))
+        assert other is not None
+        assert other.manifest == told.manifest

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
-from replicahosts import SLEEPS, Make, gone, until
+from replicahosts import GOES, SLEEPS, Make, gone, until
 
-from replica.record import JobState
+from jobs.queue import Entry
+from jobs.states import JobState
+
+# The worker kills itself, but not before the chief has started as often as it has to: once for PER runs of the worker.
+KILLS_ITSELF = (
+    "import os, pathlib, time\n"
+    "print('up')\n"
+    "def count(name, more):\n"
+    "    with open(name, 'a') as file:\n"
+    "        file.write(more)\n"
+    "    return os.stat(name).st_size\n"
+    "if 'worker' in os.environ['TF_CONFIG']:\n"
+    "    run = count('runs', 'x') - 1\n"
+    "    while count('chiefs', '') <= run // PER:\n"
+    "        time.sleep(0.02)\n"
+    "    os.kill(os.getpid(), KILLS[run % len(KILLS)])\n"
+    "count('chiefs', 'x')\n"
+    "while not pathlib.Path('go').exists():\n"
+    "    time.sleep(0.02)\n"
+)
 
 
 def test_a_killed_trainer_is_restarted(make: Make) -> None:
@@ -15,35 +33,97 @@ def test_a_killed_trainer_is_restarted(make: Make) -> None:
         "if not marker.exists():\n"
         "    marker.touch()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print('again')\n"
     )
     cluster.start()
     assert cluster.wait() == [0]
     assert cluster.job.state == "SUCCEEDED"
     assert (cluster.job.attempt, cluster.job.replicas[0]["restarts"], cluster.job.replicas[0]["exitCode"]) == (0, 1, 0)
-    assert cluster.log("master-0", "WARNING") == ["restarting after signal 9 (SIGKILL) (1 of 5), in 0.05 s"]
+    assert cluster.log("master-0", "WARNING") == ["restarting after signal 9 (SIGKILL) (1 of 5)"]
+    (event,) = cluster.record("master-0").events
+    assert event.cause == "signal 9 (SIGKILL)"
+    assert event.seconds is not None
+    assert cluster.queue.entries == []
 
 
-def test_too_many_kills_retry_the_whole_job_and_then_fail_it(make: Make) -> None:
-    cluster = make(
-        "import os, signal, sys, time\n"
-        "print('up')\n"
-        "if 'worker' in os.environ['TF_CONFIG']:\n"
-        "    time.sleep(0.1)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "time.sleep(600)\n",
-        "master-0",
-        "worker-0",
-        maxRestarts=1,
-        maxRetries=1,
-    )
+def test_too_many_kills_start_the_whole_job_again_and_then_fail_it(make: Make) -> None:
+    cluster = make("PER, KILLS = 2, [9, 15]\n" + KILLS_ITSELF, "master-0", "worker-0", maxRestarts=1, maxRetries=1)
     cluster.start()
     assert cluster.wait() == [0, 0]
-    assert cluster.job.state == "FAILED"
-    assert cluster.job.attempt == 1
-    said = "The replica worker 0 exited with a non-zero status of 137 (signal 9 (SIGKILL)) after 1 restarts and 1 retries"
-    assert cluster.job.errorMessage.startswith(said)
+    assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
+    said = "a non-zero status of 143 (signal 15 (SIGTERM)), and the job was started again 1 times."
+    assert cluster.job.errorMessage.splitlines()[0] == f"The replica worker 0 exited with {said}"
     started = {name: sum(line.startswith("started") for line in cluster.log(name)) for name in ("master-0", "worker-0")}
     assert started == {"master-0": 2, "worker-0": 4}
+
+
+def test_the_same_death_at_once_again_and_again_is_not_worth_another_start(make: Make) -> None:
+    cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0")
+    cluster.start()
+    assert cluster.wait() == [0, 0]
+    assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 0)
+    said = "The replica worker 0 exited with a non-zero status of 137 (signal 9 (SIGKILL)), the same 3 times in a row."
+    assert cluster.job.errorMessage.splitlines()[0] == said
+    assert sum(line.startswith("started") for line in cluster.log("worker-0")) == 3
+
+
+def test_with_peers_that_need_one_another_a_kill_starts_all_again(make: Make) -> None:
+    cluster = make(
+        "import os, pathlib, signal, time\n"
+        "print('up')\n"
+        "chief, broken = pathlib.Path('chief'), pathlib.Path('broken')\n"
+        "if 'master' in os.environ['TF_CONFIG']:\n"
+        "    chief.touch()\n"
+        "while not pathlib.Path('go').exists():\n"
+        "    if chief.exists() and not broken.exists() and 'worker' in os.environ['TF_CONFIG']:\n"
+        "        broken.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    time.sleep(0.02)\n",
+        "master-0",
+        "worker-0",
+        restartPolicy="all",
+    )
+    cluster.start()
+    until(lambda: cluster.log("master-0").count("up") == cluster.log("worker-0").count("up") == 2)
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0, 0]
+    assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 1)
+    assert [event.cause for event in cluster.job.events] == ["worker 0 was killed (signal 9 (SIGKILL))"]
+
+
+def test_an_exit_that_follows_from_a_peer_s_kill_starts_the_job_again(make: Make) -> None:
+    cluster = make(
+        "import os, pathlib, signal, sys, time\n"
+        "print('up')\n"
+        "broken, chief = pathlib.Path('broken'), 'master' in os.environ['TF_CONFIG']\n"
+        "if not chief and not broken.exists():\n"
+        "    broken.touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "seen = pathlib.Path('seen')\n"
+        "while not pathlib.Path('go').exists():\n"
+        "    if chief and broken.exists() and not seen.exists():\n"
+        "        seen.touch()\n"
+        "        sys.exit('a peer is gone')\n"
+        "    time.sleep(0.02)\n",
+        "master-0",
+        "worker-0",
+    )
+    cluster.start()
+    until(lambda: cluster.log("master-0").count("up") == 2)
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0, 0]
+    assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 1)
+    assert [event.cause for event in cluster.job.events] == ["worker 0 was killed, and the others could not go on without it"]
+
+
+def test_the_job_goes_on_without_an_expendable_replica(make: Make) -> None:
+    cluster = make("PER, KILLS = 9, [9]\n" + KILLS_ITSELF, "master-0", "worker-0", expendable=["worker"])
+    cluster.start()
+    until(lambda: cluster.job.without == ["worker-0"])
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0, 0]
+    assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 0)
+    assert cluster.log("master-0").count("up") == 1
 
 
 def test_cancel_stops_the_trainer_and_its_children(make: Make) -> None:
@@ -55,12 +135,30 @@ def test_cancel_stops_the_trainer_and_its_children(make: Make) -> None:
     )
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
-    (cluster.job_folder / "cancel.json").write_text("{}")
+    cluster.cancel()
     assert cluster.wait() == [0]
     assert (cluster.job.state, cluster.job.errorMessage) == ("CANCELLED", "")
     assert cluster.record("master-0").exitCode == 137
     until(lambda: gone(cluster.trainer("master-0")))
     assert "stopping: job CANCELLING" in cluster.log("master-0")
+    assert cluster.queue.entries == []
+
+
+def test_a_job_that_runs_too_long_is_cancelled(make: Make) -> None:
+    cluster = make(SLEEPS, maxRunningTime=0.3)
+    cluster.start()
+    assert cluster.wait() == [0]
+    assert cluster.job.state == "CANCELLED"
+    assert cluster.job.errorMessage == "The job ran for longer than maxRunningTime, 0.3 s."
+
+
+def test_a_job_that_prints_nothing_is_started_again(make: Make) -> None:
+    cluster = make(SLEEPS, stallTimeout=0.3, maxRetries=1)
+    cluster.start()
+    assert cluster.wait() == [0]
+    assert (cluster.job.state, cluster.job.attempt) == ("FAILED", 1)
+    said = "No replica printed a line for 0.3 s (stallTimeout), and the job was started again 1 times."
+    assert cluster.job.errorMessage == said
 
 
 def test_the_chief_ends_the_others(make: Make) -> None:
@@ -85,7 +183,7 @@ def test_the_chief_ends_the_others(make: Make) -> None:
 
 
 def test_a_replica_that_was_killed_goes_on(make: Make) -> None:
-    cluster = make("import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.02)")
+    cluster = make(GOES)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.record("master-0").state == "RUNNING")
     cluster.kill("master-0")
@@ -97,11 +195,11 @@ def test_a_replica_that_was_killed_goes_on(make: Make) -> None:
     assert cluster.job.state == "SUCCEEDED"
     assert cluster.job.replicas[0]["restarts"] == 1
     assert cluster.log("master-0")[: len(before)] == before
-    assert "restarting after signal 9 (SIGKILL) (1 of 5), in 0.05 s" in cluster.log("master-0")
+    assert [event.cause for event in cluster.record("master-0").events] == ["the replica or its host was stopped"]
 
 
 def test_a_unit_that_is_stopped_leaves_the_job_as_it_is(make: Make) -> None:
-    cluster = make("import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.02)")
+    cluster = make(GOES)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
     cluster.processes["master-0"].terminate()
@@ -119,24 +217,62 @@ def test_a_unit_that_is_stopped_leaves_the_job_as_it_is(make: Make) -> None:
     assert cluster.log("master-0").count("stopping: the unit is stopped") == 1
 
 
-def test_a_lost_host_fails_the_job(make: Make) -> None:
-    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, lostForGoodSeconds=1.0)
+def test_the_others_go_on_while_a_unit_is_stopped(make: Make) -> None:
+    cluster = make(GOES, "master-0", "worker-0")
+    cluster.start()
+    until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
+    cluster.processes["worker-0"].terminate()
+    assert cluster.wait("worker-0") == [0]
+    beat = cluster.job.lease.beat
+    until(lambda: cluster.job.lease.beat > beat + 1)  # the leader has looked
+    assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
+    cluster.start("worker-0")
+    until(lambda: cluster.log("worker-0").count("up") == 2)
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0, 0]
+    assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 0)
+    assert cluster.log("master-0").count("up") == 1
+
+
+def test_a_lost_host_is_waited_for_and_goes_on(make: Make) -> None:
+    cluster = make(GOES, "master-0", "worker-0", lostAfterSeconds=0.3)
+    cluster.start()
+    until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
+    cluster.kill("worker-0")
+    beat = cluster.job.lease.beat
+    until(lambda: cluster.job.lease.beat > beat + 5)  # 0.8 s: it is lost, and the job is where it was
+    assert (cluster.job.state, cluster.job.attempt) == ("RUNNING", 0)
+    cluster.start("worker-0")
+    until(lambda: cluster.log("worker-0").count("up") == 2)
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0, 0]
+    assert (cluster.job.state, cluster.job.attempt) == ("SUCCEEDED", 0)
+    assert cluster.log("master-0").count("up") == 1
+
+
+def test_a_host_that_stays_lost_fails_the_job(make: Make) -> None:
+    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, maxWaitTime=0.5)
     cluster.start()
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
     cluster.kill("worker-0")
     assert cluster.wait("master-0") == [0]
     assert cluster.job.errorMessage == "The replica worker 0 is lost: no heartbeat for 1 s."
+    assert [r["state"] for r in cluster.job.replicas] == ["EXITED", "LOST"]
 
 
 def test_another_leads_when_the_chief_is_lost(make: Make) -> None:
-    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, lostForGoodSeconds=600.0)
+    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5)
     cluster.start()
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
     cluster.kill("master-0")
-    (cluster.job_folder / "cancel.json").write_text("{}")
+    epoch = cluster.job.lease.epoch
+    cluster.cancel()
     assert cluster.wait("worker-0") == [0]
     assert cluster.job.state == "CANCELLED"
+    assert cluster.job.lease.holder.startswith("worker-0/")
+    assert cluster.job.lease.epoch > epoch
     assert cluster.log("worker-0")[-1] == "job CANCELLED"
+    assert cluster.queue.entries == []
 
 
 def test_a_replica_that_never_comes_fails_the_job(make: Make) -> None:
@@ -147,7 +283,7 @@ def test_a_replica_that_never_comes_fails_the_job(make: Make) -> None:
 
 
 def test_the_trainer_goes_on_without_the_bucket(make: Make) -> None:
-    cluster = make("import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.02)")
+    cluster = make(GOES)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
     away = cluster.bucket.rename(cluster.root / "away")
@@ -162,13 +298,43 @@ def test_the_trainer_goes_on_without_the_bucket(make: Make) -> None:
     assert sum("answers again" in line for line in cluster.log("master-0")) == 1
 
 
-@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-def test_a_job_that_has_ended_is_left_alone(make: Make, state: JobState) -> None:
+def test_a_job_that_has_ended_is_left_alone(make: Make) -> None:
     cluster = make(SLEEPS)
-    cluster.write_job(state)
+    cluster.write_job(JobState.SUCCEEDED)
+    cluster.write_queue()
     before = cluster.job
     cluster.start()
     assert cluster.wait() == [0]
     assert cluster.job == before
-    assert sorted(path.name for path in cluster.job_folder.iterdir()) == ["job.json"]
+    assert sorted(path.name for path in cluster.job_folder.iterdir()) == ["job.json", "plan.json"]
     assert cluster.log("master-0") == []
+
+
+def test_a_host_takes_the_next_job_of_the_queue_by_itself(make: Make) -> None:
+    cluster = make(GOES)
+    second = cluster.bucket / "jobs" / "job02"
+    second.mkdir()
+    job, plan = (cluster.job_folder / name for name in ("job.json", "plan.json"))
+    (second / "job.json").write_text(job.read_text().replace("job01", "job02").replace("PREPARING", "QUEUED"))
+    (second / "plan.json").write_text(plan.read_text().replace("job01", "job02"))
+    home = cluster.host("master-0") / "state" / "jobs"
+    (home / "job02").symlink_to(home / "job01")
+    cluster.write_queue(Entry("job01", ["master-0"], held=True), Entry("job02", ["master-0"]))
+    cluster.start()
+    until(lambda: cluster.runs("master-0"))
+    assert '"QUEUED"' in (second / "job.json").read_text()
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0]
+    assert cluster.job.state == "SUCCEEDED"
+    assert '"SUCCEEDED"' in (second / "job.json").read_text()
+    assert cluster.queue.entries == []
+    assert cluster.log("master-0").count("up") == 1  # newest is the second job's log
+    assert b'"up"' in (second / "logs" / "master-0.jsonl").read_bytes()
+
+
+def test_a_host_that_no_job_wants_has_nothing_to_do(make: Make) -> None:
+    cluster = make(SLEEPS)
+    cluster.write_queue(Entry("job02", ["worker-0"], held=True))
+    cluster.start()
+    assert cluster.wait() == [0]
+    assert cluster.job.state == "PREPARING"

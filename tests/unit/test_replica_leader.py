@@ -1,80 +1,215 @@
-"""The leader: reads last what it may write, trusts no old heartbeat, and stays for those that still end."""
+"""The leader: who takes the lease and when, by its own clock alone; what it counts; when it may go."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from replicahosts import Clock
 
-from replica.bucket import Directory
+from jobs.folder import Folder
+from jobs.ledger import Ledger, Stored
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.store import Conflict
 from replica.leader import Leader
-from replica.ledger import Ledger
-from replica.record import JobRecord, JobState, Plan, ReplicaRecord, now
 
-PLAN = Plan("job01", "master-0", ["master-0", "worker-0", "ps-0"], "trainer.task", [], "/bucket", "/package")
-
-
-def ledger(root: Path, replica: str = "master-0") -> Ledger:
-    return Ledger(replace(PLAN, replica=replica), Directory(root, replica))
+NAMES = ["master-0", "worker-0", "ps-0"]
+PLAN = Plan("job01", NAMES, "trainer.task", [], {}, leaseSeconds=10.0, heartbeatSeconds=1.0, stopSeconds=4.0)
 
 
-def running(name: str, **changes: str) -> ReplicaRecord:
-    return replace(ReplicaRecord(name, state="RUNNING"), **changes)  # type: ignore[arg-type]
+class Bucket:
+    """A job that was handed over, and the clock of a host."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock, self.ledger = Clock(), Ledger(Folder(root))
+        self.wall = "2026-01-31T12:00:00.000Z"
+        self.ledger.create_job(JobRecord("job01", state=JobState.RUNNING, startTime=self.wall))
+
+    def leader(self, name: str, life: str = "1", clock: Clock | None = None, plan: Plan = PLAN) -> Leader:
+        return Leader(plan, name, life, self.ledger, clock or self.clock, lambda: self.wall)
+
+    @property
+    def stored(self) -> Stored[JobRecord]:
+        stored = self.ledger.job("job01")
+        assert stored is not None
+        return stored
+
+    @property
+    def job(self) -> JobRecord:
+        return self.stored.record
 
 
-def test_who_leads_reads_all_and_who_does_not_reads_little(tmp_path: Path) -> None:
-    for name in PLAN.replicas:
-        ledger(tmp_path).write_replica(running(name))
-    assert set(ledger(tmp_path).others() or ()) == {"worker-0", "ps-0"}
-    assert ledger(tmp_path, "worker-0").others() is None
-    ledger(tmp_path).write_replica(running("master-0", heartbeatTime="2026-01-31T12:00:00.000Z"))
-    assert set(ledger(tmp_path, "worker-0").others() or ()) == {"master-0", "ps-0"}
-    assert ledger(tmp_path, "ps-0").others() is None
+@pytest.fixture
+def bucket(tmp_path: Path) -> Bucket:
+    return Bucket(tmp_path)
 
 
-def test_what_a_power_cut_left_of_a_record_is_none(tmp_path: Path) -> None:
-    ledger(tmp_path).write_replica(running("worker-0"))
-    (tmp_path / "jobs/job01/replicas/ps-0.json").write_bytes(b"")
-    assert set(ledger(tmp_path).others() or ()) == {"worker-0"}
+def running(*names: str, beat: int = 0, **changes: object) -> dict[str, ReplicaRecord]:
+    names = names or tuple(NAMES)
+    return {name: ReplicaRecord(name, state=ReplicaState.RUNNING, beat=beat, **changes) for name in names}  # type: ignore[arg-type]
 
 
-def test_a_job_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"there is no jobs/job01/job\.json"):
-        ledger(tmp_path).job()
-    for text in ("", '{"jobId": "job01", "state": "LOST"}'):
-        (tmp_path / "jobs/job01").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "jobs/job01/job.json").write_text(text)
-        with pytest.raises(ValueError, match=r"Expecting|LOST"):
-            ledger(tmp_path).job()
+def takes_after(bucket: Bucket, leader: Leader, limit: float = 40.0) -> float:
+    """The seconds after which this leader may take the lease as it is."""
+    for tenths in range(int(limit * 10)):
+        if leader.may_take(bucket.job):
+            return tenths / 10
+        bucket.clock.pass_(0.1)
+    return limit
 
 
-def test_after_a_long_sleep_old_heartbeats_count_from_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leads, job = Leader(PLAN, ledger(tmp_path)), JobRecord("job01", state=JobState.RUNNING)
-    old = {name: running(name) for name in PLAN.replicas} | {"ps-0": running("ps-0", heartbeatTime="2026-01-31T12:00:00.000Z")}
-    assert leads.act(job, old) == job
-    leads._watching_since = "2026-01-31T12:00:00.000Z"  # as if it had been watching all the time
-    slept = time.time() + PLAN.lostAfterSeconds + 1
-    monkeypatch.setattr(time, "time", lambda: slept)
-    assert leads.act(job, old) == job
-    leads._watching_since = "2026-01-31T12:00:00.000Z"
-    assert leads.act(job, old).state == "FAILED"
+@pytest.mark.parametrize(("name", "after"), [("master-0", 0.0), ("worker-0", 1.0), ("ps-0", 2.0)])
+def test_a_free_lease_is_taken_in_the_order_of_the_plan(bucket: Bucket, name: str, after: float) -> None:
+    assert takes_after(bucket, bucket.leader(name)) == pytest.approx(after, abs=0.11)
 
 
-def test_the_leader_stays_until_the_others_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leads, job = Leader(PLAN, ledger(tmp_path)), JobRecord("job01", state=JobState.RUNNING)
-    done = {"master-0": ReplicaRecord("master-0", state="EXITED", exitCode=0, endTime=now())}
-    ended = leads.act(job, {name: running(name) for name in PLAN.replicas} | done)
-    assert (ended.state, leads.settled) == ("SUCCEEDED", False)
-    others = {name: ReplicaRecord(name, state="EXITED", exitCode=143) for name in ("worker-0", "ps-0")}
-    after = leads.act(ended, done | others)
-    assert leads.settled
-    assert [r["exitCode"] for r in after.replicas] == [0, 143, 143]
-    assert ledger(tmp_path).job() == after
-    late = Leader(PLAN, ledger(tmp_path))
-    late.act(ended, {name: running(name) for name in PLAN.replicas} | done)
-    clock = time.monotonic() + PLAN.stopSeconds + 2 * PLAN.heartbeatSeconds + 1
-    monkeypatch.setattr(time, "monotonic", lambda: clock)
-    late.act(ended, {name: running(name) for name in PLAN.replicas} | done)
-    assert late.settled
+def test_all_replicas_beyond_the_fifth_wait_alike(bucket: Bucket) -> None:
+    plan = replace(PLAN, replicas=[f"worker-{n}" for n in range(100)])
+    assert takes_after(bucket, bucket.leader("worker-99", plan=plan)) == pytest.approx(5.0, abs=0.11)
+
+
+def test_a_lease_that_is_held_is_taken_over_after_silence_alone(bucket: Bucket) -> None:
+    holder, other = bucket.leader("master-0"), bucket.leader("worker-0")
+    holder.take(bucket.stored)
+    assert bucket.job.lease.holder == "master-0/1"
+    for _ in range(30):
+        assert not other.may_take(bucket.job)
+        bucket.clock.pass_(1.0)
+        holder.act(bucket.stored, running(), False)  # it renews its lease
+    bucket.clock.pass_(4.0)
+    holder.act(bucket.stored, running(), False)
+    assert takes_after(bucket, other) == pytest.approx(11.0, abs=0.11)
+
+
+def test_a_lease_is_renewed_three_times_in_its_time_and_not_more(bucket: Bucket) -> None:
+    leader = bucket.leader("master-0")
+    leader.take(bucket.stored)
+    for _ in range(100):
+        bucket.clock.pass_(0.1)
+        leader.act(bucket.stored, running(), False)
+    assert bucket.job.lease.beat in (2, 3)
+
+
+def test_an_earlier_life_s_lease_is_taken_at_once_and_a_submitter_s_never(bucket: Bucket) -> None:
+    bucket.leader("worker-0", "1").take(bucket.stored)
+    later = bucket.leader("worker-0", "2")
+    assert not later.leads(bucket.job)
+    assert later.may_take(bucket.job)
+    bucket.ledger.change_job(bucket.stored, bucket.job.passed("fab 1", submitter=True))
+    assert takes_after(bucket, bucket.leader("master-0")) == 40.0
+    bucket.ledger.change_job(bucket.stored, bucket.job.passed("ps-0"))
+    assert takes_after(bucket, bucket.leader("ps-0")) == 0.0
+
+
+def test_who_was_overtaken_changes_nothing(bucket: Bucket) -> None:
+    first, second = bucket.leader("master-0"), bucket.leader("worker-0")
+    mine = first.take(bucket.stored)
+    bucket.clock.pass_(60.0)
+    second.take(bucket.stored)
+    after = bucket.stored
+    assert (after.record.lease.holder, after.record.lease.epoch) == ("worker-0/1", 2)
+    done = running() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
+    with pytest.raises(Conflict):
+        first.act(mine, done, False)
+    with pytest.raises(Conflict):
+        first.take(mine)
+    assert bucket.stored == after
+    assert not first.leads(after.record)
+
+
+@pytest.mark.parametrize("wall", ["2026-01-31T11:50:00.000Z", "2026-01-31T12:10:00.000Z", "2036-01-31T12:00:00.000Z"])
+def test_a_wall_clock_that_is_off_changes_nothing(bucket: Bucket, wall: str) -> None:
+    leader = bucket.leader("master-0")
+    leader.take(bucket.stored)
+    for beat in range(30):
+        records = running(beat=beat, heartbeatTime=wall if beat % 2 else bucket.wall)
+        bucket.wall = wall if beat % 3 else "2026-01-31T12:00:00.000Z"
+        bucket.clock.pass_(1.0)
+        leader.act(bucket.stored, records, False)
+    assert (bucket.job.state, bucket.job.attempt, bucket.job.events) == ("RUNNING", 0, [])
+    assert bucket.job.runSeconds == pytest.approx(30.0, abs=4.0)
+
+
+def test_who_is_silent_is_lost_by_the_leader_s_own_clock(bucket: Bucket) -> None:
+    leader = bucket.leader("master-0", plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
+    leader.take(bucket.stored)
+    leader.act(bucket.stored, running(), False)
+    for beat in range(30):
+        bucket.clock.pass_(1.0)
+        leader.act(bucket.stored, running("master-0", "worker-0", beat=beat) | running("ps-0"), False)
+    assert bucket.job.state == "RUNNING"
+    bucket.clock.pass_(1.0)
+    leader.act(bucket.stored, running("master-0", "worker-0", beat=99) | running("ps-0"), False)
+    assert bucket.job.errorMessage == "The replica ps 0 is lost: no heartbeat for 30 s."
+
+
+def test_after_a_long_sleep_silence_counts_from_anew(bucket: Bucket) -> None:
+    leader = bucket.leader("master-0", plan=replace(PLAN, lostAfterSeconds=20.0, maxWaitTime=10.0))
+    leader.take(bucket.stored)
+    leader.act(bucket.stored, running(), False)
+    bucket.clock.pass_(3600.0)
+    leader.act(bucket.stored, running(), False)
+    assert (bucket.job.state, bucket.job.lost) == ("RUNNING", [])
+    assert bucket.job.runSeconds == 5.0
+
+
+def test_the_time_that_a_job_runs_goes_on_with_another_leader(bucket: Bucket) -> None:
+    first, second = bucket.leader("master-0"), bucket.leader("worker-0")
+    first.take(bucket.stored)
+    for _ in range(21):
+        first.act(bucket.stored, running(), False)
+        bucket.clock.pass_(1.0)
+    assert bucket.job.runSeconds == pytest.approx(20.0, abs=4.0)
+    before = bucket.job.runSeconds
+    second.take(bucket.stored)
+    for _ in range(21):
+        second.act(bucket.stored, running(), False)
+        bucket.clock.pass_(1.0)
+    assert bucket.job.runSeconds - before == pytest.approx(20.0, abs=4.0)
+
+
+def test_a_kill_and_an_exit_are_timed_from_when_they_were_seen(bucket: Bucket) -> None:
+    """A peer that exits 20 s after a kill follows from it, one that exits 40 s after does not."""
+    for pause, state in ((20, "RUNNING"), (40, "FAILED")):
+        leader = bucket.leader("master-0", life=str(pause))
+        leader.take(bucket.stored)
+        killed = running() | running("ps-0", restarts=1, attempt=bucket.job.attempt)
+        killed = {name: replace(record, attempt=bucket.job.attempt) for name, record in killed.items()}
+        for _ in range(pause):
+            killed = {name: replace(record, beat=record.beat + 1) for name, record in killed.items()}
+            leader.act(bucket.stored, killed, False)
+            bucket.clock.pass_(1.0)
+        exited = replace(killed["worker-0"], state=ReplicaState.EXITED, exitCode=1)
+        for _ in range(3):
+            leader.act(bucket.stored, killed | {"worker-0": exited}, False)
+            bucket.clock.pass_(1.0)
+        assert bucket.job.state == state
+    assert bucket.job.attempt == 1
+
+
+def test_the_leader_stays_until_the_others_have_ended(bucket: Bucket) -> None:
+    leader = bucket.leader("master-0")
+    leader.take(bucket.stored)
+    done = {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
+    ended = leader.act(bucket.stored, running() | done, False)
+    assert ended.record.state == "SUCCEEDED"
+    assert not leader.settled(ended.record, running() | done)
+    others = {name: ReplicaRecord(name, state=ReplicaState.EXITED, exitCode=143) for name in ("worker-0", "ps-0")}
+    after = leader.act(ended, done | others, False)
+    assert leader.settled(after.record, done | others)
+    assert [r["exitCode"] for r in after.record.replicas] == [0, 143, 143]
+    assert bucket.job == after.record
+
+
+def test_the_leader_does_not_wait_for_ever_for_those_that_do_not_end(bucket: Bucket) -> None:
+    leader = bucket.leader("master-0")
+    leader.take(bucket.stored)
+    records = running() | {"master-0": ReplicaRecord("master-0", state=ReplicaState.EXITED, exitCode=0)}
+    for _ in range(2):  # the first moves it on, the second sees that it has ended
+        leader.act(bucket.stored, records, False)
+    bucket.clock.pass_(6.0)  # stopSeconds and two heartbeats
+    assert not leader.settled(bucket.job, records)
+    bucket.clock.pass_(0.1)
+    assert leader.settled(bucket.job, records)

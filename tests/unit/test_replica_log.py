@@ -8,10 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from replicahosts import until
 
-from replica.bucket import Directory
+from jobs.folder import Folder
+from jobs.store import StoreError
+from replica import archive
+from replica.archive import Archive
 from replica.lines import Line
-from replica.log import ARCHIVE_SECONDS, Log
+from replica.log import Log
 
 NAME = "jobs/job01/logs/ps-0.jsonl"
 
@@ -47,28 +51,63 @@ def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job01.jsonl", "job02.jsonl", "newest"]
 
 
-def test_the_archive_follows_when_it_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket, log = Directory(tmp_path, "ps-0"), Log(tmp_path / "logs", "job01", "ps-0")
+def archived(root: Path) -> bytes:
+    path = root / NAME
+    return path.read_bytes() if path.exists() else b""
+
+
+def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "SECONDS", 0.05)
+    log = Log(tmp_path / "logs", "job01", "ps-0")
+    copies = Archive(log, Folder(tmp_path), NAME)
     log.say("one")
-    log.archive(bucket, NAME, at_once=False)
-    first = bucket.read(NAME)
-    assert first == log.path.read_bytes()
+    until(lambda: archived(tmp_path) == log.path.read_bytes())
     log.say("two")
-    log.archive(bucket, NAME, at_once=False)
-    assert bucket.read(NAME) == first
-    later = time.monotonic() + ARCHIVE_SECONDS + 1
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    log.archive(bucket, NAME, at_once=False)
-    assert bucket.read(NAME) == log.path.read_bytes() != first
+    until(lambda: archived(tmp_path) == log.path.read_bytes())
+    monkeypatch.setattr(archive, "SECONDS", 3600.0)
     log.say("three")
-    log.archive(bucket, NAME, at_once=True)
-    assert bucket.read(NAME) == log.path.read_bytes()
+    until(copies.finish)
+    assert archived(tmp_path) == log.path.read_bytes()
+    assert len(log.path.read_bytes().splitlines()) == 3
+
+
+def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(tmp_path / "logs", "job01", "ps-0")
+    log.say("one")
+    copies = Archive(log, Folder(tmp_path / "away"), NAME)
+    assert not copies.finish()
+    time.sleep(0.1)
+    assert not copies.finish()
+    (tmp_path / "away").mkdir()
+    until(copies.finish)
+    assert archived(tmp_path / "away") == log.path.read_bytes()
+    never = Archive(log, Folder(tmp_path / "never"), NAME)
+    assert not never.finish()
+    later = time.monotonic() + 61.0
+    monkeypatch.setattr(archive.time, "monotonic", lambda: later)
+    assert never.finish()
+
+
+def test_a_log_that_has_not_grown_is_not_copied_again(tmp_path: Path) -> None:
+    store, log = Folder(tmp_path), Log(tmp_path / "logs", "job01", "ps-0")
+    log.say("one")
+    with pytest.raises(StoreError):
+        log.archive(Folder(tmp_path / "away"), NAME)
+    log.archive(store, NAME)
+    (tmp_path / NAME).unlink()
+    log.archive(store, NAME)
+    assert archived(tmp_path) == b""
+    log.say("two")
+    log.archive(store, NAME)
+    assert archived(tmp_path) == log.path.read_bytes()
 
 
 def test_a_new_host_takes_over_the_archive(tmp_path: Path) -> None:
-    bucket, old = Directory(tmp_path, "ps-0"), Log(tmp_path / "old", "job01", "ps-0")
+    bucket, old = Folder(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
     old.say("one")
-    old.archive(bucket, NAME, at_once=True)
+    old.archive(bucket, NAME)
     log = Log(tmp_path / "new", "job01", "ps-0")
     log.say("two")
     log.adopt(bucket, NAME)

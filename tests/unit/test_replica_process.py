@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import os
+import shutil
+import signal
+import tarfile
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replicahosts import Make, end, until
+from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
+
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import HostFile, Plan, Task
+from jobs.store import StoreError
+from replica.site import HostSite
 
 
 def test_success(make: Make) -> None:
@@ -21,6 +35,7 @@ def test_success(make: Make) -> None:
     assert '{"task": {"type": "master", "index": 0}}' in log
     assert log[-2:] == ["trainer exited with status 0", "job SUCCEEDED"]
     assert cluster.log("master-0", "WARNING") == ["WARNING:root:careful"]
+    assert cluster.queue.entries == []
     local = cluster.host("master-0") / "state" / "logs"
     assert (local / "newest").readlink() == Path("job01.jsonl")
     assert cluster.archive("master-0") == (local / "job01.jsonl").read_bytes()
@@ -53,7 +68,7 @@ def test_arguments_and_environment_arrive_byte_for_byte(make: Make) -> None:
 
 
 def test_the_chief_s_facts_are_in_the_manifest_and_in_both_records(make: Make) -> None:
-    cluster = make("import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.02)")
+    cluster = make(GOES)
     manifest = cluster.job_folder / "manifest.json"
     manifest.write_text('{"versions": {"scaletier": "9"}}')
     cluster.start()
@@ -117,33 +132,109 @@ def test_a_process_that_left_the_session_does_not_hold_up_the_end(make: Make) ->
         end(int((cluster.package / "left").read_text()))
 
 
-def test_a_bucket_behind_fsspec(make: Make, tmp_path: Path) -> None:
-    cluster = make("print('up')", "master-0", "worker-0", bucket=f"local://{tmp_path}/bucket")
-    for folder in ("replicas", "logs"):
-        (cluster.job_folder / folder).mkdir()  # an object store has no folders to make
+def test_the_package_comes_from_the_bucket(make: Make) -> None:
+    cluster = make("", packageSha256="")
+    packed = cluster.job_folder / "package.tar.gz"
+    with tarfile.open(packed, "w:gz") as tar:
+        for name, text in (("task.py", "import deep.er\n"), ("deep/er.py", "print('from the bucket')\n")):
+            file = tarfile.TarInfo(name)
+            file.size = len(text)
+            tar.addfile(file, io.BytesIO(text.encode()))
+    plan = replace(cluster.plan, packageSha256=hashlib.sha256(packed.read_bytes()).hexdigest())
+    (cluster.job_folder / "plan.json").write_bytes(plan.to_json())
+    jobs = cluster.host("master-0") / "state" / "jobs"
+    (jobs / "job01" / "package").unlink()
+    (jobs / "job00").mkdir()
+    whole, damaged = packed.read_bytes(), packed.read_bytes()[:-9]
+    packed.write_bytes(damaged)
     cluster.start()
-    assert cluster.wait() == [0, 0]
+    until(lambda: (jobs / "job01" / ".package.tar.gz").exists())
+    packed.write_bytes(whole)
+    assert cluster.wait() == [0]
+    assert "from the bucket" in cluster.log("master-0")
     assert cluster.job.state == "SUCCEEDED"
-    assert b'"message": "up"' in cluster.archive("master-0")
+    assert sorted(path.name for path in jobs.rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == [
+        "deep", "er.py", "job01", "package", "package.sha256", "task.py"
+    ]  # fmt: skip
+    assert (jobs / "job01" / "package.sha256").read_text() == plan.packageSha256
+
+
+@pytest.mark.parametrize("evil", ["../evil.py", "/evil.py", "link"])
+def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path, evil: str) -> None:
+    bucket = tmp_path / "bucket"
+    (bucket / "jobs/job01").mkdir(parents=True)
+    packed = bucket / "jobs/job01/package.tar.gz"
+    with tarfile.open(packed, "w:gz") as tar:
+        file = tarfile.TarInfo(evil)
+        file.type, file.linkname = (tarfile.SYMTYPE, "/etc") if evil == "link" else (tarfile.REGTYPE, "")
+        tar.addfile(file, io.BytesIO())
+    plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, hashlib.sha256(packed.read_bytes()).hexdigest())
+    store = Folder(bucket)
+    site = HostSite(HostFile("ps-0", str(bucket)), tmp_path / "state", Ledger(store), store, {})
+    with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
+        site.prepare(plan)
+    assert not list(tmp_path.rglob("evil.py"))
+    assert not (tmp_path / "state/jobs/job01/package").exists()
+
+
+def test_while_the_bucket_hangs_a_trainer_is_restarted_and_a_stop_is_obeyed(make: Make) -> None:
+    """A FIFO in the place of the job's record: who reads it hangs, as on a file system that is away."""
+    cluster = make("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GOES, stopSeconds=0.3)
+    cluster.start()
+    until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
+    job = cluster.job_folder / "job.json"
+    job.unlink()
+    os.mkfifo(job)
+    reader = None
+    while reader is None:  # until somebody reads
+        with suppress(OSError):
+            reader = os.open(job, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        first = cluster.trainer("master-0")
+        os.killpg(first, signal.SIGKILL)
+        until(lambda: cluster.log("master-0").count("up") == 2)
+        second = cluster.trainer("master-0")
+        cluster.processes["master-0"].terminate()
+        until(lambda: gone(second))
+        assert cluster.processes["master-0"].wait(PATIENCE) == 0
+        assert cluster.record("master-0").restarts == 0  # the bucket was never told
+    finally:
+        os.close(reader)
+
+
+def test_a_program_that_was_replaced_asks_to_be_started_again(make: Make, tmp_path: Path) -> None:
+    cluster = make(GOES)
+    for name in ("jobs", "replica"):
+        shutil.copytree(ROOT / name, tmp_path / "program" / name)
+    version = tmp_path / "program" / "replica" / "VERSION"
+    version.write_text("1")
+    cluster.start(program=tmp_path / "program")
+    until(lambda: cluster.runs("master-0"))
+    version.write_text("2")
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [75]
+    assert cluster.job.state == "SUCCEEDED"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (None, "No such file or directory; fab train writes it"),
-        ("{", "Expecting property name"),
-        ("{}", "Plan lacks jobId, replica"),
-        ('{"jobId": "1"}', "Plan lacks replica"),
+        ("{", "host.json is no JSON: Expecting property name"),
+        ("{}", "host.json lacks name, bucket"),
+        ('{"name": "ps-0", "bucket": "s3://x"}', "'s3://x' is no store"),
     ],
 )
-def test_a_bad_plan_is_one_line_and_exit_2(make: Make, text: str | None, said: str) -> None:
+def test_a_host_that_is_not_told_who_it_is_says_so_in_one_line_and_exits_with_2(
+    make: Make, text: str | None, said: str
+) -> None:
     cluster = make("")
-    plan = cluster.host("master-0") / "etc" / "replica.json"
-    plan.unlink()
+    file = cluster.host("master-0") / "etc" / "host.json"
+    file.unlink()
     if text is not None:
-        plan.write_text(text)
+        file.write_text(text)
     cluster.start()
     assert cluster.wait() == [2]
-    (line,) = (cluster.host("master-0") / "journal").read_text().splitlines()
-    assert line.startswith(f"<3>replica: {plan}: ")
+    (line,) = cluster.journal("master-0").splitlines()
+    assert line.startswith("<3>replica: ")
     assert said in line

@@ -4,105 +4,184 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.records import Event, Plan, ReplicaRecord
+from jobs.states import ReplicaState
 from replica import restart
-from replica.record import Plan, ReplicaRecord, ReplicaState
 
-PLAN = Plan("job01", "worker-0", ["master-0", "worker-0"], "trainer.task", [], "/bucket", "/package", maxRestarts=2)
-CHIEF = replace(PLAN, replica="master-0")
+PLAN = Plan("job01", ["master-0", "worker-0"], "trainer.task", [], {}, maxRestarts=2)
+WHOLE = replace(PLAN, restartPolicy="all")
 NOW = "2026-01-31T12:00:00.000Z"
-RUNNING = ReplicaRecord("worker-0", state="RUNNING", startTime="2026-01-31T11:00:00.000Z")
+RUNNING = ReplicaRecord("worker-0", state=ReplicaState.RUNNING, startTime="2026-01-31T11:00:00.000Z")
+PREPARING, EXITED = ReplicaState.PREPARING, ReplicaState.EXITED
+
+
+def ends(record: ReplicaRecord, code: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN) -> ReplicaRecord:
+    """A trainer that is started, runs for so long, and ends by itself."""
+    return restart.after_exit(plan, restart.started(record, NOW), code, seconds, NOW, "tail", memory)
 
 
 def test_a_kill_is_restarted_until_there_were_too_many() -> None:
-    record = RUNNING
-    seen: list[tuple[str, int]] = []
+    record, seen = RUNNING, []
     for _ in range(3):
-        record = restart.started(restart.after_exit(PLAN, record, 137, NOW, "tail"), NOW) if seen else record
-        ended = restart.after_exit(PLAN, record, 137, NOW, "tail")
-        seen.append((ended.state, ended.restarts))
-    assert seen == [("PREPARING", 1), ("PREPARING", 2), ("EXITED", 2)]
+        record = ends(record, 137)
+        seen.append((record.state, record.restarts, record.spent))
+    assert seen == [(PREPARING, 1, 1), (PREPARING, 2, 2), (EXITED, 2, 2)]
+    assert record.killed
+    assert not record.hopeless
+    assert record.events == [Event(NOW, "signal 9 (SIGKILL)")] * 2
+
+
+def test_a_trainer_that_ran_well_has_its_restarts_back() -> None:
+    exhausted = replace(RUNNING, restarts=2, spent=2)
+    assert ends(exhausted, 137, 599.9).state == EXITED
+    good = ends(exhausted, 137, 600.0)
+    assert (good.state, good.restarts, good.spent, good.alike) == (PREPARING, 3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "alike"),
+    [
+        ([(137, 1.0)] * 3, [1, 2, 3]),
+        ([(137, 9.9), (137, 9.9), (137, 10.0)], [1, 2, 0]),
+        ([(137, 1.0), (139, 1.0), (137, 1.0)], [1, 1, 1]),
+        ([(137, 1.0), (1, 1.0), (137, 1.0)], [1, 0, 1]),
+    ],
+)
+def test_the_same_death_at_once_three_times_is_hopeless(deaths: list[tuple[int, float]], alike: list[int]) -> None:
+    plan, record, seen = replace(PLAN, maxRestarts=9), RUNNING, []
+    for code, seconds in deaths:
+        record = ends(record, code, seconds, plan=plan)
+        seen.append(record.alike)
+    assert seen == alike
+    assert record.hopeless == (alike[-1] == 3)
+    assert record.state == (EXITED if record.hopeless else PREPARING)
+
+
+def test_three_times_too_little_memory_is_hopeless_however_long_it_took() -> None:
+    plan, record = replace(PLAN, maxRestarts=9), RUNNING
+    for _ in range(2):
+        record = ends(record, 137, 300.0, memory=True, plan=plan)
+    assert not record.hopeless
+    assert ends(record, 137, 300.0, plan=plan).alike == 0  # another death
+    assert ends(record, 137, 600.0, memory=True, plan=plan).alike == 0
+    assert ends(record, 137, 300.0, memory=True, plan=plan).hopeless
 
 
 def test_what_a_killed_trainer_lacked_is_told_until_the_next_ends() -> None:
-    starved = restart.after_exit(PLAN, RUNNING, 137, NOW, "", out_of_memory=True)
+    starved = ends(RUNNING, 137, memory=True)
     assert starved.outOfMemory
-    assert not restart.after_exit(PLAN, restart.started(starved, NOW), 137, NOW, "").outOfMemory
+    assert starved.events[-1].cause == "signal 9 (SIGKILL), out of memory"
+    assert not ends(starved, 137).outOfMemory
+
+
+def test_peers_that_need_one_another_leave_a_kill_to_the_leader() -> None:
+    ended = ends(RUNNING, 137, plan=WHOLE)
+    assert (ended.state, ended.exitCode, ended.restarts) == (EXITED, 137, 0)
+    assert ended.killed
+    spare = ends(RUNNING, 137, plan=replace(WHOLE, expendable=["worker"]))
+    assert (spare.state, spare.restarts) == (PREPARING, 1)
+    assert restart.resume(WHOLE, "worker-0", 0, RUNNING, NOW).state == EXITED
 
 
 def test_an_exit_is_not_restarted() -> None:
     for code in (0, 1, 127):
-        ended = restart.after_exit(PLAN, RUNNING, code, NOW, "tail")
-        assert (ended.state, ended.exitCode, ended.restarts, ended.endTime) == ("EXITED", code, 0, NOW)
+        ended = ends(RUNNING, code)
+        assert (ended.state, ended.exitCode, ended.restarts, ended.endTime) == (EXITED, code, 0, NOW)
         assert ended.errorMessage == ("tail" if code else "")
+    assert ends(RUNNING, 128).state == PREPARING
 
 
 def test_the_wait_grows_to_a_limit() -> None:
-    waits = [restart.wait_before_start(PLAN, replace(RUNNING, restarts=n)) for n in (0, 1, 2, 3, 5, 50)]
-    assert waits == [0.0, 1.0, 2.0, 4.0, 16.0, 30.0]
+    waits = [restart.wait_before_start(replace(RUNNING, spent=n)) for n in (0, 1, 2, 3, 4, 6, 7, 50)]
+    assert waits == [0.0, 0.0, 1.0, 2.0, 4.0, 16.0, 30.0, 30.0]
 
 
 def test_resume_of_a_first_life() -> None:
-    assert restart.resume(PLAN, 1, None, NOW) == ReplicaRecord("worker-0", attempt=1, heartbeatTime=NOW)
+    assert restart.resume(PLAN, "worker-0", 1, None, NOW) == ReplicaRecord("worker-0", attempt=1, heartbeatTime=NOW)
 
 
 def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
-    killed = restart.resume(PLAN, 0, RUNNING, NOW)
-    assert (killed.state, killed.restarts, killed.exitCode) == ("PREPARING", 1, 137)
-    stopped = restart.resume(PLAN, 0, restart.after_stop(RUNNING, 143, NOW), NOW)
-    assert (stopped.state, stopped.restarts, stopped.exitCode) == ("PREPARING", 1, 143)
-    exhausted = restart.resume(PLAN, 0, replace(RUNNING, restarts=2), NOW)
-    assert (exhausted.state, exhausted.restarts) == ("EXITED", 2)
+    killed = restart.resume(PLAN, "worker-0", 0, RUNNING, NOW)
+    assert (killed.state, killed.restarts, killed.spent, killed.exitCode) == (PREPARING, 1, 1, 137)
+    assert killed.events[-1].cause == "the replica or its host was stopped"
+    stopped = restart.resume(PLAN, "worker-0", 0, restart.after_stop(RUNNING, 143, NOW), NOW)
+    assert (stopped.state, stopped.restarts, stopped.exitCode) == (PREPARING, 1, 143)
+    assert stopped.events[-1].cause == "the unit was stopped"
+    never = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, state=EXITED), NOW)
+    assert (never.state, never.restarts, never.exitCode) == (PREPARING, 1, 137)
+    exhausted = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, spent=2), NOW)
+    assert (exhausted.state, exhausted.spent) == (EXITED, 2)
 
 
-def test_resume_leaves_what_is_done_or_was_waiting() -> None:
-    for record in (replace(RUNNING, state="EXITED", exitCode=0), replace(RUNNING, state="EXITED", exitCode=3)):
-        assert restart.resume(PLAN, 0, record, NOW) == replace(record, heartbeatTime=NOW)
-    waiting = replace(RUNNING, state="PREPARING", restarts=1)
-    assert restart.resume(PLAN, 0, waiting, NOW).restarts == 1
+def test_resume_leaves_what_is_done_or_hopeless_or_was_waiting() -> None:
+    for changes in ({"exitCode": 0}, {"exitCode": 3}, {"exitCode": 137, "hopeless": True}):
+        record = replace(RUNNING, state=EXITED, **changes)  # type: ignore[arg-type]
+        assert restart.resume(PLAN, "worker-0", 0, record, NOW) == record
+    waiting = replace(RUNNING, state=PREPARING, restarts=1)
+    assert restart.resume(PLAN, "worker-0", 0, waiting, NOW) == waiting
 
 
 def test_another_attempt_starts_all_over_but_a_chief_that_is_done() -> None:
-    done = replace(RUNNING, state="EXITED", exitCode=0, restarts=2)
-    again = restart.resume(PLAN, 1, done, NOW)
-    assert (again.state, again.attempt, again.restarts, again.exitCode) == ("PREPARING", 1, 0, None)
+    done = replace(RUNNING, state=EXITED, exitCode=0, restarts=2, spent=2, hopeless=True, alike=2)
+    again = restart.resume(PLAN, "worker-0", 1, done, NOW)
+    assert (again.state, again.attempt, again.restarts, again.spent, again.hopeless) == (PREPARING, 1, 0, 0, False)
+    assert again.alike == 2  # one that never runs longer than a moment is still found out
     chief = replace(done, name="master-0")
-    assert restart.resume(CHIEF, 1, chief, NOW).state == "EXITED"
-    assert not restart.outdated(CHIEF, chief, 1)
-    assert restart.outdated(CHIEF, replace(chief, exitCode=137), 1)
+    assert restart.resume(PLAN, "master-0", 1, chief, NOW).state == EXITED
+    assert not restart.outdated(PLAN, chief, 1)
+    assert restart.outdated(PLAN, replace(chief, exitCode=137), 1)
+    assert not restart.outdated(PLAN, replace(done, attempt=1), 1)
 
 
 def test_a_stop_does_not_hide_how_a_trainer_ended() -> None:
-    done = replace(RUNNING, state="EXITED", exitCode=0)
+    done = replace(RUNNING, state=EXITED, exitCode=0)
     assert restart.after_stop(done, 143, NOW) == done
-    assert restart.after_stop(RUNNING, 143, NOW).exitCode == 143
+    assert (restart.after_stop(RUNNING, 143, NOW).exitCode, restart.after_stop(RUNNING, 143, NOW).endTime) == (143, NOW)
+
+
+def test_a_start_keeps_the_first_start_and_what_came_before() -> None:
+    first = restart.started(ReplicaRecord("worker-0"), NOW)
+    assert (first.state, first.startTime) == (ReplicaState.RUNNING, NOW)
+    assert restart.started(ends(first, 137), "later").startTime == NOW
+
+
+def test_an_event_gets_its_seconds_once() -> None:
+    killed = ends(RUNNING, 137)
+    up = restart.recovered(killed, 2.34567)
+    assert up.events == [Event(NOW, "signal 9 (SIGKILL)", 2.346)]
+    assert restart.recovered(up, 9.0) == up
+    assert restart.recovered(RUNNING, 9.0) == RUNNING
 
 
 _records = st.builds(
     ReplicaRecord,
     name=st.just("worker-0"),
-    state=st.sampled_from([str(state) for state in ReplicaState]),
+    state=st.sampled_from(ReplicaState),
     exitCode=st.none() | st.integers(0, 255),
-    restarts=st.integers(0, PLAN.maxRestarts),
+    restarts=st.integers(0, 3),
+    spent=st.integers(0, PLAN.maxRestarts),
     attempt=st.integers(0, 3),
 )
 
 
-@given(_records, st.integers(0, 255))
-def test_restarts_stay_within_the_plan(record: ReplicaRecord, code: int) -> None:
-    ended = restart.after_exit(PLAN, record, code, NOW, "")
-    assert record.restarts <= ended.restarts <= PLAN.maxRestarts
-    assert (ended.state == "PREPARING") == (code >= 128 and record.restarts < PLAN.maxRestarts)
+@given(_records, st.integers(0, 255), st.sampled_from([1.0, 60.0, 600.0]))
+def test_restarts_stay_within_the_plan(record: ReplicaRecord, code: int, seconds: float) -> None:
+    ended = restart.after_exit(PLAN, record, code, seconds, NOW, "")
+    assert ended.spent <= PLAN.maxRestarts
+    if not ended.hopeless:
+        assert (ended.state == PREPARING) == (code >= 128 and (record.spent < PLAN.maxRestarts or seconds >= 600.0))
 
 
 @given(_records, st.integers(0, 3))
 def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: ReplicaRecord, attempt: int) -> None:
     for _ in range(5):
-        record = restart.resume(PLAN, attempt, record, NOW)
-        assert record.restarts <= PLAN.maxRestarts
+        record = restart.resume(PLAN, "worker-0", attempt, record, NOW)
+        assert record.spent <= PLAN.maxRestarts
         assert record.attempt >= attempt
-        if record.state == "PREPARING":
+        if record.state in (PREPARING, ReplicaState.LOST):
             record = restart.started(record, NOW)
-    assert record.state == "EXITED"
+    assert record.state == EXITED

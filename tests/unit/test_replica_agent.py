@@ -1,0 +1,249 @@
+"""What one host does in rounds: takes up the job that has it, tends the queue, and is over when nobody wants it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replicahosts import Clock, Flaky
+from test_replica_supervisor import Child
+
+from jobs import paths
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.store import StoreError
+from replica.agent import Agent
+from replica.supervisor import Assignment
+
+NOW = "2026-01-31T12:00:00.000Z"
+LEASE = 9.0
+
+
+class Host:
+    """The agent of one host, with a trainer that ends when it is told; its files are all there."""
+
+    def __init__(self, root: Path, life: str = "a") -> None:
+        self.root, self.clock = root, Clock()
+        self.store = Flaky(Folder(root))
+        self.ledger = Ledger(self.store, sleep=lambda _: None)
+        self.children: list[Child] = []
+        self.said: list[str] = []
+        self.prepares: list[str] = []
+        self.found: dict[str, Any] | None = None
+        self.is_archived = True
+        self.agent = Agent("master-0", life, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
+
+    def prepare(self, plan: Plan) -> Assignment:
+        self.prepares.append(plan.jobId)
+        return Assignment(plan, "master-0", Path(), {}, "python", self)
+
+    def facts(self) -> dict[str, Any] | None:
+        found, self.found = self.found, None
+        return found
+
+    def finish(self) -> bool:
+        return self.is_archived
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        self.said.append(message)
+
+    def spawn(self, assignment: Assignment) -> Child:
+        self.children.append(Child(len(self.children)))
+        return self.children[-1]
+
+    def rounds(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.agent.round()
+            if self.agent.supervisor:
+                self.agent.supervisor.step()
+            self.clock.pass_(1.0)
+
+    def job(self, job_id: str = "job01") -> JobRecord:
+        stored = self.ledger.job(job_id)
+        assert stored is not None
+        return stored.record
+
+    def submit(self, job_id: str = "job01", hosts: tuple[str, ...] = ("master-0",), **changes: Any) -> None:
+        record = JobRecord(job_id, hosts=list(hosts), createTime=NOW)
+        self.ledger.create_job(replace(record, **changes))
+        self.ledger.create_plan(Plan(job_id, list(hosts), "task", [], {}))
+        self.ledger.change_queue(lambda queue: queue.added(Entry(job_id, list(hosts))))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_host_that_nobody_wants_is_done(host: Host) -> None:
+    host.rounds()
+    assert host.agent.over
+    assert host.agent.status == "no job has this host"
+
+
+def test_one_job_after_the_other_and_then_it_is_done(host: Host) -> None:
+    host.submit()
+    host.submit("job02")
+    for job_id in ("job01", "job02"):
+        host.rounds(4)
+        assert host.agent.status == f"job {job_id} RUNNING, trainer RUNNING, restarts 0"
+        host.children[-1].code = 0
+        host.rounds(4)
+        assert host.job(job_id).state == "SUCCEEDED"
+    host.rounds(2)
+    assert host.agent.over
+    assert (host.prepares, len(host.children), host.ledger.queue().entries) == (["job01", "job02"], 2, [])
+
+
+def test_a_host_waits_while_another_job_has_it(host: Host) -> None:
+    host.submit(hosts=("worker-0",))
+    host.submit("job02", ("worker-0", "master-0"))
+    host.rounds(9)
+    assert (host.agent.over, host.prepares) == (False, [])
+
+
+@pytest.mark.parametrize("missing", ["plan", "handed over", "job"])
+def test_a_job_is_not_taken_up_before_all_of_it_is_there(host: Host, missing: str) -> None:
+    host.submit(lease=JobRecord("x").passed("fab 1", submitter=True).lease)
+    if missing != "handed over":
+        (host.root / (paths.plan("job01") if missing == "plan" else paths.job("job01"))).unlink()
+    host.rounds(4)
+    assert (host.agent.over, host.prepares) == (False, [])
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+def test_a_job_that_has_ended_is_left_alone_and_its_hosts_are_given_away(host: Host, state: JobState) -> None:
+    host.submit(state=state)
+    before = host.job()
+    host.rounds(int(LEASE))
+    assert not host.agent.over  # whoever led it has the time of a lease
+    host.rounds(8)
+    assert host.agent.over
+    assert (host.job(), host.prepares, host.ledger.queue().entries) == (before, [], [])
+
+
+def test_the_record_of_a_former_life_is_gone_on_from(tmp_path: Path) -> None:
+    former = Host(tmp_path)
+    former.submit()
+    former.rounds(4)
+    later = Host(tmp_path, "b")
+    later.rounds(4)
+    assert "the replica or its host was stopped" in later.said
+    record = later.ledger.replicas("job01", ["master-0"])["master-0"]
+    assert (record.life, record.restarts, record.state, len(later.children)) == ("b", 1, "RUNNING", 1)
+    assert later.job().lease.holder == "master-0/b"
+
+
+def test_a_former_life_s_record_that_is_garbled_is_written_over(host: Host) -> None:
+    host.submit()
+    garbled = host.root / paths.replica("job01", "master-0")
+    garbled.parent.mkdir(parents=True)
+    garbled.write_bytes(b"{")
+    host.rounds(3)
+    assert ReplicaRecord.from_json(garbled.read_bytes()).state == "RUNNING"
+
+
+def test_a_bucket_that_fails_is_said_once_and_that_it_answers_again(host: Host) -> None:
+    host.submit()
+    host.rounds(2)
+
+    def fails(method: str, name: str) -> None:
+        raise StoreError("no route to the bucket")
+
+    host.store.before = fails
+    host.rounds(9)
+    host.store.before = lambda method, name: None
+    host.rounds(2)
+    assert [line for line in host.said if "bucket" in line] == [
+        "the bucket fails, trying again: no route to the bucket",
+        "the bucket answers again",
+    ]
+
+
+def test_a_killed_trainer_is_restarted_while_the_bucket_is_away(host: Host) -> None:
+    host.submit()
+    host.rounds(3)
+
+    def fails(method: str, name: str) -> None:
+        raise StoreError("away")
+
+    host.store.before = fails
+    host.clock.pass_(60.0)
+    host.children[-1].code = 137
+    host.rounds(2)
+    assert len(host.children) == 2
+    host.store.before = lambda method, name: None
+    host.rounds(2)
+    assert host.ledger.replicas("job01", ["master-0"])["master-0"].restarts == 1
+
+
+def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None:
+    host.submit()
+    host.submit("job02")
+    host.rounds(3)
+    (host.root / paths.job("job01")).write_bytes(b"{")
+    host.rounds(int(2 * LEASE))
+    assert host.children[0].stops == []  # somebody may mend it
+    host.rounds(2)
+    assert len(host.children[0].stops) == 1
+    host.children[0].code = 143
+    host.rounds(int(3 * LEASE))
+    assert host.prepares == ["job01", "job02"]
+    assert host.job("job02").state == "RUNNING"
+
+
+def test_a_garbled_job_that_nobody_began_does_not_block_its_host(host: Host) -> None:
+    host.submit()
+    (host.root / paths.job("job01")).write_bytes(b"{")
+    host.rounds(int(2 * LEASE))
+    assert host.ledger.queue().entries == []
+    assert host.agent.over
+
+
+def test_facts_of_the_host_are_told(host: Host) -> None:
+    host.submit()
+    host.found = {"data": {"files": 1}}
+    host.rounds(5)
+    assert host.job().manifest["data"] == {"files": 1}
+
+
+def test_a_stopped_unit_says_how_its_replica_is_and_leaves_the_job(host: Host) -> None:
+    host.submit()
+    host.rounds(4)
+    host.agent.terminate()
+    host.is_archived = False
+    host.rounds(2)
+    assert (len(host.children[0].stops), host.agent.over) == (1, False)
+    host.children[0].code = 143
+    host.rounds(3)
+    assert not host.agent.over  # its log is not in the bucket yet
+    host.is_archived = True
+    host.rounds(2)
+    assert host.agent.over
+    record = host.ledger.replicas("job01", ["master-0"])["master-0"]
+    assert (record.state, record.exitCode, host.job().state) == (ReplicaState.EXITED, 143, "RUNNING")
+    assert host.ledger.queue().entries != []
+
+
+def test_a_unit_that_is_stopped_before_it_found_a_job(host: Host) -> None:
+    host.submit()
+    host.agent.terminate()
+    host.rounds()
+    assert (host.agent.over, host.prepares) == (True, [])
+
+
+def test_rounds_are_quicker_while_somebody_waits(host: Host) -> None:
+    assert host.agent.round() == 0.25
+    host.submit(hosts=("master-0", "worker-0"))
+    host.rounds()
+    assert host.agent.round() in (0.0, 1.0)
+    host.rounds(3)
+    assert host.agent.round() == 1.0
+    host.ledger.request_cancel("job01", b"{}")
+    waits = [host.agent.round() for _ in range(2)]
+    assert waits == [0.0, 0.25]

@@ -1,0 +1,219 @@
+"""What a replica tells and hears: its heartbeat first, its own lost writes recognised, no late answer believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from replicahosts import Clock, Flaky
+from test_replica_supervisor import Host
+
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry
+from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.store import Conflict, StoreError
+from replica.reporter import Reporter
+
+NAMES = ["master-0", "worker-0"]
+PLAN = Plan("job01", NAMES, "task", [], {}, heartbeatSeconds=4.0, leaseSeconds=9.0)
+NOW = "2026-01-31T12:00:00.000Z"
+
+
+class Replica:
+    """One replica: its host with a fake trainer, and its reporter."""
+
+    def __init__(self, root: Path, name: str = "master-0", life: str = "a", version: str | None = None) -> None:
+        self.host = Host(name, PLAN)
+        self.clock: Clock = self.host.clock
+        self.store = Flaky(Folder(root))
+        self.ledger = Ledger(self.store, sleep=lambda _: None)
+        self.name = name
+        self.reporter = Reporter(
+            PLAN, name, life, self.ledger, self.host.supervisor, self.host, self.clock, lambda: NOW, version
+        )
+
+    def rounds(self, count: int = 1, seconds: float = 1.0) -> None:
+        for _ in range(count):
+            self.reporter.round()
+            self.host.supervisor.step()
+            self.clock.pass_(seconds)
+
+    @property
+    def written(self) -> ReplicaRecord:
+        return self.ledger.replicas("job01", [self.name])[self.name]
+
+    @property
+    def job(self) -> JobRecord:
+        stored = self.ledger.job("job01")
+        assert stored is not None
+        return stored.record
+
+    def write(self, job: JobRecord) -> None:
+        stored = self.ledger.job("job01")
+        assert stored is not None
+        self.ledger.change_job(stored, job)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    ledger = Ledger(Folder(tmp_path))
+    ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=NAMES))
+    ledger.change_queue(lambda queue: queue.added(Entry("job01", NAMES)))
+    return tmp_path
+
+
+def test_the_heartbeat_comes_first(root: Path) -> None:
+    replica = Replica(root)
+    seen: list[tuple[str, str]] = []
+    replica.store.before = lambda method, name: seen.append((method, name))
+    replica.reporter.round()
+    assert seen[:2] == [("create", paths.replica("job01", "master-0")), ("read", paths.job("job01"))]
+
+
+def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path) -> None:
+    replica = Replica(root)
+    beats = []
+    for second in range(13):
+        replica.reporter.publish()
+        beats.append(replica.written.beat)
+        if second == 5:
+            replica.host.supervisor.tell({"a": 1})
+            assert replica.reporter.untold
+        replica.clock.pass_(1.0)
+    assert beats == [1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4]
+    assert (replica.written.life, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
+
+
+def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> None:
+    replica = Replica(root)
+    for evil in ("after", "before", "after"):
+        replica.store.fail = [evil]
+        with pytest.raises(StoreError):
+            replica.reporter.publish()
+        replica.reporter.publish()
+        assert not replica.reporter.untold
+        replica.clock.pass_(4.0)
+    assert replica.written.beat == 6
+
+
+def test_a_later_life_goes_on_from_the_record_of_the_former(root: Path) -> None:
+    former = Replica(root, life="a")
+    former.reporter.publish()
+    later = Replica(root, life="b", version=former.ledger.replica_version("job01", "master-0"))
+    later.reporter.publish()
+    assert later.written.life == "b"
+    late = Replica(root, life="c", version="what was there before")
+    late.reporter.publish()  # over a write that a former life had under way
+    assert late.written.life == "c"
+
+
+def test_the_chief_leads_and_the_trainer_starts(root: Path) -> None:
+    replica = Replica(root)
+    replica.rounds(2)
+    assert (replica.job.lease.holder, len(replica.host.children)) == ("master-0/a", 1)
+    assert not replica.reporter.led
+    other = Replica(root, "worker-0")
+    other.rounds(2)
+    replica.rounds(2)
+    assert replica.job.state == "RUNNING"
+    assert ("INFO", "job RUNNING") in replica.host.said
+    other.rounds()
+    assert other.reporter.led
+    assert other.reporter.job == replica.job
+
+
+def test_after_a_step_the_next_comes_at_once(root: Path) -> None:
+    replica, other = Replica(root), Replica(root, "worker-0")
+    other.rounds()
+    other.reporter.publish()
+    replica.rounds()
+    seen = []
+    for _ in range(3):
+        replica.reporter.round()
+        seen.append(replica.reporter.restless)
+    assert seen == [True, False, False]
+
+
+def test_a_late_answer_of_an_older_epoch_is_ignored(root: Path) -> None:
+    replica = Replica(root, "worker-0")
+    replica.write(replace(replica.job, attempt=1).passed("master-0/x").passed("master-0/y"))
+    replica.rounds()
+    assert replica.reporter.job == replica.job
+    old = replace(replica.job, state=JobState.FAILED, lease=replace(replica.job.lease, epoch=1))
+    folder = Folder(root)
+    item = folder.read(paths.job("job01"))
+    assert item is not None
+    folder.replace(paths.job("job01"), old.to_json(), item.version)
+    replica.rounds(2)
+    assert replica.reporter.job is not None
+    assert (replica.reporter.job.state, replica.reporter.job.lease.epoch) == ("PREPARING", 2)
+    assert replica.host.child.stops == []
+
+
+def test_who_is_overtaken_obeys(root: Path) -> None:
+    replica = Replica(root)
+    replica.rounds(2)
+
+    def overtaken(method: str, name: str) -> None:
+        if (method, name) == ("replace", paths.job("job01")):
+            replica.store.before = lambda method, name: None
+            replica.write(replica.job.passed("worker-0/x").ended("said by another"))
+
+    replica.store.before = overtaken
+    replica.clock.pass_(5.0)
+    replica.rounds(2)
+    assert (replica.job.lease.holder, replica.job.errorMessage) == ("worker-0/x", "said by another")
+    assert replica.host.child.stops == [PLAN.stopSeconds]
+
+
+def test_the_end_of_a_job_gives_its_hosts_away_and_all_settle(root: Path) -> None:
+    replica, other = Replica(root), Replica(root, "worker-0")
+    for _ in range(4):
+        replica.rounds()
+        other.rounds()
+    assert replica.job.state == "RUNNING"
+    replica.host.ends(0)
+    replica.rounds(2)
+    assert (replica.job.state, replica.reporter.settled) == ("SUCCEEDED", False)
+    assert replica.ledger.queue().entries != []  # the other still runs
+    other.rounds(2)
+    other.host.ends(143)
+    assert not other.reporter.settled
+    other.rounds()
+    replica.rounds()
+    assert (other.reporter.settled, replica.reporter.settled) == (True, True)
+    assert replica.ledger.queue().entries == []
+    assert [r["exitCode"] for r in replica.job.replicas] == [0, 143]
+
+
+def test_a_request_to_cancel_is_heard_by_the_leader(root: Path) -> None:
+    replica = Replica(root)
+    replica.rounds(2)
+    replica.ledger.request_cancel("job01", b"{}")
+    replica.rounds(2)
+    assert (replica.job.state, replica.host.child.stops) == ("CANCELLING", [PLAN.stopSeconds])
+
+
+def test_a_job_that_is_gone_is_an_error_that_does_not_stop_the_heartbeat(root: Path) -> None:
+    replica = Replica(root)
+    (root / paths.job("job01")).unlink()
+    with pytest.raises(RecordError, match=r"jobs/job01/job\.json is gone"):
+        replica.reporter.round()
+    assert (replica.written.state, replica.written.beat) == (ReplicaState.PREPARING, 1)
+
+
+def test_two_lives_that_write_at_once_do_not_loop(root: Path) -> None:
+    replica = Replica(root)
+
+    def always(method: str, name: str) -> None:
+        if method in ("create", "replace"):
+            raise Conflict(name)
+
+    replica.store.before = always
+    with pytest.raises(Conflict):
+        replica.reporter.publish()

@@ -1,0 +1,275 @@
+"""The supervisor: a trainer started, restarted and stopped by the rules, with nothing of the bucket."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replicahosts import PATIENCE, Clock
+
+from jobs.records import Plan, ReplicaRecord
+from jobs.states import ReplicaState
+from replica.supervisor import Assignment, Supervisor
+
+PLAN = Plan("job01", ["master-0", "worker-0"], "task", ["--x", "a b"], {}, stopSeconds=7.0)
+NOW = "2026-01-31T12:00:00.000Z"
+
+
+class Child:
+    """A trainer that ends when it is told."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
+        self.code: int | None = None
+        self.stops: list[float] = []
+        self.next = 9.0
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self.stops)
+
+    def stop(self, seconds: float) -> None:
+        self.stops.append(seconds)
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def due(self) -> float:
+        return self.next
+
+
+class Host:
+    """A supervisor, its clock, its children and its log."""
+
+    def __init__(self, name: str = "worker-0", plan: Plan = PLAN, record: ReplicaRecord | None = None) -> None:
+        self.clock = Clock()
+        self.children: list[Child] = []
+        self.said: list[tuple[str, str]] = []
+        self.fails: Exception | None = None
+        assignment = Assignment(plan, name, Path("/package"), {}, "python", self)
+        self.supervisor = Supervisor(assignment, record or ReplicaRecord(name), self.spawn, self.clock, lambda: NOW)
+
+    def spawn(self, assignment: Assignment) -> Child:
+        if self.fails:
+            raise self.fails
+        self.children.append(Child(len(self.children) + 1))
+        return self.children[-1]
+
+    def say(self, message: str, severity: str = "INFO") -> None:
+        self.said.append((severity, message))
+
+    @property
+    def child(self) -> Child:
+        return self.children[-1]
+
+    @property
+    def record(self) -> ReplicaRecord:
+        return self.supervisor.record
+
+    def ends(self, code: int, after: float = 60.0) -> float:
+        self.clock.pass_(after)
+        self.child.code = code
+        return self.supervisor.step()
+
+
+@pytest.fixture
+def host() -> Host:
+    """A host whose trainer runs."""
+    host = Host()
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    return host
+
+
+def test_nothing_runs_before_the_job_s_record_was_read() -> None:
+    host = Host()
+    assert host.supervisor.step() == float("inf")
+    assert (host.children, host.record.state, host.supervisor.idle) == ([], "PREPARING", False)
+    host.supervisor.order(0, "")
+    assert host.supervisor.step() == 9.0
+    assert (len(host.children), host.record.state, host.record.startTime) == (1, "RUNNING", NOW)
+    assert host.said == [("INFO", "started trainer pid 1: python -m task --x 'a b'")]
+
+
+def test_a_killed_trainer_is_restarted_with_nothing_of_the_bucket(host: Host) -> None:
+    for restarts in (1, 2):
+        host.ends(137)
+        assert host.record.restarts == restarts
+        if restarts == 2:
+            assert len(host.children) == 2  # the second time after a second
+            host.clock.pass_(0.5)
+            assert host.supervisor.step() == pytest.approx(0.5)
+            host.clock.pass_(0.5)
+            host.supervisor.step()
+        assert len(host.children) == restarts + 1
+        assert host.record.state == "RUNNING"
+    assert [text for severity, text in host.said if severity == "WARNING"] == [
+        "restarting after signal 9 (SIGKILL) (1 of 5)",
+        "restarting after signal 9 (SIGKILL) (2 of 5), in 1 s",
+    ]
+
+
+def test_how_long_it_took_until_it_was_up_again(host: Host) -> None:
+    host.ends(137)
+    host.clock.pass_(2.5)
+    assert host.record.events[-1].seconds is None
+    host.child.lines = 1
+    assert host.record.events[-1].seconds == 2.5
+    host.clock.pass_(100.0)
+    assert host.record.events[-1].seconds == 2.5
+    host.ends(137)
+    assert [event.seconds for event in host.record.events] == [2.5, None]
+
+
+def test_lines_are_counted_through_all_restarts() -> None:
+    host = Host(record=ReplicaRecord("worker-0", lines=100))
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    host.child.lines = 7
+    assert host.supervisor.lines == 107
+    host.ends(137)
+    host.child.lines = 2
+    assert host.supervisor.lines == 109
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, ("INFO", "trainer exited with status 0")),
+        (3, ("ERROR", "trainer exited with status 3")),
+    ],
+)
+def test_an_exit_is_not_restarted(host: Host, code: int, said: tuple[str, str]) -> None:
+    assert host.ends(code) == float("inf")
+    assert (host.record.state, host.record.exitCode, len(host.children)) == ("EXITED", code, 1)
+    assert host.supervisor.idle
+    assert host.said[-1] == said
+
+
+def test_the_same_death_at_once_three_times_is_the_end(host: Host) -> None:
+    for _ in range(3):
+        while host.record.state is ReplicaState.PREPARING:
+            host.clock.pass_(1.0)
+            host.supervisor.step()
+        host.ends(139, after=5.0)
+    assert (host.record.hopeless, host.record.state, len(host.children)) == (True, "EXITED", 3)
+    assert host.said[-1] == ("ERROR", "trainer ended by signal 11 (SIGSEGV), the same 3 times in a row")
+
+
+def test_a_trainer_that_ran_well_has_its_restarts_back(host: Host) -> None:
+    for _ in range(9):
+        host.ends(137, after=600.0)
+    assert (host.record.restarts, host.record.spent, len(host.children)) == (9, 1, 10)
+
+
+def test_for_want_of_memory_is_told(host: Host) -> None:
+    host.child.out_of_memory = True
+    host.ends(137)
+    assert host.record.outOfMemory
+    assert ("WARNING", "restarting after signal 9 (SIGKILL), out of memory (1 of 5)") in host.said
+
+
+@pytest.mark.parametrize("error", [OSError("no python"), ValueError("embedded null byte")])
+def test_a_trainer_that_cannot_start_is_an_exit(error: Exception) -> None:
+    host = Host()
+    host.fails = error
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    assert (host.record.state, host.record.exitCode) == ("EXITED", 127)
+    assert host.record.errorMessage == f"the trainer cannot start: {error}"
+
+
+def test_the_end_of_the_job_stops_the_trainer_once(host: Host) -> None:
+    host.supervisor.order(0, "job CANCELLING")
+    for _ in range(3):
+        host.supervisor.step()
+    assert host.child.stops == [7.0]
+    assert not host.supervisor.idle
+    host.ends(143)
+    assert (host.record.state, host.record.exitCode, host.record.restarts) == ("EXITED", 143, 0)
+    assert host.supervisor.idle
+    assert host.said[-1] == ("INFO", "stopping: job CANCELLING")
+
+
+def test_a_job_that_ends_before_it_starts_here_starts_nothing() -> None:
+    host = Host()
+    host.supervisor.order(0, "job CANCELLED")
+    host.supervisor.step()
+    assert (host.children, host.record.state, host.record.exitCode) == ([], "EXITED", None)
+
+
+def test_a_unit_that_is_stopped_stops_its_trainer(host: Host) -> None:
+    host.supervisor.terminate()
+    host.supervisor.step()
+    assert host.child.stops == [7.0]
+    host.ends(0)
+    assert (host.record.state, host.record.exitCode) == ("EXITED", 143)  # its own answer to SIGTERM is no success
+    assert host.said[-1] == ("INFO", "stopping: the unit is stopped")
+    host.supervisor.order(1, "")
+    host.supervisor.step()
+    assert len(host.children) == 1
+
+
+def test_a_unit_that_is_stopped_before_it_began() -> None:
+    host = Host()
+    host.supervisor.terminate()
+    host.supervisor.step()
+    assert (host.children, host.record.state, host.record.exitCode) == ([], "EXITED", 143)
+
+
+def test_another_attempt_stops_and_starts_again(host: Host) -> None:
+    host.supervisor.order(1, "")
+    host.supervisor.step()
+    assert host.child.stops == [7.0]
+    host.ends(143)
+    assert len(host.children) == 2
+    assert (host.record.attempt, host.record.state, host.record.restarts) == (1, "RUNNING", 0)
+    host.supervisor.order(0, "")  # a late answer
+    host.supervisor.step()
+    assert (host.child.stops, host.record.attempt) == ([], 1)
+    host.ends(3)
+    host.supervisor.order(2, "")
+    host.supervisor.step()
+    assert (len(host.children), host.record.attempt, host.record.exitCode) == (3, 2, None)
+
+
+def test_a_chief_that_is_done_stays_done() -> None:
+    host = Host("master-0")
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    host.ends(0)
+    host.supervisor.order(1, "")
+    host.supervisor.step()
+    assert (len(host.children), host.record.attempt, host.record.done) == (1, 0, True)
+
+
+def test_with_peers_that_need_one_another_it_waits_for_the_leader() -> None:
+    host = Host(plan=replace(PLAN, restartPolicy="all"))
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    host.ends(137)
+    assert (len(host.children), host.record.killed) == (1, True)
+    assert host.said[-1] == ("ERROR", "trainer ended by signal 9 (SIGKILL)")
+    host.supervisor.order(1, "")
+    host.supervisor.step()
+    assert (len(host.children), host.record.attempt) == (2, 1)
+
+
+def test_facts_are_in_the_record(host: Host) -> None:
+    host.supervisor.tell({"data": {"files": 1}})
+    assert host.record.facts == {"data": {"files": 1}}
+
+
+def test_nobody_needs_to_wait_for_another_thread(host: Host) -> None:
+    """A signal may come while the other thread asks: what it asks is answered at once."""
+    seen: list[Any] = []
+    with host.supervisor._lock:
+        host.supervisor.terminate()  # in a handler, by the thread that has the lock
+        host.supervisor.step()
+        asker = threading.Thread(target=lambda: seen.append(host.supervisor.record))
+        asker.start()
+    asker.join(PATIENCE)
+    assert [record.state for record in seen] == [ReplicaState.RUNNING]
