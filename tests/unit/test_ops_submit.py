@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import os
 import signal
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from jobs.checked import RecordError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry
-from jobs.records import JobRecord
+from jobs.records import HostFile, JobRecord
 from jobs.states import JobState
 from jobs.store import Item, Store, StoreError
 from jobs.submitter import NOT_HANDED_OVER, Submitter
@@ -136,6 +139,12 @@ def state(ledger: Ledger) -> tuple[str, str]:
     return found(ledger).state, found(ledger).errorMessage
 
 
+def unpacked(stream: bytes) -> dict[str, bytes]:
+    """The files in what a host is sent."""
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
+        return {entry.name: tar.extractfile(entry).read() for entry in tar if entry.isfile()}  # type: ignore[union-attr]
+
+
 def named(submission: Submission, job_id: str, priority: int = 0) -> Submission:
     return replace(submission, job=replace(submission.job, id=job_id, priority=priority))
 
@@ -152,8 +161,14 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
     assert bucket.read("jobs/job01/package.tar.gz") == submission.package.archive
     assert b'"module": "tiny.task"' in (bucket.read("jobs/job01/manifest.json") or b"")
     plan = ledger.plan("job01")
+    assert plan is not None
     assert plan == render.plan(submission.inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
     assert newest_job(ledger) == "job01"
+    for name in submission.inventory.names:
+        files = unpacked(fleet.sent[name])
+        assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
+        assert files["var/lib/scaletier/jobs/job01/package.sha256"].decode() == plan.packageSha256
+        assert files["opt/scaletier/replica/VERSION"].decode() == version
 
 
 def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger) -> None:
@@ -393,6 +408,9 @@ def test_on_a_busy_cluster_it_waits_by_priority(
     assert [e.jobId for e in submit(cluster, named(submission, "job02"), may_wait=True)] == ["job01"]
     assert [e.jobId for e in submit(cluster, named(submission, "job03", 5), may_wait=True)] == ["job01"]
     assert [e.jobId for e in ledger.queue().ahead_of("job02")] == ["job01", "job03"]
+    files = unpacked(fleet.sent["ps-0"])
+    assert {"etc/scaletier/host.json", "opt/scaletier/replica/VERSION"} <= files.keys()
+    assert not [name for name in files if "/jobs/job" in name], "its hosts take the package when its turn comes"
     waits = found(ledger, "job02")
     assert (waits.state, waits.lease.free) == (JobState.QUEUED, True), "whoever tends the queue starts it"
     capsys.readouterr()
