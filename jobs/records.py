@@ -33,7 +33,7 @@ class ReplicaRecord(Record):
 
     `life` and `beat` change with every heartbeat, which is how others tell that the host lives; heartbeatTime is for people.
     exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
-    trainer that ended last, and `death` what killed it. `restarts` counts all of this attempt, `spent` those that count
+    trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `restarts` counts all of this attempt, `spent` those that count
     against the limit, `alike` the deaths in a row that were the same one at once, `hopeless` says that there will be no
     further restart. `lines` counts what the trainer printed. facts are the chief's alone: what its host found for the manifest.
     """
@@ -44,6 +44,7 @@ class ReplicaRecord(Record):
     state: ReplicaState = ReplicaState.PREPARING
     exitCode: int | None = None
     outOfMemory: bool = False
+    memoryLimit: int | None = None
     death: str = ""
     restarts: int = 0
     spent: int = 0

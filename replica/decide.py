@@ -19,6 +19,8 @@ GOOD_SECONDS = 600.0
 """A job that ran for so long since it last started has its retries back."""
 # A peer that missed its heartbeat may be the cause of what the others tell.
 _LATE_BEATS = 2.5
+# Cloud ML's names of the keys that say what machine a role has.
+_TYPES = {"ps": "parameterServer"}
 _SUMMARY = ("name", "state", "exitCode", "restarts", "startTime", "endTime")
 
 
@@ -77,7 +79,7 @@ def stopped(job: JobRecord, view: View) -> bool:
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
     """Cloud ML's sentence about a replica that failed, and the end of its log."""
     name, code = _name(record.name), record.exitCode
-    return f"The replica {name} exited with a non-zero status of {code}{more}.\n{record.errorMessage}"
+    return f"The replica {name} exited with a non-zero status of {code}{more}.{_memory_hint(record)}\n{record.errorMessage}"
 
 
 def killer(record: ReplicaRecord) -> str:
@@ -88,6 +90,17 @@ def killer(record: ReplicaRecord) -> str:
     except ValueError:
         name = f"status {code}"
     return f"{name}, out of memory" if record.outOfMemory else name
+
+
+def _memory_hint(record: ReplicaRecord) -> str:
+    """What to do about a trainer that needs more memory than it has: Cloud ML's key, or that of hosts on this machine."""
+    if not record.outOfMemory:
+        return ""
+    role = record.name.rpartition("-")[0]
+    of = f"{record.memoryLimit / 1e9:.1f} GB are" if record.memoryLimit else "its memory is"
+    return (
+        f" For this trainer {of} too little: pulumi config has {_TYPES.get(role, role)}Type, and memory.{role} for local hosts."
+    )
 
 
 def _cancelled(job: JobRecord, view: View) -> JobRecord | None:

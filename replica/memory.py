@@ -6,6 +6,21 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+# What version 1 says of a group that has none.
+_NO_LIMIT = 1 << 60
+
+
+def limit(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The bytes of memory that this process's cgroup may have; None where it is not limited, or nobody tells."""
+    with suppress(OSError, ValueError):
+        path = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
+        files = [f"{path.get('')}/memory.max", f"/memory{path.get('memory')}/memory.limit_in_bytes"]
+        for file in (Path(f"{root}{name}") for name in files):
+            if file.exists():
+                found = int(file.read_text())
+                return found if found < _NO_LIMIT else None
+    return None
+
 
 def oom_kills(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
     """How many processes of this one's cgroup the kernel has killed for want of memory; 0 where neither v2 nor v1 tells."""

@@ -37,7 +37,14 @@ def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now:
 
 
 def after_exit(
-    plan: Plan, record: ReplicaRecord, exit_code: int, seconds: float, now: str, tail: str, out_of_memory: bool = False
+    plan: Plan,
+    record: ReplicaRecord,
+    exit_code: int,
+    seconds: float,
+    now: str,
+    tail: str,
+    out_of_memory: bool = False,
+    memory_limit: int | None = None,
 ) -> ReplicaRecord:
     """The record after the trainer ended by itself: PREPARING where it is to start again on this host, else EXITED.
 
@@ -45,7 +52,8 @@ def after_exit(
     log.
     """
     why = tail if exit_code else ""
-    ended = replace(record, exitCode=exit_code, outOfMemory=out_of_memory, endTime=now, errorMessage=why)
+    limit = memory_limit if out_of_memory else None
+    ended = replace(record, exitCode=exit_code, outOfMemory=out_of_memory, memoryLimit=limit, endTime=now, errorMessage=why)
     if exit_code < 128:
         return replace(ended, state=ReplicaState.EXITED, alike=0)
     went_well = seconds >= GOOD_SECONDS

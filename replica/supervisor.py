@@ -12,7 +12,7 @@ from typing import Protocol
 from jobs.lease import Clock
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
-from replica import restart
+from replica import memory, restart
 from replica.decide import killer
 
 
@@ -152,7 +152,9 @@ class Supervisor:
             self._record = restart.after_stop(self._record, restart.SIGTERM_CODE if self._terminated else code, self._now())
             return
         ran = self._ended_at - self._started_at
-        record = restart.after_exit(self._job.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory)
+        record = restart.after_exit(
+            self._job.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, memory.limit()
+        )
         self._record = record
         wait = restart.wait_before_start(record)
         self._start_at = self._clock() + wait

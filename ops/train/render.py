@@ -96,6 +96,7 @@ def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
         "SCALETIER_DATA": f"{inventory.bucket}/{DATA}",
         "HOME": "/var/lib/scaletier",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
     }
 
 

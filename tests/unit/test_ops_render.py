@@ -94,6 +94,7 @@ def test_the_environment(inventory: Inventory) -> None:
         "SCALETIER_DATA": "/bucket/data/mnist",
         "HOME": "/var/lib/scaletier",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
     }
     assert {name: (task.environment["TYPE"], task.environment["INDEX"]) for name, task in tasks.items()} == {
         name: tuple(name.split("-")) for name in inventory.names
