@@ -111,6 +111,16 @@ def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
     assert {job.end(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
 
 
+@pytest.mark.parametrize("job", [["--max-steps=8000"]], indirect=True)
+def test_the_others_go_on_to_the_end_without_a_worker_that_says_nothing(job: Job) -> None:
+    for role, index in ROLES:
+        job.start(role, index)
+    job.await_line("worker-1", r"^Train \[worker/1\], step [1-9]\d\d")
+    job.processes["worker-1"].send_signal(signal.SIGSTOP)  # its connections stay open
+    assert job.processes["chief-0"].wait(SECONDS) == 0
+    assert re.search(r"^Final metrics after 8000 steps, ", job.log("chief-0"), re.MULTILINE)
+
+
 @pytest.mark.parametrize("job", [["--max-steps=10000000", "--checkpoint-steps=200"]], indirect=True)
 def test_lost_replicas(job: Job) -> None:
     for role, index in ROLES:

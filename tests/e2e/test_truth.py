@@ -1,0 +1,145 @@
+"""A job's truth on real hosts: the queue, clocks that lie, hosts that go and come back, commands that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stacks import Stack
+
+from infra.lxd.api import client
+
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
+# What a process on that host takes for the time.
+_SKEW = """
+import datetime, time
+real, offset = time.time, {seconds}
+time.time = lambda: real() + offset
+class Skewed(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds=offset)
+datetime.datetime = Skewed
+"""
+_DROP_IN = "/etc/systemd/system/scaletier.service.d"
+
+
+def _skew(cluster: Stack, host: str, seconds: float) -> None:
+    """Set the clock of what the unit of a host runs."""
+    text = _SKEW.format(seconds=seconds)
+    unit = "[Service]\\nEnvironment=PYTHONPATH=/opt/skew\\n"
+    done = cluster.ssh(
+        host,
+        f"sudo mkdir -p /opt/skew {_DROP_IN} && sudo tee /opt/skew/sitecustomize.py >/dev/null <<'END'\n{text}\nEND\n"
+        f"printf '{unit}' | sudo tee {_DROP_IN}/skew.conf >/dev/null && sudo systemctl daemon-reload",
+    )
+    assert done.code == 0, done.text
+
+
+@pytest.fixture
+def skewed(cluster: Stack) -> Iterator[Stack]:
+    """The cluster, the master's clock ten minutes ahead and a worker's ten behind."""
+    _skew(cluster, "master-0", 600)
+    _skew(cluster, "worker-1", -600)
+    try:
+        yield cluster
+    finally:
+        for host in ("master-0", "worker-0", "worker-1"):
+            cluster.ssh(host, f"sudo rm -rf {_DROP_IN} /opt/skew; sudo systemctl daemon-reload")
+
+
+def test_clocks_that_are_ten_minutes_off_change_nothing(skewed: Stack) -> None:
+    assert skewed.fab("train", "--job", "skewed", *TINY, "--no-follow", "--", "--seconds", "20").code == 0
+    skewed.wait("skewed", "RUNNING")
+    _skew(skewed, "worker-0", 600)
+    assert skewed.ssh("worker-0", "sudo systemctl restart scaletier").code == 0  # its clock jumps in mid-job
+    record = skewed.wait("skewed", "SUCCEEDED", "FAILED", "CANCELLED")
+    assert record["state"] == "SUCCEEDED", record["errorMessage"]
+    assert (record["attempt"], record["lost"]) == (0, [])
+    restarts = {replica["name"]: replica["restarts"] for replica in record["replicas"]}
+    assert restarts == {"ps-0": 0, "ps-1": 0, "master-0": 0, "worker-0": 1, "worker-1": 0, "evaluator-0": 0}
+
+
+def test_a_host_that_is_gone_for_a_while_is_waited_for(cluster: Stack, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("trainingInput:\n  scheduling:\n    lostAfterSeconds: 10\n    heartbeatSeconds: 2\n")
+    arguments = ("--config", str(config), "--no-follow", "--", "--seconds", "45", "--rate", "1")
+    assert cluster.fab("train", "--job", "host_away", *TINY, *arguments).code == 0
+    cluster.wait("host_away", "RUNNING")
+    host = client(cluster.names.project).instances.get("worker-1")
+    host.stop(force=True, wait=True)
+    try:
+        deadline = time.monotonic() + 60
+        while "worker-1" not in cluster.describe("host_away")["lost"]:
+            assert time.monotonic() < deadline, "nobody says that worker-1 is lost"
+            time.sleep(1)
+        away = cluster.describe("host_away")
+        assert away["state"] == "RUNNING"
+        assert {r["name"]: r["state"] for r in away["replicas"]}["worker-1"] == "LOST"
+        assert "worker-1 is lost" in cluster.fab("describe", "host_away").out
+    finally:
+        host.start(wait=True)
+    record = cluster.wait("host_away", "SUCCEEDED", "FAILED", "CANCELLED")
+    assert record["state"] == "SUCCEEDED", record["errorMessage"]
+    worker = next(replica for replica in record["replicas"] if replica["name"] == "worker-1")
+    assert worker["restarts"] == 1
+    assert worker["events"][0]["cause"] == "the replica or its host was stopped"
+    assert worker["events"][0]["seconds"] is not None
+
+
+def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
+    def submit(job: str, *flags: str) -> str:
+        result = cluster.fab("train", "--job", job, *TINY, *flags, "--no-follow", "--", "--seconds", "2")
+        assert result.code == 0, result.text
+        return result.out
+
+    assert cluster.fab("train", "--job", "turn0", *TINY, "--no-follow", "--", "--seconds", "15").code == 0
+    assert "turn1 is QUEUED behind turn0" in submit("turn1")
+    submit("turn2", "--priority", "5")
+    submit("turn3")
+    refused = cluster.fab("train", "--job", "turn4", *TINY, "--no-queue", "--", "--seconds", "2")
+    assert refused.code == 2
+    assert "turn0" in refused.err
+    assert cluster.fab("describe", "turn4").code == 2, "nothing was changed"
+    assert cluster.describe("turn3")["state"] == "QUEUED"
+    assert cluster.fab("cancel", "turn3").code == 0
+    follower = cluster.fab("train", "--job", "turn5", *TINY, "--", "--seconds", "2")
+    assert follower.code == 0, follower.text
+    assert "turn5 is QUEUED behind" in follower.err
+    assert "Final metrics" in follower.out
+    records = {job: cluster.describe(job) for job in ("turn0", "turn1", "turn2", "turn5")}
+    assert {record["state"] for record in records.values()} == {"SUCCEEDED"}
+    assert sorted(records, key=lambda job: records[job]["startTime"]) == ["turn0", "turn2", "turn1", "turn5"]
+    assert cluster.describe("turn3")["state"] == "CANCELLED"
+    assert cluster.fab("wait", "turn2").code == 0
+    assert cluster.fab("wait", "turn3").code == 1
+
+
+def test_a_submission_that_is_killed_anywhere_blocks_nobody(cluster: Stack) -> None:
+    chosen = random.Random(7)
+    for number in range(6):
+        command = ("fab", "train", "--job", f"cut{number // 2}", *TINY, "--", "--seconds", "1")
+        process = cluster.start(*command)
+        time.sleep(chosen.uniform(0.3, 3.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=10)
+    result = cluster.fab("train", "--job", "after_the_cuts", *TINY, "--", "--seconds", "1", timeout=180)
+    assert result.code == 0, result.text
+    for record in (
+        cluster.describe(f"cut{number}") for number in range(3) if cluster.fab("describe", f"cut{number}").code == 0
+    ):
+        assert record["state"] in ("SUCCEEDED", "FAILED"), record
+
+
+def test_the_same_crash_again_and_again_ends_the_job(cluster: Stack) -> None:
+    result = cluster.fab("train", "--job", "crashes", *TINY, "--", "--seconds", "300", "--exit", "worker-0=-9")
+    assert result.code == 1
+    message = cluster.describe("crashes")["errorMessage"]
+    assert message.startswith(
+        "The replica worker 0 exited with a non-zero status of 137 (signal 9 (SIGKILL)), the same 3 times"
+    )
