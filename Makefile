@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 CACHE := .cache
 PYTHON ?= python3.11
 STACK ?= local
+SECONDS ?= 600
 
-.PHONY: help setup venv pulumi lxd image data stack browser gcs demo test lint unit e2e bench clean
+.PHONY: soak help setup venv pulumi lxd image data stack browser gcs demo test lint unit e2e bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -89,6 +90,9 @@ e2e: setup browser ## tests on real hosts
 
 test: setup browser gcs lint ## everything: ruff, mypy, unit, stack and e2e tests
 	@$(BIN)/pytest tests
+
+soak: venv ## schedules of the simulated world, as many as SECONDS (600) allow
+	@$(BIN)/python tests/simulation/soak.py --seconds $(SECONDS) --first $$(date +%s)
 
 bench: setup ## figures against peers, in one run; ONLY=name for one
 	@$(BIN)/python -m benchmarks $(ONLY)
