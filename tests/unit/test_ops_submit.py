@@ -27,7 +27,7 @@ from jobs.queue import Entry
 from jobs.records import HostFile, JobRecord
 from jobs.states import JobState
 from jobs.store import Item, Store, StoreError
-from jobs.submitter import NOT_HANDED_OVER, Submitter
+from jobs.submitter import NOT_HANDED_OVER, CancelledError, Submitter
 from ops import cli
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
@@ -284,7 +284,7 @@ def test_the_lease_is_renewed_while_hosts_are_told(submission: Submission, ledge
 
     def answers(name: str, _: str) -> None:
         if name == "ps-0":
-            for _ in range(200):
+            for _ in range(2000):
                 beats.append(found(ledger).lease.beat)
                 if len(set(beats)) > 2:
                     return
@@ -309,7 +309,7 @@ def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledg
             raise error
 
     def answers(*_: object) -> None:
-        until = time.monotonic() + 5
+        until = time.monotonic() + 20
         while len(failed) < 3 and time.monotonic() < until:
             time.sleep(0.01)
 
@@ -320,11 +320,24 @@ def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledg
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_job_that_is_cancelled_while_it_is_submitted(submission: Submission, ledger: Ledger) -> None:
+def test_a_job_that_is_cancelled_while_it_is_submitted(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed, renew = threading.Event(), Submitter.renew
+
+    def watched(submitter: Submitter) -> None:
+        try:
+            renew(submitter)
+        except CancelledError:
+            noticed.set()
+            raise
+
     def answers(*_: object) -> None:
         ledger.request_cancel("job01", b"{}")
-        time.sleep(0.3)
+        noticed.wait(20)
+        time.sleep(0.05)
 
+    monkeypatch.setattr(Submitter, "renew", watched)
     with pytest.raises(OpsError, match=r"^job job01 was cancelled while it was being submitted$"):
         submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
     assert state(ledger) == ("CANCELLED", "")
