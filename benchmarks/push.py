@@ -11,16 +11,17 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from benchmarks.measure import medians, must, run
-from benchmarks.push_once import JOB
 from benchmarks.registry import Benchmark, Figure, add
 from benchmarks.stack import BIN, ROOT, BenchStack, say
 from infra.spec import ScaleTier
 from ops.cluster.inventory import Inventory
-from ops.train.push import take_in_command
+from ops.train.push import code, take_in_command
+from ops.train.render import UNIT
 
 PEERS = Path(__file__).with_name("peers")
 _FORKS = 64
@@ -30,7 +31,7 @@ Command = tuple[list[str], dict[str, str]]
 def by_ssh(inventory: Inventory, folder: Path) -> Command:
     """OpenSSH, one process a host, all at once, the archive on stdin."""
     ssh = f"ssh -F {shlex.quote(str(inventory.folder / 'ssh_config'))}"
-    command = shlex.quote(take_in_command("bench"))
+    command = shlex.quote(take_in_command(code(ROOT)[1]))
     starts = "\n".join(
         f"{ssh} {name} {command} <{shlex.quote(str(folder))}/{name}.tar.gz & all+=($!)" for name in inventory.names
     )
@@ -97,8 +98,17 @@ def measure(stack: BenchStack, tier: ScaleTier, peer: Callable[[Inventory, Path]
             finally:
                 forget(folder)
 
-        timed(ours, {})  # the hosts' first push, and the first use of every file here
-        return Figure(*medians(repetitions, lambda: timed(ours, {}), theirs))
+        try:
+            timed(ours, {})  # the hosts' first push, and the first use of every file here
+            return Figure(*medians(repetitions, lambda: timed(ours, {}), theirs))
+        finally:
+            _stop(stack, inventory)
+
+
+def _stop(stack: BenchStack, inventory: Inventory) -> None:
+    """What was restarted counts as running, so the next job would only wake it, and nothing is there to be woken."""
+    with ThreadPoolExecutor(len(inventory.names)) as pool:
+        list(pool.map(lambda name: stack.run(*stack.ssh(name, f"sudo -n systemctl stop {UNIT}")), inventory.names))
 
 
 def _rows() -> Iterable[Benchmark]:

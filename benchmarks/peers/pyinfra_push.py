@@ -6,7 +6,5 @@ from pyinfra.operations import files, server, systemd
 _ARCHIVE = "/tmp/bench_push.tar.gz"
 
 files.put(src=f"{host.data.archives}/{host.name}.tar.gz", dest=_ARCHIVE)
-server.shell(
-    commands=[f"rm -rf /opt/scaletier/replica /var/lib/scaletier/jobs/bench_push && tar -xzpf {_ARCHIVE} -C /"], _sudo=True
-)
+server.shell(commands=[f"tar -xzpf {_ARCHIVE} -C /"], _sudo=True)
 systemd.service(service="scaletier.service", restarted=True, daemon_reload=True, _sudo=True)
