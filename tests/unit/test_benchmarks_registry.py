@@ -19,6 +19,7 @@ WANTED = {
     "first-step", "logs-first-line", "follow-latency", "memory-host", "memory-replica", "memory-fab",
     "push-8-ssh", "push-8-pyinfra", "push-8-ansible", "push-31-ssh", "push-31-pyinfra", "push-31-ansible",
     "program-31", "program-75", "program-300",
+    "schedules", "restart-hanging", "worker-killed", "queue-next", "cancel-8", "cancel-chief-off", "jobs-500",
 }  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def test_every_figure_has_a_row() -> None:
 @pytest.mark.parametrize("name", sorted(WANTED))
 def test_a_row_says_its_unit_and_an_aim_beyond_its_bar(name: str) -> None:
     found = REGISTRY[name]
-    assert {"s": "seconds", "ms": "ms", "MB": "MB"}[found.unit] in found.what
+    assert {"s": "seconds", "ms": "ms", "MB": "MB", "violations": "violations"}[found.unit] in found.what
     assert found.aim is None or found.aim < found.bar
     assert found.command == f"make bench ONLY={name}"
 
@@ -97,6 +98,12 @@ def test_a_new_entry_replaces_only_its_own(tmp_path: Path) -> None:
 )
 def test_the_verdict_goes_by_the_ratio_or_else_the_value(figure: Figure, at_least: bool, expected: str) -> None:
     assert results.verdict(results.entry(row(aim=1.55 if at_least else 1.2), figure), at_least) == expected
+
+
+def test_none_at_all_is_within_a_bar_of_none() -> None:
+    nothing = row(bar=0, aim=None)
+    assert results.verdict(results.entry(nothing, Figure(0))) == "bar met"
+    assert results.verdict(results.entry(nothing, Figure(1))) == "bar missed"
 
 
 def test_the_verdict_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
