@@ -42,6 +42,17 @@ class Ledger:
         """A job's record, None where there is none."""
         return _stored(JobRecord, self.store.read(paths.job(job_id)))
 
+    def jobs_named(self, job_ids: Iterable[str]) -> dict[str, Stored[JobRecord] | RecordError]:
+        """The records of those jobs that have one, or what is wrong with it; one call of the store."""
+        wanted = {paths.job(job_id): job_id for job_id in job_ids}
+        found: dict[str, Stored[JobRecord] | RecordError] = {}
+        for path, item in self.store.read_all(wanted).items():
+            try:
+                found[wanted[path]] = Stored(JobRecord.from_json(item.content), item.version)
+            except RecordError as error:
+                found[wanted[path]] = error
+        return found
+
     def create_job(self, record: JobRecord) -> Stored[JobRecord]:
         """The first record of an id; Conflict where the id was used before."""
         return Stored(record, self.store.create(paths.job(record.jobId), record.to_json()))

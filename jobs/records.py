@@ -33,9 +33,10 @@ class ReplicaRecord(Record):
 
     `life` and `beat` change with every heartbeat, which is how others tell that the host lives; heartbeatTime is for people.
     exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
-    trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `restarts` counts all of this attempt, `spent` those that count
-    against the limit, `alike` the deaths in a row that were the same one at once, `hopeless` says that there will be no
-    further restart. `lines` counts what the trainer printed. facts are the chief's alone: what its host found for the manifest.
+    trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `restarts` counts all of this
+    attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
+    says that there will be no further restart. `lines` counts what the trainer printed. facts are the chief's alone: what its
+    host found for the manifest.
     """
 
     kind: ClassVar[str] = "the record of a replica"

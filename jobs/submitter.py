@@ -62,6 +62,7 @@ class Submitter:
             maxWaitTime=max_wait,
         )
         self._stored: Stored[JobRecord] | None = None
+        self._creating = False
         self._lock = threading.Lock()
 
     def claim(self, may_wait: bool) -> list[Entry]:
@@ -83,9 +84,11 @@ class Submitter:
 
         self._ledger.change_queue(enter)
         try:
+            self._creating = True
             with self._lock:
                 self._stored = self._ledger.create_job(self._record)
         except Conflict:
+            self._creating = False
             self._ledger.change_queue(lambda queue: queue.without(self._entry))
             raise UsedBeforeError(self._entry.jobId) from None
         return self.ahead()
@@ -113,15 +116,27 @@ class Submitter:
             if error.record is None or error.record.lease.submitter or error.record.errorMessage == NOT_HANDED_OVER:
                 raise
 
-    def give_up(self, why: str, cancelled: bool = False) -> None:
-        """End what was begun. Nothing happens where the job is in other hands by now."""
-        with suppress(OvertakenError):
-            self._write(lambda job: job if job.final else job.ended(why, cancelled))
-        self.withdraw()
+    def give_up(self, why: str, cancelled: bool = False) -> JobRecord | None:
+        """End what was begun, wherever it was interrupted; the job as it is now, None where there is none.
 
-    def withdraw(self) -> None:
-        """Give the hosts away; for a job that has ended, or never came to be."""
-        self._ledger.change_queue(lambda queue: queue.without(self._entry))
+        One that is in other hands by now, as it had been handed over, stays as it is and goes on.
+        """
+        if self._stored is None and self._creating:
+            # We did not hear whether it was made, and it may still be: so it is made here, at its end.
+            with suppress(Conflict):
+                self._ledger.create_job(self._record.ended(why, cancelled))
+            made = self._ledger.job(self._entry.jobId)
+            if made is not None and made.record.lease.holder == self._me:
+                self._stored = made
+        record = None
+        try:
+            self._write(lambda job: job if job.final else job.ended(why, cancelled))
+            record = self._stored.record if self._stored else None
+        except OvertakenError as error:
+            record = error.record
+        if record is None or record.final:
+            self._ledger.change_queue(lambda queue: queue.without(self._entry))
+        return record
 
     def _write(self, change: Callable[[JobRecord], JobRecord]) -> None:
         with self._lock:

@@ -28,16 +28,15 @@ class Tender:
     def tend(self) -> None:
         """One look. StoreError where the bucket fails; a later look does what is left."""
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
+        jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
         for entry in queue.entries:
             with suppress(Conflict):  # somebody else moved it on
-                if self._is_over(entry):
+                if self._is_over(entry, jobs.get(entry.jobId)):
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
 
-    def _is_over(self, entry: Entry) -> bool:
+    def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         """True where an entry is to go, after its job was ended if need be."""
-        try:
-            stored = self._ledger.job(entry.jobId)
-        except RecordError:
+        if isinstance(stored, RecordError):
             return self._same(entry, "unreadable")
         if stored is None:
             if self._same(entry, "missing"):

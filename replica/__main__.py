@@ -50,7 +50,17 @@ def main() -> int:
         return 2
     ledger = Ledger(Limited(store, STORE_SECONDS))
     site = HostSite(host, state, ledger, store, os.environ)
-    agent = Agent(host.name, secrets.token_hex(4), ledger, site, spawn, time.monotonic, now, host.pollSeconds)
+    agent = Agent(
+        host.name,
+        secrets.token_hex(4),
+        ledger,
+        site,
+        spawn,
+        time.monotonic,
+        now,
+        host.pollSeconds,
+        current=lambda: _version() == version,
+    )
     notify("READY=1")
     Loop(agent).run()
     return AGAIN if _version() != version else 0

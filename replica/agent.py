@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from jobs import lease
 from jobs.checked import RecordError
 from jobs.lease import Clock, Watch
-from jobs.ledger import Ledger
+from jobs.ledger import Ledger, Stored
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
@@ -54,12 +54,16 @@ class Agent:
         now: Callable[[], str],
         poll: float,
         lease_seconds: float = lease.SECONDS,
+        current: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`current` is False once this host has another version of this program than the one that runs."""
         self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
         self._clock, self._now, self._poll = clock, now, poll
         self._watch = Watch(clock)
         self._lease_seconds = lease_seconds
-        self._tender = Tender(ledger, self._watch, f"{name}/{life}", lease_seconds)
+        self._me = f"{name}/{life}"
+        self._current = current
+        self._tender = Tender(ledger, self._watch, self._me, lease_seconds)
         self._tend_at = 0.0
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
@@ -132,9 +136,25 @@ class Agent:
         job = stored.record
         if job.state is JobState.QUEUED and job.lease.submitter:
             return  # not all that it needs is in the bucket yet
-        plan = self._ledger.plan(entry.jobId)
-        if plan is not None and self._name in plan.replicas:
-            self._take_up(plan, job)
+        if not self._current():
+            self.over = True  # the next job is for the version that fab has brought since
+            return
+        try:
+            plan = self._ledger.plan(entry.jobId)
+            if plan is not None and self._name in plan.replicas:
+                self._take_up(plan, job)
+        except (StoreError, RecordError) as error:
+            self._cannot_take_up(stored, error)
+            raise
+
+    def _cannot_take_up(self, stored: Stored[JobRecord], error: Exception) -> None:
+        """A job whose plan or package is damaged must not keep its hosts for ever."""
+        job = stored.record
+        patience = Plan.preparingSeconds if isinstance(error, StoreError) else 2 * self._lease_seconds
+        tried = self._watch.see(("take up", job.jobId), True)
+        if tried >= patience and not job.lease.submitter:
+            why = f"{self._name} cannot take it up: {error.strerror or error if isinstance(error, OSError) else error}"
+            self._ledger.change_job(stored, job.passed(self._me).ended(why))
 
     def _take_up(self, plan: Plan, job: JobRecord) -> None:
         """Go on from the record that a former life of this replica left in the bucket, or begin."""

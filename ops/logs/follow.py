@@ -21,6 +21,7 @@ from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
 _DRAIN_SECONDS = 3.0
+_TEND_SECONDS = 3.0
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
 
@@ -46,6 +47,7 @@ class Follower:
         self._running = len(self._replicas)
         self._silence = Watch(time.monotonic)
         self._tender = Tender(ledger, Watch(time.monotonic), me())
+        self._tend_at = 0.0
         self._ahead: list[str] = []
 
     def events(self) -> Iterator[Event]:
@@ -168,7 +170,9 @@ class Follower:
 
     def _queued(self) -> None:
         """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""
-        self._tender.tend()
+        if time.monotonic() >= self._tend_at:
+            self._tender.tend()
+            self._tend_at = time.monotonic() + _TEND_SECONDS
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
             self._queue.put(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))

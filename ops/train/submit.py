@@ -93,9 +93,10 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
     plan = render.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
     max_wait = submission.job.policy.get("maxWaitTime")
     submitter = Submitter(cluster.ledger, submission.record(), f"{me()}/{uuid.uuid4().hex[:8]}", max_wait)
-    ahead = _claim(cluster, submitter, may_wait)
     life = _Life(submitter)
     try:
+        ahead = _claim(cluster, submitter, may_wait)
+        life.begin()
         _upload_data(cluster.bucket, submission)
         cluster.ledger.create_plan(plan)
         if not ahead:
@@ -196,9 +197,15 @@ def _undo(submitter: Submitter, life: _Life, job_id: str, error: BaseException) 
     with _uninterrupted():
         try:
             life.end()
-            submitter.give_up("" if isinstance(error, CancelledError) else why, stopped or isinstance(error, CancelledError))
-            if stopped:
-                terminal.note(f"{job_id} is CANCELLED, and nothing runs; the next job needs another id")
+            cancelled = stopped or isinstance(error, CancelledError)
+            record = submitter.give_up("" if isinstance(error, CancelledError) else why, cancelled)
+            if stopped and record is not None:
+                how = (
+                    "nothing runs; the next job needs another id"
+                    if record.final
+                    else f"it goes on: fab cancel {job_id} ends it"
+                )
+                terminal.note(f"{job_id} is {record.state}, and {how}")
         except Exception as second:  # noqa: BLE001  the first error is the one to report
             terminal.note(
                 f"job {job_id} could not be ended ({one_line(second)}): within a minute its hosts find out by themselves"
@@ -225,6 +232,9 @@ class _Life:
         self._ended = threading.Event()
         self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def begin(self) -> None:
+        """From now on there is something to renew."""
         self._thread.start()
 
     def check(self) -> None:
@@ -235,7 +245,8 @@ class _Life:
     def end(self) -> None:
         """Renew no more."""
         self._ended.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._ended.wait(_RENEW_SECONDS):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from world import Faults, Killed, Process, SimulatedStore, Violation, World
+from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
 from jobs import paths, records
 from jobs.checked import RecordError
@@ -262,6 +262,7 @@ class Cluster:
         ledger = Ledger(SimulatedStore(process), process.sleep)
         record = JobRecord(job_id, hosts=names, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
         submitter = Submitter(ledger, record, process.name)
+        process.interruptible = True
         try:
             _persist(process, lambda: submitter.claim(may_wait=True))
             for _ in range(world.random.randint(0, 3)):
@@ -277,9 +278,13 @@ class Cluster:
             _persist(process, submitter.hand_over)
         except (UsedBeforeError, BusyError, OvertakenError):
             return
-        except CancelledError:
+        except (CancelledError, Interrupted):
+            process.interruptible = False
+            story.cancelled = True
             _persist(process, lambda: submitter.give_up("", cancelled=True))
             return
+        finally:
+            process.interruptible = False
         story.acknowledged = True
         world.note(f"{process.name} has handed {job_id} over")
         for name in names:  # fab starts the units

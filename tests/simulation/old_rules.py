@@ -8,6 +8,7 @@ from datetime import datetime
 from unittest import mock
 
 from jobs import paths
+from jobs.checked import RecordError
 from jobs.ledger import Stored
 from jobs.queue import Entry
 from jobs.records import JobRecord, ReplicaRecord
@@ -20,11 +21,10 @@ from replica.leader import Leader
 class BlockedForEver(Tender):
     """What a submitter left behind is never cleared away: a cluster is blocked by a fab train that died."""
 
-    def _is_over(self, entry: Entry) -> bool:
-        stored = self._ledger.job(entry.jobId)
-        if stored is None or stored.record.lease.submitter:
+    def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+        if stored is None or (isinstance(stored, Stored) and stored.record.lease.submitter):
             return False
-        return super()._is_over(entry)
+        return super()._is_over(entry, stored)
 
 
 class WakesLate(Submitter):

@@ -31,6 +31,10 @@ class Killed(BaseException):
     """Thrown into a process that is killed: no `except Exception` of the code under test may stop it."""
 
 
+class Interrupted(BaseException):
+    """Ctrl-C."""
+
+
 @dataclass(frozen=True)
 class Faults:
     """How likely what is, for each call of the bucket, or each time a process hands over control."""
@@ -39,6 +43,7 @@ class Faults:
     before: float = 0.02
     after: float = 0.02
     late: float = 0.01
+    interrupt: float = 0.004
     pause: float = 0.002
     kill: float = 0.002
 
@@ -84,6 +89,7 @@ class Process:
         self.machine = machine or Machine(world)
         self.clock, self.now = self.machine.clock, self.machine.now
         self.alive = True
+        self.interruptible = False
         self._pending: BaseException | None = None
         self._greenlet = greenlet(self._run, world.scheduler)
         self._body = body
@@ -105,6 +111,10 @@ class Process:
         if world.chance(faults.kill):
             world.note(f"{self.name} is killed")
             raise Killed
+        if self.interruptible and world.chance(faults.interrupt):
+            world.note(f"{self.name} is interrupted")
+            self.interruptible = False
+            raise Interrupted
         if world.chance(faults.pause):
             self.machine.pause(self.name)
         world.wake(seconds, self)

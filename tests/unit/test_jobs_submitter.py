@@ -142,8 +142,9 @@ def test_killed_at_any_step_it_is_ended_after_its_lease_and_not_before(bucket: B
             submitter.renew()
         if last == "prepared":
             submitter.prepare()
-    bucket.submitter("fab 2", "job02").claim(may_wait=True)
-    bucket.submitter("fab 2", "job02").withdraw()
+    other = bucket.submitter("fab 2", "job02")
+    other.claim(may_wait=True)
+    other.give_up("")
     assert bucket.queue()[0] == ("job01", True)
     bucket.tend(LEASE - 1)
     assert ("job01", True) in bucket.queue()
@@ -193,6 +194,16 @@ def test_an_answer_that_was_lost_is_a_success_when_it_is_tried_again(bucket: Buc
             step()
         step()
     assert (bucket.job().state, bucket.job().lease.free) == ("PREPARING", True)
+
+
+def test_a_sign_of_life_of_which_nothing_was_heard_is_one_s_own(bucket: Bucket) -> None:
+    submitter = bucket.submitter()
+    submitter.claim(may_wait=True)
+    bucket.store.fail = ["after"]
+    with pytest.raises(StoreError):
+        submitter.renew()
+    submitter.prepare()
+    assert (bucket.job().state, bucket.job().lease.beat) == ("PREPARING", 1)
 
 
 def test_a_handing_over_of_which_nothing_was_heard_may_be_the_replicas_by_now(bucket: Bucket) -> None:
