@@ -345,3 +345,40 @@ def test_two_who_tend_at_once_end_it_once(bucket: Bucket) -> None:
     other.tend()
     assert (bucket.job().lease.holder, bucket.job().lease.epoch, bucket.queue()) == ("tender", 2, [])
     assert store.calls == []
+
+
+def test_an_interrupt_after_the_hand_over_leaves_the_job_to_its_hosts(bucket: Bucket) -> None:
+    submitter = bucket.submitter()
+    submitter.claim(may_wait=True)
+    submitter.prepare()
+    bucket.store.fail = ["after"]
+    with pytest.raises(StoreError):
+        submitter.hand_over()
+    record = submitter.give_up("stopped", cancelled=True)
+    assert record is not None
+    assert (record.state, record.lease.free) == (JobState.PREPARING, True)
+    assert bucket.queue() == [("job01", True)]
+
+
+@pytest.mark.parametrize("effect", ["before", "after"])
+def test_an_interrupt_while_the_job_is_made_ends_it_for_good(bucket: Bucket, effect: str) -> None:
+    submitter = bucket.submitter()
+    bucket.store.fail = ["", effect]  # the queue is written, the job is not heard of
+    with pytest.raises(StoreError):
+        submitter.claim(may_wait=True)
+    record = submitter.give_up("stopped", cancelled=True)
+    assert record is not None
+    assert record.state is JobState.CANCELLED
+    assert bucket.job() == record
+    assert bucket.queue() == []
+
+
+def test_an_interrupt_before_anything_was_made_leaves_nothing(bucket: Bucket) -> None:
+    submitter = bucket.submitter()
+    bucket.store.fail = ["after"]
+    with pytest.raises(StoreError):
+        submitter.claim(may_wait=True)
+    assert bucket.queue() == [("job01", True)]
+    assert submitter.give_up("stopped", cancelled=True) is None
+    assert bucket.queue() == []
+    assert bucket.ledger.job("job01") is None

@@ -177,6 +177,18 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path
     assert not (tmp_path / "state/jobs/job01/package").exists()
 
 
+def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "jobs/job01").mkdir(parents=True)
+    with tarfile.open(tmp_path / "jobs/job01/package.tar.gz", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("task.py"), io.BytesIO())
+    plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, "0" * 64)
+    store = Folder(tmp_path)
+    site = HostSite(HostFile("ps-0", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
+    with pytest.raises(StoreError, match=r"package\.tar\.gz is damaged: sha256 [0-9a-f]{16}…, not 0{16}…"):
+        site.prepare(plan)
+    assert not list(tmp_path.rglob("task.py"))
+
+
 def test_while_the_bucket_hangs_a_trainer_is_restarted_and_a_stop_is_obeyed(make: Make) -> None:
     """A FIFO in the place of the job's record: who reads it hangs, as on a file system that is away."""
     cluster = make("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GOES, stopSeconds=0.3)

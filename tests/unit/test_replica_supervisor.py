@@ -236,6 +236,13 @@ def test_another_attempt_stops_and_starts_again(host: Host) -> None:
     assert (len(host.children), host.record.attempt, host.record.exitCode) == (3, 2, None)
 
 
+def test_a_late_answer_does_not_call_another_attempt_back(host: Host) -> None:
+    host.supervisor.order(1, "")
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    assert host.child.stops == [7.0]
+
+
 def test_a_chief_that_is_done_stays_done() -> None:
     host = Host("master-0")
     host.supervisor.order(0, "")
