@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from jobs import lease
+from jobs import lease, paths
 from jobs.checked import RecordError
 from jobs.lease import Clock, Watch
 from jobs.ledger import Ledger, Stored
@@ -141,8 +141,9 @@ class Agent:
             return
         try:
             plan = self._ledger.plan(entry.jobId)
-            if plan is not None and self._name in plan.replicas:
-                self._take_up(plan, job)
+            if plan is None or self._name not in plan.replicas:
+                raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {self._name}")
+            self._take_up(plan, job)
         except (StoreError, RecordError) as error:
             self._cannot_take_up(stored, error)
             raise

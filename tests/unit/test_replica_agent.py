@@ -197,6 +197,48 @@ def test_a_job_that_cannot_be_read_is_ended_by_its_own_hosts(host: Host) -> None
     assert host.job("job02").state == "RUNNING"
 
 
+@pytest.mark.parametrize("content", [b"{", None])
+def test_a_job_whose_plan_is_damaged_is_ended_and_gives_its_host_away(host: Host, content: bytes | None) -> None:
+    host.submit()
+    host.submit("job02")
+    plan = host.root / paths.plan("job01")
+    plan.unlink() if content is None else plan.write_bytes(content)
+    host.rounds(int(2 * LEASE))
+    assert host.job().state == "QUEUED"  # somebody may mend it
+    host.rounds(int(3 * LEASE))
+    assert host.job().state == "FAILED"
+    assert host.job().errorMessage.startswith(
+        "master-0 cannot take it up: plan.json is no JSON" if content else "master-0 cannot"
+    )
+    assert host.prepares == ["job02"]
+
+
+def test_a_job_whose_package_cannot_be_had_is_ended_in_the_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(_: Plan) -> Assignment:
+        raise StoreError("the package is damaged")
+
+    monkeypatch.setattr(host, "prepare", damaged)
+    host.submit()
+    host.rounds(int(Plan.preparingSeconds))
+    assert host.job().state == "QUEUED"
+    host.rounds(5)
+    assert (host.job().state, host.job().errorMessage) == ("FAILED", "master-0 cannot take it up: the package is damaged")
+
+
+def test_the_next_job_is_for_the_version_that_fab_has_brought(host: Host) -> None:
+    current = [True]
+    host.agent._current = lambda: current[0]
+    host.submit()
+    host.submit("job02")
+    host.rounds(4)
+    current[0] = False
+    host.children[-1].code = 0
+    host.rounds(6)
+    assert (host.job().state, host.job("job02").state) == ("SUCCEEDED", "QUEUED")
+    assert host.agent.over
+    assert host.ledger.queue().holder("master-0") is not None
+
+
 def test_a_garbled_job_that_nobody_began_does_not_block_its_host(host: Host) -> None:
     host.submit()
     (host.root / paths.job("job01")).write_bytes(b"{")
