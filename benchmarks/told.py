@@ -100,6 +100,7 @@ def runs(state: JobState) -> bool:
 def last_gone(stack: BenchStack, processes: Mapping[str, int], action: Callable[[], object], limit: float) -> float:
     """Seconds from the beginning of an action until the last of these processes is gone, one a host, as the hosts tell.
 
+    MeasureError where one is still there at the limit, which counts from the action's end.
     Local hosts and this machine have one clock.
     """
     with ExitStack() as opened:
@@ -111,8 +112,9 @@ def last_gone(stack: BenchStack, processes: Mapping[str, int], action: Callable[
         for host, lines in watched.items():
             if next(lines.until(ready), None) is None:
                 raise MeasureError(f"the trainer on {host} is gone too early, or the host does not answer")
-        began, deadline = time.time(), time.monotonic() + limit
+        began = time.time()
         action()
+        deadline = time.monotonic() + limit
         ends = {host: next(lines.until(deadline), None) for host, lines in watched.items()}
     late = [host for host, end in ends.items() if end is None]
     if late:
