@@ -13,6 +13,7 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.store import Conflict
 from jobs.submitter import NOT_HANDED_OVER
+from jobs.times import now
 
 
 class Tender:
@@ -73,7 +74,7 @@ class Tender:
 
 
 def _never_made(entry: Entry) -> JobRecord:
-    made = JobRecord(entry.jobId, hosts=entry.hosts, createTime=entry.createTime, submittedBy=entry.submittedBy)
+    made = JobRecord(entry.jobId, hosts=entry.hosts, createTime=entry.createTime or now(), submittedBy=entry.submittedBy)
     return made.ended(NOT_HANDED_OVER)
 
 

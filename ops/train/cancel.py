@@ -70,15 +70,18 @@ def _stop_seconds(cluster: Cluster, job_id: str) -> float:
 
 def wait(cluster: Cluster, job_id: str, as_json: bool, poll: float = 1.0) -> int:
     """Wait until a job has ended; exit code 0 where it SUCCEEDED."""
-    record = existing_job(cluster.ledger, job_id)
+    record, failing = existing_job(cluster.ledger, job_id), False
     with terminal.Step(f"waiting for {job_id}") as step:
         while not record.final:
             step.count = f"({record.state})"
             time.sleep(poll)
             try:
                 record = existing_job(cluster.ledger, job_id)
-            except (StoreError, HostsError):
-                continue  # the job goes on, and so does the waiting
+                failing = False
+            except (StoreError, HostsError) as error:
+                if not failing:
+                    terminal.note(f"the bucket does not answer ({error}); the job goes on, and so does the waiting")
+                failing = True
     if as_json:
         terminal.as_json(record.to_dict())
     else:

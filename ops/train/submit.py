@@ -97,7 +97,8 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
     try:
         ahead = _claim(cluster, submitter, may_wait)
         life.begin()
-        _upload_data(cluster.bucket, submission)
+        if submission.data:
+            _upload_data(cluster.bucket, submission)
         cluster.ledger.create_plan(plan)
         if not ahead:
             life.check()
@@ -260,8 +261,6 @@ class _Life:
 
 
 def _upload_data(bucket: Bucket, submission: Submission) -> None:
-    if not submission.data:
-        return
     sizes = {name: path.stat().st_size for name, path in submission.data.items()}
     there = bucket.names(DATA)
     # The same records in another number of files, of an earlier job, would be read too.

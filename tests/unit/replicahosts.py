@@ -68,7 +68,7 @@ class Cluster:
             }
             with (host / "journal").open("ab") as journal:
                 argv = [sys.executable, "-m", "replica"]
-                self.processes[name] = subprocess.Popen(argv, env=env, stdout=journal, stderr=journal)
+                self.processes[name] = subprocess.Popen(argv, cwd=host, env=env, stdout=journal, stderr=journal)
 
     def wait(self, *names: str) -> list[int]:
         return [self.processes[name].wait(PATIENCE) for name in names or self.processes]
