@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
+import shlex
 import shutil
 import signal
 import socket
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from jobs import remote
 from jobs.folder import Folder
 from jobs.objects import Objects
 from jobs.store import Files, Store
@@ -127,8 +130,55 @@ def objects(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Kind:
     return Kind(store, hasty, take_away)
 
 
-# The kinds of store: a name here is a fixture above that gives a Kind. The next one, a folder over ssh, goes here.
-KINDS = ("folder", "objects")
+class Pipe:
+    """A channel as SSH has it, to a process of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        argv = shlex.split(remote.command(str(root)))
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0)
+
+    def send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+
+    def line(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise TimeoutError
+        return self._process.stdout.readline()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Far(remote.Remote):
+    """A folder of another machine; its files go another way, by SFTP."""
+
+    def __init__(self, root: Path, seconds: float) -> None:
+        self.channels: list[Pipe] = []
+        super().__init__(lambda: self._opened(root), seconds)
+        files = Folder(root)
+        self.upload, self.download = files.upload, files.download
+
+    def _opened(self, root: Path) -> Pipe:
+        self.channels.append(Pipe(root))
+        return self.channels[-1]
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Kind]:
+    root = tmp_path / "bucket"
+    root.mkdir()
+    stores = (Far(root, 30), Far(root, LIMIT))
+    yield Kind(*stores, lambda: shutil.rmtree(root), root)
+    for each in stores:
+        for channel in each.channels:
+            channel.close()
+
+
+# The kinds of store: a name here is a fixture above that gives a Kind.
+KINDS = ("folder", "far", "objects")
 
 
 @pytest.fixture(params=KINDS)
