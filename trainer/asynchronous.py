@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -74,11 +76,32 @@ class Asynchronous:
         )
         return tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
 
+    def _await_no_lost_host(self) -> None:
+        """From here on only a worker's own thread waits for its host to answer; it may be gone without a word.
+
+        TensorFlow has every host know every function, and an operation of this process is one too when it is first seen. It
+        sends them to all hosts and waits for each to answer, unless they go by a stream, which ParameterServerStrategy turns
+        off; the threads of the workers shall not stream, as before, for they need to see what fails. It takes back functions
+        that Python's garbage collector finds, from any thread, under a lock that all operations need: little is kept instead.
+        And what it sends to free tensors is waited for in an executor that threads share, so that this one gets its own.
+        """
+        eager = "tensorflow.python.eager."
+        new_executor = importlib.import_module(f"{eager}executor").new_executor
+        for worker in self._coordinator._cluster.workers:
+            worker.executor = new_executor(enable_async=False, enable_streaming_enqueue=False)
+        os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"
+        context = importlib.import_module(f"{eager}context").context()
+        context.remove_function = lambda _name: None
+        self._executor = new_executor(enable_async=False)  # lives as long as it is known here
+        context.executor = self._executor
+
     def run(self) -> None:
         """Trains to the last step, evaluates, exports.
 
         Raises DivergedError, PreemptedError, DataError, and tf.errors.OpError where a host is lost for good.
         """
+        if self._workers:
+            self._await_no_lost_host()
         for _ in range(self._workers):
             # The public schedule() takes a tf.function only, which cannot tell which worker it runs on. A Python function
             # runs in the coordinator's thread of a worker, under that worker's device, and is rescheduled like any other.
