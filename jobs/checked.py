@@ -43,7 +43,7 @@ class Record:
         """The record of this JSON; RecordError where it is none, or is a newer version's."""
         try:
             data = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordError(f"{cls.kind} is no JSON: {error}") from None
         return cls.from_dict(data)
 
@@ -77,7 +77,7 @@ def _dataclass(cls: Any) -> Check:
 @cache
 def _check(kind: Any) -> Check:  # once for each type: reading is what a poll does most
     if kind is Any:
-        return lambda value, _: value
+        return _anything
     if is_dataclass(kind):
         return _dataclass(kind)
     origin, arguments = get_origin(kind), get_args(kind)
@@ -92,14 +92,25 @@ def _check(kind: Any) -> Check:  # once for each type: reading is what a poll do
     return _plain(kind)
 
 
+def _anything(value: Any, _: str) -> Any:
+    return value
+
+
 def _plain(kind: type) -> Check:
     def check(value: Any, path: str) -> Any:
-        fits = isinstance(value, int | float) and math.isfinite(value) if kind is float else isinstance(value, kind)
+        fits = isinstance(value, int | float) and _finite(value) if kind is float else isinstance(value, kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{path} must be {_NAMES.get(kind, kind.__name__)}, not {_shown(value)}")
         return value
 
     return check
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _enum(kind: type[StrEnum]) -> Check:
@@ -129,7 +140,7 @@ def _dict(of: Check) -> Check:
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
-        return {key: of(item, f"{path}.{key}") for key, item in value.items()}
+        return dict(value) if of is _anything else {key: of(item, f"{path}.{key}") for key, item in value.items()}
 
     return check
 

@@ -22,8 +22,8 @@ Clock = Callable[[], float]
 class Lease:
     """Who holds it, which of its holders that is, and how often it was renewed; nobody where `holder` is empty.
 
-    A holder is `worker-0/4f1c` (a replica, and which life of it), `worker-0` (whichever life), or what a submitter calls
-    itself. `epoch` grows with every change of hands: what an older epoch says is void.
+    A holder is `worker-0/4f1c` (a replica, and which life of it), `worker-0` (whichever life), or what a submitter, or who ends
+    a job in its place, calls itself. `epoch` grows with every change of hands: what an older epoch says is void.
     """
 
     holder: str = ""
@@ -55,12 +55,12 @@ class Watch:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._seen: dict[Hashable, tuple[Hashable, float, float]] = {}
 
     def see(self, key: Hashable, value: Hashable) -> float:
         """Take note of a value; the seconds for which it has been the same, 0 for one that is new."""
-        now = self._clock()
+        now = self.clock()
         before = self._seen.get(key)
         same = before is not None and before[0] == value
         seconds = before[1] + min(now - before[2], _LOOKED_AWAY) if before and same else 0.0

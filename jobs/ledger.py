@@ -136,6 +136,11 @@ class Ledger:
             return new
         raise Conflict(paths.QUEUE)
 
+    def free_hosts(self, job_id: str) -> None:
+        """Give a job's hosts to who comes next, or its place to who waits behind it."""
+        if entry := self.queue().entry(job_id):
+            self.change_queue(lambda queue: queue.without(entry))
+
     def _queue(self) -> tuple[Queue, str | None]:
         item = self.store.read(paths.QUEUE)
         if item is None:

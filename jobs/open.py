@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs.folder import Folder
-from jobs.objects import Objects
 from jobs.store import StoreError
+
+if TYPE_CHECKING:
+    from jobs.objects import Objects
 
 
 def open_store(url: str) -> Folder | Objects:
@@ -17,5 +20,7 @@ def open_store(url: str) -> Folder | Objects:
     if scheme == "file" and rest.startswith("/"):
         return Folder(Path(rest))
     if scheme == "gs":
+        from jobs.objects import Objects  # some megabytes, and of no use to a host whose bucket is a directory
+
         return Objects(url)
     raise StoreError(f"{url!r} is no store: a directory, file:///directory, or gs://bucket")

@@ -10,11 +10,6 @@ QUEUE = "cluster/queue.json"
 EVERY_JOB = f"{JOBS}/*/job.json"
 
 
-def folder(job_id: str) -> str:
-    """All that belongs to a job."""
-    return f"{JOBS}/{job_id}"
-
-
 def job(job_id: str) -> str:
     """The job's record: its state, and who may move it on."""
     return f"{JOBS}/{job_id}/job.json"
@@ -38,11 +33,6 @@ def manifest(job_id: str) -> str:
 def cancel(job_id: str) -> str:
     """There once somebody asked for the job's end."""
     return f"{JOBS}/{job_id}/cancel.json"
-
-
-def replicas(job_id: str) -> str:
-    """The folder of the replicas' records."""
-    return f"{JOBS}/{job_id}/replicas"
 
 
 def replica(job_id: str, name: str) -> str:

@@ -5,7 +5,6 @@ Names are Cloud ML's (`projects.jobs`) where it has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -214,6 +213,3 @@ class HostFile(Record):
 def kept(events: list[Event], event: Event) -> list[Event]:
     """The list with one more event, of which the newest are kept."""
     return [*events[-EVENTS_KEPT + 1 :], event]
-
-
-Now = Callable[[], str]

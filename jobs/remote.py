@@ -111,6 +111,9 @@ class Remote:
             if opened:
                 return self._once(request, opened=False)
             raise StoreError(f"the connection to the bucket broke off: {str(error) or type(error).__name__}") from error
+        except BaseException:
+            self._drop()  # the answer to a call that was interrupted must not be taken for that to the next
+            raise
         return answer
 
     def _drop(self) -> None:

@@ -101,7 +101,7 @@ class Submitter:
         """A sign of life, every few seconds. CancelledError where somebody wants the end, OvertakenError as of `prepare`."""
         if self._ledger.cancel_requested(self._entry.jobId):
             raise CancelledError(self._entry.jobId)
-        self._write(lambda job: replace(job, lease=job.lease.renewed()))
+        self._write(lambda job: job)
 
     def prepare(self) -> None:
         """The plan is in the bucket: hosts may start. OvertakenError where the job is in other hands by now."""
@@ -128,6 +128,8 @@ class Submitter:
             made = self._ledger.job(self._entry.jobId)
             if made is not None and made.record.lease.holder == self._me:
                 self._stored = made
+        if self._stored is not None and self._stored.record.lease.holder != self._me:
+            return self._stored.record  # it was handed over
         record = None
         try:
             self._write(lambda job: job if job.final else job.ended(why, cancelled))
@@ -144,7 +146,10 @@ class Submitter:
                 if self._stored is None:
                     raise OvertakenError(None)
                 try:
-                    self._stored = self._ledger.change_job(self._stored, change(self._stored.record))
+                    new = change(self._stored.record)
+                    if new.lease == self._stored.record.lease:
+                        new = replace(new, lease=new.lease.renewed())  # every write is a sign of life
+                    self._stored = self._ledger.change_job(self._stored, new)
                 except Conflict:
                     # It may be our own last write, of whose success we did not hear.
                     fresh = self._ledger.job(self._entry.jobId)

@@ -1,4 +1,4 @@
-"""Keeps the queue moving when those who should do it are gone. Leaders, idle hosts and waiting submitters all tend it."""
+"""Keeps the queue moving when those who should do it are gone. Leaders, idle hosts and who follows a job that waits tend it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from jobs.store import Conflict
 from jobs.submitter import NOT_HANDED_OVER
 from jobs.times import now
 
+_PAUSE_SECONDS = 3.0
+
 
 class Tender:
     """Looks at every entry of the queue, every few seconds, and does what nobody else will.
@@ -25,13 +27,20 @@ class Tender:
 
     def __init__(self, ledger: Ledger, watch: Watch, me: str, seconds: float = lease.SECONDS) -> None:
         self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds
+        self._next = 0.0
+
+    def now_and_then(self) -> None:
+        """For whoever comes by often: a look every few seconds."""
+        if self._watch.clock() >= self._next:
+            self.tend()
+            self._next = self._watch.clock() + _PAUSE_SECONDS
 
     def tend(self) -> None:
         """One look. StoreError where the bucket fails; a later look does what is left."""
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
         for entry in queue.entries:
-            with suppress(Conflict):  # somebody else moved it on
+            with suppress(Conflict, RecordError):  # somebody else moved it on
                 if self._is_over(entry, jobs.get(entry.jobId)):
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
 
@@ -76,35 +85,3 @@ class Tender:
 def _never_made(entry: Entry) -> JobRecord:
     made = JobRecord(entry.jobId, hosts=entry.hosts, createTime=entry.createTime or now(), submittedBy=entry.submittedBy)
     return made.ended(NOT_HANDED_OVER)
-
-
-class Canceller:
-    """Ends a job: asks its leader to, and does it in the place of one who is gone."""
-
-    def __init__(
-        self, ledger: Ledger, watch: Watch, me: str, job_id: str, request: bytes, seconds: float = lease.SECONDS
-    ) -> None:
-        self._ledger, self._watch, self._me, self._job_id, self._request = ledger, watch, me, job_id, request
-        self._seconds = seconds
-        self._asked = False
-
-    def step(self) -> JobRecord | None:
-        """Look once, and do what is to do; the job as it is, None where there is none."""
-        if not self._asked:
-            self._ledger.request_cancel(self._job_id, self._request)
-            self._asked = True
-        stored = self._ledger.job(self._job_id)
-        if stored is None or stored.record.final:
-            return stored.record if stored else None
-        job = stored.record
-        # Those of its replicas that live take over long before.
-        patience = self._seconds if job.lease.submitter else 3 * self._seconds
-        silent = self._watch.see(("lease", self._job_id), job.lease)
-        if (job.state is JobState.QUEUED and job.lease.free) or silent >= patience:
-            with suppress(Conflict):
-                ended = job.passed(self._me).ended("" if job.lease.free else "cancelled; no replica was alive", cancelled=True)
-                job = self._ledger.change_job(stored, ended).record
-                queue = self._ledger.queue()
-                if entry := queue.entry(self._job_id):
-                    self._ledger.change_queue(lambda queue: queue.without(entry))
-        return job

@@ -11,6 +11,9 @@ def now() -> str:
 
 
 def seconds_between(begin: str, end: str | None = None) -> float:
-    """Seconds from one RFC 3339 moment until another, or until now; for showing."""
-    until = datetime.fromisoformat(end) if end else datetime.now(UTC)
-    return (until - datetime.fromisoformat(begin)).total_seconds()
+    """Seconds from one RFC 3339 moment until another, or until now; 0 where one of them is none. For showing."""
+    try:
+        until = datetime.fromisoformat(end) if end else datetime.now(UTC)
+        return (until - datetime.fromisoformat(begin)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0

@@ -53,7 +53,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 def report(error: BaseException) -> int:
     """Say what went wrong in one line on stderr; the exit code."""
-    from ops.show import terminal
+    from ops import terminal
 
     if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: `fab logs all | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

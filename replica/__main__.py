@@ -62,8 +62,9 @@ def main() -> int:
         current=lambda: _version() == version,
     )
     notify("READY=1")
-    Loop(agent).run()
-    return AGAIN if _version() != version else 0
+    loop = Loop(agent)
+    loop.run()
+    return AGAIN if loop.woken_late or _version() != version else 0
 
 
 def spawn(assignment: Assignment) -> Trainer:
@@ -118,6 +119,11 @@ class Loop:
             if select.select([self._woken], [], [], min(wait, _LONGEST_SLEEP))[0]:
                 self._woken.recv(4096)
 
+    @property
+    def woken_late(self) -> bool:
+        """True where somebody brought a job just when this process had seen that there was none."""
+        return self._hurried and self._terminated_at is None
+
     def _terminate(self) -> None:
         self._terminated_at = self._terminated_at or time.monotonic()
         self._agent.terminate()
@@ -138,11 +144,11 @@ class Loop:
         agent = self._agent
         try:
             while not agent.over:
+                self._due.clear()  # what comes from here on is for the next round
                 wait = agent.round()
                 with suppress(BlockingIOError):
                     self._wake.send(b"\0")  # an order may have come
                 self._due.wait(wait)
-                self._due.clear()
         except BaseException:  # noqa: BLE001  whatever it is
             traceback.print_exc()
             os._exit(1)  # a host that reports nothing is worse than one that starts again

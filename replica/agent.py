@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from jobs import lease, paths
@@ -18,7 +18,6 @@ from replica import restart
 from replica.reporter import Reporter
 from replica.supervisor import Assignment, Spawn, Supervisor
 
-TEND_SECONDS = 3.0
 # While a job begins or ends here, somebody waits for it: so many rounds in the time of one, for so long.
 _QUICK = 4
 _QUICK_SECONDS = 10.0
@@ -64,12 +63,12 @@ class Agent:
         self._me = f"{name}/{life}"
         self._current = current
         self._tender = Tender(ledger, self._watch, self._me, lease_seconds)
-        self._tend_at = 0.0
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
         self._assignment: Assignment | None = None
         self.supervisor: Supervisor | None = None
         self._failing = False
+        self._trouble = ""
         self._terminated = False
         self.over = False
         """True once no job has this host or waits for it, or the unit is stopped and the bucket knows how the replica is."""
@@ -79,7 +78,7 @@ class Agent:
         """One line for `systemctl status`."""
         reporter, supervisor = self._reporter, self.supervisor
         if reporter is None or supervisor is None:
-            return "no job has this host"
+            return f"no job is here: {self._trouble}" if self._trouble else "no job has this host"
         job, record = reporter.job, supervisor.record
         what = f"job {job.jobId} {job.state}" if job else "job not read yet"
         return f"{what}, trainer {record.state}, restarts {record.restarts}"
@@ -94,12 +93,12 @@ class Agent:
         """Do what is due with the bucket; the seconds until the next round. It says so itself where the bucket fails."""
         try:
             self._round()
-        except (StoreError, RecordError, Conflict) as error:
+        except (OSError, RecordError, Conflict) as error:
             self._fails(error)
             return self._poll
         if self._failing and self._assignment:
             self._assignment.log.say("the bucket answers again")
-        self._failing = False
+        self._failing, self._trouble = False, ""
         return self._wait()
 
     def _wait(self) -> float:
@@ -114,17 +113,22 @@ class Agent:
 
     def _round(self) -> None:
         if self._reporter is None and not self._terminated:
-            with suppress(RecordError):  # a job that cannot be read is ended below, like one that nobody leads
+            try:
                 self._find()
+            except RecordError as error:  # a job that cannot be read is ended below, like one that nobody leads
+                self._fails(error)
         if self._reporter is not None:
             self._report(self._reporter)
         elif self._terminated:
             self.over = True
         if not self._terminated and (self._reporter is None or not self._reporter.led):
-            self._tend()
+            self._tender.now_and_then()
 
     def _find(self) -> None:
         """Take up the job that has this host; where none has it and none waits for it, this process is over."""
+        if not self._current():
+            self.over = True  # what comes next is for the version that fab has brought since
+            return
         queue = self._ledger.queue()
         entry = queue.holder(self._name)
         if entry is None:
@@ -134,11 +138,8 @@ class Agent:
         if stored is None or stored.record.final:
             return  # its submitter is about to make it, or its end is about to be noticed
         job = stored.record
-        if job.state is JobState.QUEUED and job.lease.submitter:
-            return  # not all that it needs is in the bucket yet
-        if not self._current():
-            self.over = True  # the next job is for the version that fab has brought since
-            return
+        if job.lease.submitter:
+            return  # it may still come to nothing
         try:
             plan = self._ledger.plan(entry.jobId)
             if plan is None or self._name not in plan.replicas:
@@ -149,20 +150,21 @@ class Agent:
             raise
 
     def _cannot_take_up(self, stored: Stored[JobRecord], error: Exception) -> None:
-        """A job whose plan or package is damaged must not keep its hosts for ever."""
+        """A job whose plan or package is damaged must not keep its hosts for ever; one that is led is its leader's to judge."""
         job = stored.record
         patience = Plan.preparingSeconds if isinstance(error, StoreError) else 2 * self._lease_seconds
         tried = self._watch.see(("take up", job.jobId), True)
-        if tried >= patience and not job.lease.submitter:
+        nobody_leads = job.lease.free or self._watch.see(("led", job.jobId), job.lease) >= self._lease_seconds
+        if tried >= patience and nobody_leads and not job.lease.submitter:
             why = f"{self._name} cannot take it up: {error.strerror or error if isinstance(error, OSError) else error}"
             self._ledger.change_job(stored, job.passed(self._me).ended(why))
 
     def _take_up(self, plan: Plan, job: JobRecord) -> None:
         """Go on from the record that a former life of this replica left in the bucket, or begin."""
-        assignment = self._site.prepare(plan)
         name = self._name
         version = self._ledger.replica_version(plan.jobId, name)
         left = self._ledger.replicas(plan.jobId, [name]).get(name)
+        assignment = self._site.prepare(plan)
         record = restart.resume(plan, name, job.attempt, left, self._now())
         if left and left.state is ReplicaState.RUNNING:
             assignment.log.say("the replica or its host was stopped", "WARNING")
@@ -171,9 +173,9 @@ class Agent:
         self._reporter = Reporter(
             plan, name, self._life, self._ledger, supervisor, assignment.log, self._clock, self._now, version
         )
-        if self._terminated:
-            supervisor.terminate()
         self.supervisor = supervisor
+        if self._terminated:  # looked at last: terminate() may come at any moment
+            supervisor.terminate()
 
     def _report(self, reporter: Reporter) -> None:
         assert self.supervisor is not None
@@ -190,7 +192,7 @@ class Agent:
             # A record that stays unreadable is the end of its job: its host must not hang on it.
             if self._watch.see("unreadable", True) >= 2 * self._lease_seconds:
                 self.supervisor.order(0, "the job's record cannot be read")
-                if self.supervisor.idle:
+                if self.supervisor.idle and self._site.finish():
                     self._drop()
             raise
         self._watch.forget("unreadable")
@@ -201,12 +203,15 @@ class Agent:
         """Be done with a job."""
         self._reporter = self.supervisor = self._assignment = None
 
-    def _tend(self) -> None:
-        if self._clock() >= self._tend_at:
-            self._tender.tend()
-            self._tend_at = self._clock() + TEND_SECONDS
-
     def _fails(self, error: Exception) -> None:
+        self._trouble = str(error)
         if not self._failing and self._assignment:
             self._assignment.log.say(f"the bucket fails, trying again: {error}", "WARNING")
+        elif not self._failing:
+            self._complain(f"<4>replica: {error}; trying again\n")
         self._failing = True
+
+    @staticmethod
+    def _complain(text: str) -> None:
+        """To the journal, where no job's log is open."""
+        sys.stderr.write(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from jobs.store import Files, StoreError
+from jobs.store import Files
 from replica.log import Log
 
 SECONDS = 30.0
@@ -38,7 +38,7 @@ class Archive:
                 self._log.archive(self._store, self._name)
                 if last:
                     return
-            except StoreError:
+            except OSError:
                 if last and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                     return
                 if last:

@@ -58,14 +58,15 @@ class View:
         records = (self.replicas.get(name) for name in self.plan.replicas)
         return (record for record in records if record is not None and record.attempt == job.attempt)
 
-    def missed(self, job: JobRecord) -> list[str]:
+    @property
+    def needed(self) -> list[str]:
         """The replicas that the job cannot do without."""
-        return [name for name in self.plan.replicas if not self.plan.is_expendable(name) and name not in job.without]
+        return [name for name in self.plan.replicas if not self.plan.is_expendable(name)]
 
 
 def decide(job: JobRecord, view: View) -> JobRecord | None:
     """The job's next record, or None where nothing changes. One step of the table of states at a time."""
-    rules = _RULES.get(job.state, (_still_stopping, _facts_found) if job.final else _OPEN)
+    rules = _RULES.get(job.state, (_still_stopping, _facts_found))
     return next((new for rule in rules if (new := rule(job, view)) is not None), None)
 
 
@@ -161,7 +162,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
         return None
     if disturber := _disturber(view, failed):
         return _again(job, view, f"{_name(disturber)} was killed, and the others could not go on without it")
-    peers = [name for name in view.missed(job) if name not in {r.name for r in failed}]
+    peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
     if max(view.exited.get(r.name, 0.0) for r in failed) < min(VERDICT_SECONDS, view.plan.heartbeatSeconds):
@@ -204,17 +205,16 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
     return None
 
 
-def _lost(job: JobRecord, view: View) -> JobRecord | None:
+def _lost_for_good(job: JobRecord, view: View) -> JobRecord | None:
     """A lost host is a kill: the job waits for it, for a while; what it can do without it does without."""
     limit = view.plan.lostAfterSeconds + view.plan.maxWaitTime
-    needed = view.missed(job)
-    gone = [name for name in needed if view.lost(name) and view.silence.get(name, 0.0) > limit]
+    gone = [name for name in view.needed if view.lost(name) and view.silence.get(name, 0.0) > limit]
     if gone:
         return _end(job, view, JobState.FAILED, f"{_names(gone)} lost: no heartbeat for {limit:g} s.")
     return None
 
 
-def _missing(job: JobRecord, view: View) -> JobRecord | None:
+def _say_who_is_lost(job: JobRecord, view: View) -> JobRecord | None:
     """Who is lost is said, and who is back."""
     lost = [name for name in view.plan.replicas if view.lost(name)]
     if lost == job.lost:
@@ -225,15 +225,15 @@ def _missing(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _lost_event(name: str, view: View) -> Event:
-    waits = "the job goes on" if view.plan.is_expendable(name) else f"the job waits for {view.plan.maxWaitTime:g} s"
-    return Event(
-        view.now, f"{name} is lost, no heartbeat for {view.plan.lostAfterSeconds:g} s: {waits}, pulumi up brings it back"
-    )
+    limit = view.plan.maxWaitTime
+    otherwise = "the job does without it" if view.plan.is_expendable(name) else f"else the job is FAILED in {limit:g} s"
+    lost = f"{name} is lost, no heartbeat for {view.plan.lostAfterSeconds:g} s"
+    return Event(view.now, f"{lost}: pulumi up brings it back, {otherwise}")
 
 
 def _stalled(job: JobRecord, view: View) -> JobRecord | None:
     limit = view.plan.stallTimeout
-    if limit is None or view.still < limit or any(view.lost(name) for name in view.missed(job)):
+    if limit is None or view.still < limit or any(view.lost(name) for name in view.needed):
         return None
     return _again(job, view, f"no replica printed a line for {limit:g} s (stallTimeout)")
 
@@ -308,10 +308,10 @@ def _sentence(text: str) -> str:
 
 
 # The first rule that has something to say wins. Success comes first: what fails after the chief is done does not matter.
-_OPEN = (_chief_succeeded, _cancel_requested, _ran_too_long, _exited, _hopeless, _killed, _lost, _stalled)
+_OPEN = (_chief_succeeded, _cancel_requested, _ran_too_long, _exited, _hopeless, _killed, _lost_for_good, _stalled)
 _RULES = {
     JobState.QUEUED: (_cancel_requested, _prepares),
-    JobState.PREPARING: (*_OPEN, _all_run, _never_up, _missing, _facts_found),
-    JobState.RUNNING: (*_OPEN, _missing, _facts_found),
+    JobState.PREPARING: (*_OPEN, _all_run, _never_up, _say_who_is_lost, _facts_found),
+    JobState.RUNNING: (*_OPEN, _say_who_is_lost, _facts_found),
     JobState.CANCELLING: (_cancelled, _facts_found),
 }

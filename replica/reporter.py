@@ -111,15 +111,9 @@ class Reporter:
             if event not in before.events:
                 self._log.say(event.cause, "WARNING")
         if after.final and self._supervisor.idle and not self.untold and self._leader.settled(after, replicas):
-            self._free_hosts()
+            self._ledger.free_hosts(self._plan.jobId)
             self.settled = True
         return stored
-
-    def _free_hosts(self) -> None:
-        """Give the job's hosts to who comes next."""
-        entry = self._ledger.queue().entry(self._plan.jobId)
-        if entry is not None:
-            self._ledger.change_queue(lambda queue: queue.without(entry))
 
     def _obey(self, job: JobRecord) -> None:
         self._epoch = job.lease.epoch

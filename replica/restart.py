@@ -109,4 +109,4 @@ def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
 
 def wait_before_start(record: ReplicaRecord) -> float:
     """Seconds to wait before the trainer starts: none at first and at the first restart, then 1 and twice as long each time."""
-    return min(2.0 ** (record.spent - 2), LONGEST_WAIT) if record.spent > 1 else 0.0
+    return min(2.0 ** (min(record.spent, 10) - 2), LONGEST_WAIT) if record.spent > 1 else 0.0

@@ -35,6 +35,15 @@ class HostSite:
 
     def prepare(self, plan: Plan) -> Assignment:
         """The job's package, log and environment; StoreError where they cannot be had now."""
+        try:
+            return self._prepared(plan)
+        except StoreError:
+            raise
+        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+            raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
+
+    def _prepared(self, plan: Plan) -> Assignment:
+        self.finish()  # of a job, or an attempt, before
         name = self._host.name
         folder = self._package(plan)
         archive = paths.log(plan.jobId, name)
@@ -60,12 +69,14 @@ class HostSite:
     def _package(self, plan: Plan) -> Path:
         """The trainer package, whole: as `fab train` left it here, or else from the bucket."""
         home = self._state / "jobs" / plan.jobId
-        folder, mark = home / "package", home / "package.sha256"
-        if mark.exists() and mark.read_text().strip() == plan.packageSha256:
-            return folder
+        # Each in a folder of its own: a push that comes late must not write into what a trainer runs from.
+        for name in ("package", "fetched"):
+            folder, mark = home / name, home / f"{name}.sha256"
+            if mark.exists() and mark.read_text().strip() == plan.packageSha256:
+                return folder
         home.mkdir(parents=True, exist_ok=True)
         self._forget_others(home)
-        packed, unpacked = home / ".package.tar.gz", home / ".package"
+        packed, unpacked = home / ".fetched.tar.gz", home / ".fetched"
         if not self._files.download(paths.package(plan.jobId), packed):
             raise StoreError(f"{paths.package(plan.jobId)} is not there yet")
         if (found := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:

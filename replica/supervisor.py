@@ -80,7 +80,7 @@ class Supervisor:
         self, assignment: Assignment, record: ReplicaRecord, spawn: Spawn, clock: Clock, now: Callable[[], str]
     ) -> None:
         """`record` is what this replica goes on from; nothing runs before `order`."""
-        self._job, self._spawn, self._clock, self._now = assignment, spawn, clock, now
+        self._assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
         self._record = record
         self._child: Child | None = None
         self._attempt = -1
@@ -153,7 +153,7 @@ class Supervisor:
             return
         ran = self._ended_at - self._started_at
         record = restart.after_exit(
-            self._job.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, memory.limit()
+            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, memory.limit()
         )
         self._record = record
         wait = restart.wait_before_start(record)
@@ -161,7 +161,7 @@ class Supervisor:
         self._tell_of(record, wait)
 
     def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
-        log, limit, code = self._job.log, self._job.plan.maxRestarts, record.exitCode or 0
+        log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0
         if record.state is ReplicaState.PREPARING:
             when = f", in {wait:g} s" if wait else ""
             log.say(f"restarting after {killer(record)} ({record.spent} of {limit}){when}", "WARNING")
@@ -176,7 +176,7 @@ class Supervisor:
         """Start or stop the trainer, as was ordered."""
         if self._attempt < 0 and not self._terminated:
             return
-        plan, record, log = self._job.plan, self._record, self._job.log
+        plan, record, log = self._assignment.plan, self._record, self._assignment.log
         outdated = restart.outdated(plan, record, self._attempt)
         if self._child:
             if (self._terminated or self._ending or outdated) and not self._child.stopping:
@@ -192,15 +192,15 @@ class Supervisor:
             self._start(record)
 
     def _start(self, record: ReplicaRecord) -> None:
-        log = self._job.log
+        log = self._assignment.log
         record = restart.started(record, self._now())
         self._started_at = self._clock()
         try:
-            self._child = self._spawn(self._job)
+            self._child = self._spawn(self._assignment)
         except (OSError, ValueError) as error:
             why = f"the trainer cannot start: {error}"
-            record = restart.after_exit(self._job.plan, record, 127, 0.0, self._now(), why)
+            record = restart.after_exit(self._assignment.plan, record, 127, 0.0, self._now(), why)
             log.say(record.errorMessage, "ERROR")
         else:
-            log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._job.argv)}")
+            log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._assignment.argv)}")
         self._record = record

@@ -126,6 +126,6 @@ def cancel(_: Any, job: str) -> int:
 def wait(_: Any, job: str, json: bool = False) -> int:
     """Wait until a job has ended; exit code 0 only if it SUCCEEDED."""
     from ops.cluster.cluster import Cluster
-    from ops.train.cancel import wait as run
+    from ops.train.wait import wait as run
 
     return run(Cluster.load(), job, json)

@@ -111,8 +111,8 @@ def render(
 ) -> int:
     """Print every file that fab train would write on every host, and touch nothing."""
     from ops.cluster.inventory import load
-    from ops.show.views import print_render
     from ops.train.config import Flags
+    from ops.train.preview import print_render
 
     flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
     return print_render(load(), flags, package, json)

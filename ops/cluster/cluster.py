@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 
 from jobs.ledger import Ledger
+from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.inventory import ROOT, Inventory, load
-from ops.cluster.records import open_ledger
+from ops.cluster.ledger import open_ledger
 from ops.cluster.remote import Fleet
-from ops.show import terminal
 
 
 class Cluster:

@@ -13,7 +13,7 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState, ReplicaState
 from jobs.tender import Tender
-from ops.cluster.records import find_job, me
+from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import Fleet
 from ops.errors import HostError
 from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse_line
@@ -21,7 +21,6 @@ from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
 _DRAIN_SECONDS = 3.0
-_TEND_SECONDS = 3.0
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
 
@@ -47,7 +46,6 @@ class Follower:
         self._running = len(self._replicas)
         self._silence = Watch(time.monotonic)
         self._tender = Tender(ledger, Watch(time.monotonic), me())
-        self._tend_at = 0.0
         self._ahead: list[str] = []
 
     def events(self) -> Iterator[Event]:
@@ -170,9 +168,7 @@ class Follower:
 
     def _queued(self) -> None:
         """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""
-        if time.monotonic() >= self._tend_at:
-            self._tender.tend()
-            self._tend_at = time.monotonic() + _TEND_SECONDS
+        self._tender.now_and_then()
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
             self._queue.put(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))

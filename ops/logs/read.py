@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
+from jobs import paths
 from jobs.records import JobRecord
+from jobs.states import JobState
+from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.records import existing_job, newest_job
+from ops.cluster.ledger import existing_job, newest_job
 from ops.errors import DETACHED, DONE, HostError, OpsError, UsageError
 from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command, read_header
-from ops.show import terminal
 
 _READ_SECONDS = 60.0
 
@@ -115,6 +117,8 @@ def read_logs(cluster: Cluster, replicas: list[str], job_id: str | None, lines: 
     if not found:
         names = ", ".join(replicas)
         reasons = "".join(f"; {error}" for error in outcome.failures.values())
+        if job_id and _record(cluster, job_id).state is JobState.QUEUED:
+            raise OpsError(f"job {job_id} is QUEUED and has printed nothing yet: --follow waits for its turn")
         raise OpsError(f"job {job_id} has no log of {names} yet{reasons}")
     return found
 
@@ -125,7 +129,7 @@ def _archived(
     """What the bucket has of these replicas' logs, and a word on stderr about each host that did not answer."""
     found: dict[str, list[Line]] = {}
     for name in replicas:
-        content = bucket.read(f"jobs/{job_id}/logs/{name}.jsonl")
+        content = bucket.read(paths.log(job_id, name))
         if content is not None:
             log = parse_log(content.decode("utf-8", "replace"), name)
             found[name] = log[-lines:] if lines else log if lines is None else []

@@ -7,12 +7,14 @@ import shutil
 import uuid
 from pathlib import Path
 
+from jobs import paths
+from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.records import existing_job
+from ops.cluster.ledger import existing_job
 from ops.errors import DONE, OpsError, UsageError
 from ops.models.savedmodel import signatures
 from ops.package import declared
-from ops.show import fetch, terminal
+from ops.show import fetch
 from ops.show.fetch import Output
 from ops.train.push import PYTHON
 
@@ -72,7 +74,7 @@ def _make(cluster: Cluster, found: Output) -> str:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
     if not any(path.endswith(_CHECKPOINT) for path in found.files):
         raise OpsError(f"job {job_id} ({state}) has neither an exported model nor a checkpoint in {found.job_dir}")
-    package = cluster.bucket.read(f"jobs/{job_id}/package.tar.gz")
+    package = cluster.bucket.read(paths.package(job_id))
     name = found.job.manifest.get("package", {}).get("name")
     exporter = declared.read_archive(package, name).export if package and name else None
     if package is None or exporter is None:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
-from ops.cluster.records import existing_job, newest_job
+from ops.cluster.ledger import existing_job, newest_job
 from ops.errors import DONE, HostError, OpsError, UsageError
-from ops.show import fetch, terminal
+from ops.show import fetch
 from ops.train.push import PYTHON
 
 _PORT = 6006

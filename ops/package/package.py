@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import UsageError
 from ops.package import declared
 from ops.package.imports import check_module
-from ops.show import terminal
 
 MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import UsageError
 from ops.package import hostpython, piperror
-from ops.show import terminal
 
 CACHE = ROOT / ".cache" / "wheels"
 

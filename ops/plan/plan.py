@@ -16,6 +16,7 @@ from typing import Any
 
 from infra.spec import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
 from jobs.times import now
+from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
 from ops.logs import progress
@@ -23,7 +24,6 @@ from ops.package import package
 from ops.package.declared import Declared, Pace
 from ops.plan import rehearsal
 from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
-from ops.show import terminal
 from ops.train import train
 from ops.train.arguments import STRATEGY, dropped, flags, redirected, without
 from ops.train.config import read_config, split_args

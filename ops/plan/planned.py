@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from infra.spec import Role, network_gbits
+from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
-from ops.cluster.records import existing_job
+from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs
 from ops.package.declared import Declared
 from ops.plan import rehearsal
 from ops.plan.plan import as_dict, models, path, period_of
 from ops.plan.scaling import Machine, Prediction, Shape, Work
-from ops.show import terminal
 from ops.train import manifest
 from ops.train.config import chosen_strategy
 from ops.train.reproduce import read_manifest, read_package

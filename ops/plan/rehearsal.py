@@ -15,10 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.logs import progress
 from ops.logs.progress import Mark
-from ops.show import terminal
 
 # The first lines tell of tracing and of caches that fill.
 _WARM_UP_LINES = 2

@@ -12,10 +12,10 @@ from typing import Any
 
 from jobs.records import JobRecord
 from jobs.times import now, seconds_between
+from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory, whole_sum
 from ops.errors import DONE
-from ops.show import terminal
 from ops.show.views import took
 
 _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the bucket; a host that was stopped counts as if it ran"

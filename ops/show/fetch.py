@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs import paths
 from jobs.records import JobRecord
+from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.records import existing_job
+from ops.cluster.ledger import existing_job
 from ops.errors import DONE, OpsError, UsageError
-from ops.show import terminal
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Output:
 def find(cluster: Cluster, record: JobRecord) -> Output:
     """A job's output, which may have no file yet; OpsError where it is in no bucket that can be opened."""
     inventory = cluster.inventory
-    job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/jobs/{record.jobId}/output").rstrip("/")
+    job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/{paths.output(record.jobId)}").rstrip("/")
     if job_dir.startswith(f"{inventory.bucket}/"):
         bucket, folder = cluster.bucket, job_dir.removeprefix(f"{inventory.bucket}/")
     elif "://" in job_dir:

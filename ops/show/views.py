@@ -8,15 +8,12 @@ from typing import Any
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.times import now, seconds_between
+from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Host, Inventory
-from ops.cluster.records import existing_job, replicas_of
+from ops.cluster.inventory import Host
+from ops.cluster.ledger import existing_job, replicas_of
 from ops.errors import DONE
-from ops.show import terminal
 from ops.train import manifest
-from ops.train.config import Flags, build_job
-from ops.train.render import plan, render
-from ops.train.train import find_package
 
 _HOSTS_SECONDS = 12.0
 
@@ -95,7 +92,8 @@ def describe(cluster: Cluster, job_id: str, as_json: bool) -> int:
 
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:
     alive = not record.final and replica.state != ReplicaState.EXITED
-    beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if alive else None
+    heard = alive and replica.life
+    beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if heard else None
     code = None if replica.exitCode is None else str(replica.exitCode)
     return (replica.name, replica.state, code, str(replica.restarts), terminal.local_time(replica.startTime), beat)
 
@@ -163,26 +161,4 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
     terminal.table(heads, rows)
     for error in outcome.failures.values():
         terminal.note(str(error))
-    return DONE
-
-
-def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json: bool) -> int:
-    """What would be written where; touches nothing."""
-    package = find_package(folder)
-    job = build_job(flags, inventory, package.name, package.files)
-    rendered, made = render(inventory), plan(inventory, job, "")
-    if as_json:
-        files = {name: [asdict(file) for file in files] for name, files in rendered.items()}
-        terminal.as_json({"hosts": files, "plan": made.to_dict()})
-        return DONE
-    for name, of_host in rendered.items():
-        for file in of_host:
-            what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} root:{file.group}"
-            terminal.out(terminal.paint(f"# {name}:{file.path} {what}", "bold"))
-            if file.link is None:
-                terminal.out(file.content)
-        terminal.out(terminal.paint(f"# {name}: the environment of {made.module}", "bold"))
-        for key, value in {"TF_CONFIG": made.tasks[name].tfConfig, **made.tasks[name].environment}.items():
-            terminal.out(f"{key}={value}")
-        terminal.out()
     return DONE

@@ -1,21 +1,23 @@
-"""`fab cancel` and `fab wait`: the end of a job, asked for or waited for."""
+"""`fab cancel`: the end of a job, asked for."""
 
 from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 
 from jobs import lease
+from jobs.canceller import Canceller
+from jobs.checked import RecordError
 from jobs.lease import Watch
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
-from jobs.tender import Canceller
 from jobs.times import now
+from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.records import existing_job, me, replicas_of
-from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
-from ops.show import terminal
+from ops.cluster.ledger import existing_job, me, replicas_of
+from ops.errors import DONE, HostsError, OpsError, UsageError
 
 _POLL_SECONDS = 0.5
 # A leader that is gone is replaced first, and hosts that say nothing are waited for.
@@ -64,26 +66,7 @@ def until_cancelled(
 
 
 def _stop_seconds(cluster: Cluster, job_id: str) -> float:
-    plan = cluster.ledger.plan(job_id)
-    return plan.stopSeconds if plan else Plan.stopSeconds
-
-
-def wait(cluster: Cluster, job_id: str, as_json: bool, poll: float = 1.0) -> int:
-    """Wait until a job has ended; exit code 0 where it SUCCEEDED."""
-    record, failing = existing_job(cluster.ledger, job_id), False
-    with terminal.Step(f"waiting for {job_id}") as step:
-        while not record.final:
-            step.count = f"({record.state})"
-            time.sleep(poll)
-            try:
-                record = existing_job(cluster.ledger, job_id)
-                failing = False
-            except (StoreError, HostsError) as error:
-                if not failing:
-                    terminal.note(f"the bucket does not answer ({error}); the job goes on, and so does the waiting")
-                failing = True
-    if as_json:
-        terminal.as_json(record.to_dict())
-    else:
-        terminal.out(f"{job_id} {record.state}")
-    return DONE if record.state is JobState.SUCCEEDED else FAILED
+    with suppress(StoreError, RecordError):
+        if plan := cluster.ledger.plan(job_id):
+            return plan.stopSeconds
+    return Plan.stopSeconds

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jobs import paths
 from ops.checks import check_mapping, read_yaml
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
@@ -131,7 +132,7 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
     fitness.check_tier(given, inventory, where)
     if config.get("jobId", flags.job_id) != flags.job_id:
         raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {flags.job_id!r}: make them the same")
-    default_dir = f"{inventory.bucket}/jobs/{flags.job_id}/output"
+    default_dir = f"{inventory.bucket}/{paths.output(flags.job_id)}"
     chosen_dir = flags.job_dir or given.get("jobDir")
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
     args = [*given.get("args", []), *chosen, *split_args(flags.args), *flags.more_args]

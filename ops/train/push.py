@@ -16,19 +16,26 @@ from ops.train.render import TIMER, UNIT, UNITS, File
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
 CODE_DIR = "/opt/scaletier"
-# What runs on a host, and what is told apart by its version there.
+# The timer does not start what is just being replaced, and what it had started just before gets a second chance.
+# Code arrives beside what is there, and takes its place when all of it is: a push that breaks off leaves the old one.
+NEW_DIR = f"{CODE_DIR}/.new"
+# What runs on a host, and what is told apart by its version there, which is the last to be replaced.
 CODE = ("jobs", "replica")
 VERSION = "replica/VERSION"
 # A reload reads every unit of the host again, and most jobs bring the units of the job before. A replica that runs is only
 # woken: it may be another job's, and takes this one up, or new code, when its host is free.
 _TAKE_IN = f"""set -e
 cd {UNITS}
-[ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" = "$1" ] || rm -rf {" ".join(f"{CODE_DIR}/{name}" for name in CODE)}
+systemctl stop {TIMER} 2>/dev/null || true
+rm -rf {NEW_DIR}
 units=$(cat {UNIT} {TIMER} 2>/dev/null || true)
 tar -xzpf - -C /
+if [ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" != "$1" ]; then
+  for name in {" ".join(CODE)}; do rm -rf {CODE_DIR}/$name; mv {NEW_DIR}/$name {CODE_DIR}/; done
+fi
 [ "$units" = "$(cat {UNIT} {TIMER})" ] || systemctl daemon-reload
 systemctl start --no-block {TIMER}
-exec systemctl reload-or-restart {UNIT}"""
+systemctl reload-or-restart {UNIT} || {{ sleep 3; systemctl reload-or-restart {UNIT}; }}"""
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 
 
@@ -64,7 +71,7 @@ def shared_stream(
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, content in sorted(code.items()):
-            _add(tar, f"{CODE_DIR}/{path}", content, 0o644, "root", "root")
+            _add(tar, f"{NEW_DIR}/{path}", content, 0o644, "root", "root")
         if package is not None:
             home = f"{STATE_DIR}/jobs/{job_id}"
             for directory in (f"{STATE_DIR}/jobs", home, f"{home}/package"):

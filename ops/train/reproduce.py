@@ -10,18 +10,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
+from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.cluster.records import existing_job, find_job
+from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.package.declared import Declared
 from ops.package.package import Package, unpack
-from ops.show import terminal
 from ops.train import compare, manifest, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy
@@ -75,7 +76,7 @@ def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
     """A job's manifest; UsageError where there is none that a job can be made of."""
-    content = bucket.read(f"jobs/{job_id}/manifest.json")
+    content = bucket.read(paths.manifest(job_id))
     try:
         whole: dict[str, Any] = json.loads(content or "{}")
     except ValueError as error:
@@ -89,7 +90,7 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
 def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Package:
     """A job's package as it ran, byte for byte; OpsError where the bucket has it no more, or damaged."""
     name, wanted = whole["package"]["name"], whole["package"]["sha256"]
-    archive = bucket.read(f"jobs/{job_id}/package.tar.gz")
+    archive = bucket.read(paths.package(job_id))
     if archive is None:
         raise OpsError(f"the package of {job_id} is no longer in the bucket: start the job with fab train")
     if (found := hashlib.sha256(archive).hexdigest()) != wanted:
@@ -100,7 +101,7 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
 
 def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, declared: Declared) -> Job:
     """The job of a manifest under another id, with an output folder of its own."""
-    folder = f"{inventory.bucket}/jobs/{new_id}/output"
+    folder = f"{inventory.bucket}/{paths.output(new_id)}"
     config, args = whole["config"], redirected(whole["args"], folder)
     decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
     shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder}

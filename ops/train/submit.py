@@ -23,14 +23,14 @@ from jobs.records import JobRecord, Plan
 from jobs.store import StoreError
 from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from jobs.tender import Tender
+from ops import terminal
 from ops.cluster.bucket import Bucket, missing
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import ROOT, Inventory
-from ops.cluster.records import find_job, me
+from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
 from ops.package import package
-from ops.show import terminal
 from ops.train import manifest, push, render
 from ops.train.config import Job
 from ops.train.render import DATA
@@ -93,32 +93,36 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
     plan = render.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
     max_wait = submission.job.policy.get("maxWaitTime")
     submitter = Submitter(cluster.ledger, submission.record(), f"{me()}/{uuid.uuid4().hex[:8]}", max_wait)
-    life = _Life(submitter)
+    renewal = _Renewal(submitter)
     try:
         ahead = _claim(cluster, submitter, may_wait)
-        life.begin()
+        renewal.begin()
         if submission.data:
             _upload_data(cluster.bucket, submission)
         cluster.ledger.create_plan(plan)
         if not ahead:
-            life.check()
+            renewal.check()
             submitter.prepare()
         uploads = _Background(lambda: _upload_package(cluster, submission))
-        with terminal.Step(f"{job_id}: starting {len(inventory.hosts)} hosts", always=True) as step:
+        what = "telling" if ahead else "starting"
+        with terminal.Step(f"{job_id}: {what} {len(inventory.hosts)} hosts", always=True) as step:
             _push(cluster.fleet, submission, plan, not ahead, terminal.counter(step, len(inventory.hosts)))
             uploads.join()
-        life.check()
+        renewal.check()
         submitter.hand_over()
-        return submitter.ahead()
     except BaseException as error:
-        _undo(submitter, life, job_id, error)
+        _undo(submitter, renewal, job_id, error)
         if isinstance(error, CancelledError):
             raise OpsError(f"job {job_id} was cancelled while it was being submitted") from None
         if isinstance(error, OvertakenError):
             raise _overtaken(job_id, error) from None
         raise
     finally:
-        life.end()
+        renewal.end()
+    try:
+        return submitter.ahead()
+    except StoreError:
+        return ahead  # the job is its hosts' by now, whatever becomes of us
 
 
 def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[Entry]:
@@ -191,16 +195,16 @@ def _push(fleet: Fleet, submission: Submission, plan: Plan, with_package: bool, 
         raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
 
 
-def _undo(submitter: Submitter, life: _Life, job_id: str, error: BaseException) -> None:
+def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseException) -> None:
     """End the record, so that hosts that have started stop and are free again."""
     stopped = isinstance(error, KeyboardInterrupt)
     why = "fab train was stopped before the job was handed over" if stopped else one_line(error)
     with _uninterrupted():
         try:
-            life.end()
+            renewal.end()
             cancelled = stopped or isinstance(error, CancelledError)
             record = submitter.give_up("" if isinstance(error, CancelledError) else why, cancelled)
-            if stopped and record is not None:
+            if record is not None and (stopped or not record.final):
                 how = (
                     "nothing runs; the next job needs another id"
                     if record.final
@@ -208,9 +212,9 @@ def _undo(submitter: Submitter, life: _Life, job_id: str, error: BaseException) 
                 )
                 terminal.note(f"{job_id} is {record.state}, and {how}")
         except Exception as second:  # noqa: BLE001  the first error is the one to report
-            terminal.note(
-                f"job {job_id} could not be ended ({one_line(second)}): within a minute its hosts find out by themselves"
-            )
+            if one_line(second) != one_line(error):
+                how = "within a minute its hosts find out by themselves"
+                terminal.note(f"job {job_id} could not be ended ({one_line(second)}): {how}")
 
 
 @contextmanager
@@ -225,7 +229,7 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _Life:
+class _Renewal:
     """Renews a submitter's lease in the background, and keeps what that found out."""
 
     def __init__(self, submitter: Submitter) -> None:
@@ -278,7 +282,7 @@ def _upload_data(bucket: Bucket, submission: Submission) -> None:
 
 def _upload_package(cluster: Cluster, submission: Submission) -> None:
     bucket = cluster.another_bucket()
-    bucket.upload(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
+    cluster.another_ledger().store.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
     bucket.upload(paths.package(submission.job.id), submission.package.archive)
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
+from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import ROOT, Inventory
-from ops.cluster.records import find_job
+from ops.cluster.ledger import find_job
 from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
-from ops.show import terminal
 from ops.train import push
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA

@@ -18,12 +18,13 @@ from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from jobs.submitter import CancelledError, OvertakenError, Submitter
+from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
-from ops.show import terminal
 from ops.train import cancel as module
-from ops.train.cancel import cancel, until_cancelled, wait
+from ops.train.cancel import cancel, until_cancelled
+from ops.train.wait import wait
 
 HOSTS = ["master-0", "worker-0"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json, put_job
 
+from jobs.canceller import Canceller
 from jobs.folder import Folder
 from jobs.lease import Watch
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.tender import Canceller
 from jobs.times import seconds_between
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory, parse

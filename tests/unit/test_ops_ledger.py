@@ -21,7 +21,7 @@ from ops import cli
 from ops.cluster.bucket import Bucket, missing, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.cluster.records import existing_job, find_job, newest_job, replicas_of
+from ops.cluster.ledger import existing_job, find_job, newest_job, replicas_of
 from ops.errors import OpsError, UsageError
 
 

@@ -14,8 +14,8 @@ from opsdata import inventory_json
 
 from jobs.records import HostFile, Plan
 from ops.cluster.inventory import Inventory, parse
-from ops.show.views import print_render
 from ops.train.config import Flags, Job, build_job
+from ops.train.preview import print_render
 from ops.train.render import plan, render, unit_quoted
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"

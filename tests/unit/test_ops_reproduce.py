@@ -19,7 +19,7 @@ from jobs.states import JobState
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.cluster.records import existing_job
+from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
 from ops.train import manifest, reproduce, train

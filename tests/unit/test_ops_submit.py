@@ -33,7 +33,7 @@ from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
 from ops.cluster.inventory import ROOT, Inventory
-from ops.cluster.records import newest_job
+from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.package import package
@@ -249,7 +249,7 @@ def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: 
 def test_another_interrupt_does_not_stop_the_undoing(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, when: str, number: signal.Signals
 ) -> None:
-    kind: Any = module._Life if when == "end" else Submitter
+    kind: Any = module._Renewal if when == "end" else Submitter
     body = getattr(kind, when)
 
     def again(*args: Any) -> Any:

@@ -16,12 +16,12 @@ from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
 from jobs.records import Event, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
+from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory
 from ops.cluster.remote import Ran
 from ops.errors import HostError
-from ops.show import terminal
 from ops.show.views import describe, hosts, jobs
 
 NOON = "2026-01-31T12:00:0{}.000Z"

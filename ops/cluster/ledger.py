@@ -34,10 +34,7 @@ def open_ledger(url: str, connect: Callable[[], Any]) -> Ledger:
         line = remote.command(url.removeprefix(_SFTP))
         store = remote.Remote(lambda: SshChannel(connect(), line))
     else:
-        try:
-            store = open_store(url)
-        except ValueError as error:
-            raise OpsError(f"the bucket cannot be opened: {error}") from None
+        store = open_store(url)
     return Ledger(store)
 
 

@@ -1,0 +1,18 @@
+"""The script `fab`: what it imports takes most of a second, and a Ctrl-C in that time is one as well."""
+
+from __future__ import annotations
+
+import sys
+
+from ops.errors import DETACHED
+
+
+def main() -> None:
+    """`fab` itself."""
+    try:
+        from ops.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        sys.exit(DETACHED)

@@ -1,0 +1,34 @@
+"""`fab render`: every file and every environment that `fab train` would make, and nothing touched."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ops import terminal
+from ops.cluster.inventory import Inventory
+from ops.errors import DONE
+from ops.train.config import Flags, build_job
+from ops.train.render import plan, render
+from ops.train.train import find_package
+
+
+def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json: bool) -> int:
+    """What would be written where; touches nothing."""
+    package = find_package(folder)
+    job = build_job(flags, inventory, package.name, package.files)
+    rendered, made = render(inventory), plan(inventory, job, "")
+    if as_json:
+        files = {name: [asdict(file) for file in files] for name, files in rendered.items()}
+        terminal.as_json({"hosts": files, "plan": made.to_dict()})
+        return DONE
+    for name, of_host in rendered.items():
+        for file in of_host:
+            what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} root:{file.group}"
+            terminal.out(terminal.paint(f"# {name}:{file.path} {what}", "bold"))
+            if file.link is None:
+                terminal.out(file.content)
+        terminal.out(terminal.paint(f"# {name}: the environment of {made.module}", "bold"))
+        for key, value in {"TF_CONFIG": made.tasks[name].tfConfig, **made.tasks[name].environment}.items():
+            terminal.out(f"{key}={value}")
+        terminal.out()
+    return DONE
