@@ -27,14 +27,15 @@ VERSION = "replica/VERSION"
 _TAKE_IN = f"""set -e
 cd {UNITS}
 systemctl stop {TIMER} 2>/dev/null || true
+trap 'systemctl start --no-block {TIMER}' EXIT
 rm -rf {NEW_DIR}
 units=$(cat {UNIT} {TIMER} 2>/dev/null || true)
 tar -xzpf - -C /
 if [ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" != "$1" ]; then
   for name in {" ".join(CODE)}; do rm -rf {CODE_DIR}/$name; mv {NEW_DIR}/$name {CODE_DIR}/; done
 fi
+rm -rf {NEW_DIR}
 [ "$units" = "$(cat {UNIT} {TIMER})" ] || systemctl daemon-reload
-systemctl start --no-block {TIMER}
 systemctl reload-or-restart {UNIT} || {{ sleep 3; systemctl reload-or-restart {UNIT}; }}"""
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 

@@ -282,7 +282,7 @@ def _upload_data(bucket: Bucket, submission: Submission) -> None:
 
 def _upload_package(cluster: Cluster, submission: Submission) -> None:
     bucket = cluster.another_bucket()
-    cluster.another_ledger().store.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
+    cluster.ledger.store.create(paths.manifest(submission.job.id), manifest.to_json(submission.manifest()))
     bucket.upload(paths.package(submission.job.id), submission.package.archive)
 
 

@@ -23,6 +23,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
 from ops.train import cancel as module
+from ops.train import wait as waiting
 from ops.train.cancel import cancel, until_cancelled
 from ops.train.wait import wait
 
@@ -49,6 +50,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(waiting, "time", made)
     return made
 
 

@@ -22,12 +22,17 @@ def test_the_command_that_takes_a_job_in() -> None:
     assert push.take_in_command("4f1c") == (
         "sudo -n sh -c 'set -e\n"
         "cd /etc/systemd/system\n"
-        '[ "$(cat /opt/scaletier/replica/VERSION 2>/dev/null)" = "$1" ] || rm -rf /opt/scaletier/jobs /opt/scaletier/replica\n'
+        "systemctl stop scaletier.timer 2>/dev/null || true\n"
+        "trap '\"'\"'systemctl start --no-block scaletier.timer'\"'\"' EXIT\n"
+        "rm -rf /opt/scaletier/.new\n"
         "units=$(cat scaletier.service scaletier.timer 2>/dev/null || true)\n"
         "tar -xzpf - -C /\n"
+        'if [ "$(cat /opt/scaletier/replica/VERSION 2>/dev/null)" != "$1" ]; then\n'
+        "  for name in jobs replica; do rm -rf /opt/scaletier/$name; mv /opt/scaletier/.new/$name /opt/scaletier/; done\n"
+        "fi\n"
+        "rm -rf /opt/scaletier/.new\n"
         '[ "$units" = "$(cat scaletier.service scaletier.timer)" ] || systemctl daemon-reload\n'
-        "systemctl start --no-block scaletier.timer\n"
-        "exec systemctl reload-or-restart scaletier.service' sh 4f1c"
+        "systemctl reload-or-restart scaletier.service || { sleep 3; systemctl reload-or-restart scaletier.service; }' sh 4f1c"
     )
 
 
@@ -51,18 +56,18 @@ def taken_in(host: Path, version: str, code: dict[str, bytes], unit: str) -> tup
 
 
 def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(tmp_path: Path) -> None:
-    wake = ["start --no-block scaletier.timer", "reload-or-restart scaletier.service"]
+    hold, wake = "stop scaletier.timer", ["reload-or-restart scaletier.service", "start --no-block scaletier.timer"]
     first = {"jobs/old.py": b"", "replica/__main__.py": b"1", "replica/VERSION": b"1"}
     names = {"opt/scaletier/jobs/old.py", "opt/scaletier/replica/__main__.py", "opt/scaletier/replica/VERSION"}
-    assert taken_in(tmp_path, "1", first, "unit") == (["daemon-reload", *wake], names)
+    assert taken_in(tmp_path, "1", first, "unit") == ([hold, "daemon-reload", *wake], names)
     assert (tmp_path / UNIT).read_text() == "unit"
     (tmp_path / "opt/scaletier/jobs/compiled").touch()
     kept = {*names, "opt/scaletier/jobs/compiled"}
-    assert taken_in(tmp_path, "1", first, "unit") == (wake, kept), "the same again: what is compiled stays"
-    assert taken_in(tmp_path, "1", first, "another unit") == (["daemon-reload", *wake], kept)
+    assert taken_in(tmp_path, "1", first, "unit") == ([hold, *wake], kept), "the same again: what is compiled stays"
+    assert taken_in(tmp_path, "1", first, "another unit") == ([hold, "daemon-reload", *wake], kept)
     second = {"jobs/new.py": b"", "replica/__main__.py": b"2", "replica/VERSION": b"2"}
     told, there = taken_in(tmp_path, "2", second, "another unit")
-    assert (told, there) == (wake, {f"opt/scaletier/{name}" for name in second}), "nothing of another version is left"
+    assert (told, there) == ([hold, *wake], {f"opt/scaletier/{name}" for name in second}), "nothing of another version is left"
 
 
 def test_a_stream_that_breaks_off_wakes_nobody(tmp_path: Path) -> None:
@@ -71,7 +76,7 @@ def test_a_stream_that_breaks_off_wakes_nobody(tmp_path: Path) -> None:
         patch.setattr(push, "host_stream", lambda _: b"")  # the end mark is in the host's own part
         patch.setattr(push, "shared_stream", lambda _: b"\x1f\x8b")
         taken_in(tmp_path, "1", code, "unit")
-    assert (tmp_path / "tmp/told").read_text() == ""
+    assert (tmp_path / "tmp/told").read_text().splitlines() == ["stop scaletier.timer", "start --no-block scaletier.timer"]
 
 
 def test_the_command_that_checks_a_host() -> None:
@@ -102,14 +107,14 @@ def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
     home = tmp_path / "var/lib/scaletier/jobs/job01"
     assert (home / "package/mine/task.py").read_text() == "x = 1\n"
     assert (home / "package.sha256").read_text() == "ab12"
-    assert (tmp_path / "opt/scaletier/replica/__main__.py").read_bytes() == b""
+    assert (tmp_path / "opt/scaletier/.new/replica/__main__.py").read_bytes() == b""
     assert (tmp_path / "etc/scaletier/host.json").read_text() == "é{}"
     assert (tmp_path / "etc/link").readlink() == Path("../unit")
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(shared + own))) as tar:
         entries = {entry.name: (entry.uname, entry.gname, oct(entry.mode), entry.mtime) for entry in tar}
     assert entries == {
-        "opt/scaletier/jobs/__init__.py": ("root", "root", "0o644", 0),
-        "opt/scaletier/replica/__main__.py": ("root", "root", "0o644", 0),
+        "opt/scaletier/.new/jobs/__init__.py": ("root", "root", "0o644", 0),
+        "opt/scaletier/.new/replica/__main__.py": ("root", "root", "0o644", 0),
         "var/lib/scaletier/jobs": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01/package": ("trainer", "trainer", "0o2775", 0),
@@ -128,7 +133,7 @@ def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
 def test_a_job_that_waits_sends_no_package() -> None:
     stream = push.shared_stream({"replica/__main__.py": b""}) + push.host_stream([])
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
-        assert tar.getnames() == ["opt/scaletier/replica/__main__.py"]
+        assert tar.getnames() == ["opt/scaletier/.new/replica/__main__.py"]
 
 
 def test_what_runs_on_hosts_is_all_that_goes_along() -> None:

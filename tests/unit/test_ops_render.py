@@ -139,7 +139,7 @@ def test_the_unit(inventory: Inventory) -> None:
         "UMask=0002",
         "Restart=on-failure",
         "RestartPreventExitStatus=2",
-        "RestartForceExitStatus=75",
+        "RestartForceExitStatus=75 SIGHUP",
         "WatchdogSec=30",
         "NotifyAccess=main",
         "MemoryMax=1800000000",

@@ -168,7 +168,7 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
         files = unpacked(fleet.sent[name])
         assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
         assert files["var/lib/scaletier/jobs/job01/package.sha256"].decode() == plan.packageSha256
-        assert files["opt/scaletier/replica/VERSION"].decode() == version
+        assert files["opt/scaletier/.new/replica/VERSION"].decode() == version
 
 
 def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger) -> None:
@@ -304,7 +304,7 @@ def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledg
     failed: list[str] = []
 
     def wrote(name: str, content: bytes) -> None:
-        if name == paths.job("job01") and len(failed) < 3 and JobRecord.from_json(content).lease.beat:
+        if name == paths.job("job01") and len(failed) < 3 and JobRecord.from_json(content).lease.beat > 1:
             failed.append(name)
             raise error
 
@@ -380,8 +380,7 @@ def test_a_bucket_that_fails_is_one_line(submission: Submission, ledger: Ledger,
     with pytest.raises(StoreError) as error:
         submit(on(fleet, Ledger(Watched(ledger.store, wrote))), submission, may_wait=True)
     assert cli.explain(error.value) == ("the bucket fails: gs://b did not answer within 20 s", 1)
-    says = "job job01 could not be ended (gs://b did not answer within 20 s): within a minute its hosts find out by themselves"
-    assert capsys.readouterr().err.splitlines() == [says]
+    assert capsys.readouterr().err == "", "the error says it"
     assert fleet.told == []
 
 
@@ -422,7 +421,7 @@ def test_on_a_busy_cluster_it_waits_by_priority(
     assert [e.jobId for e in submit(cluster, named(submission, "job03", 5), may_wait=True)] == ["job01"]
     assert [e.jobId for e in ledger.queue().ahead_of("job02")] == ["job01", "job03"]
     files = unpacked(fleet.sent["ps-0"])
-    assert {"etc/scaletier/host.json", "opt/scaletier/replica/VERSION"} <= files.keys()
+    assert {"etc/scaletier/host.json", "opt/scaletier/.new/replica/VERSION"} <= files.keys()
     assert not [name for name in files if "/jobs/job" in name], "its hosts take the package when its turn comes"
     waits = found(ledger, "job02")
     assert (waits.state, waits.lease.free) == (JobState.QUEUED, True), "whoever tends the queue starts it"

@@ -238,7 +238,9 @@ def test_who_is_lost_is_said_once_and_who_is_back() -> None:
     gone = view(silence={"ps-0": 60.0})
     new = decided(job(), gone)
     assert (new.state, new.lost) == ("RUNNING", ["ps-0"])
-    assert new.events[-1].cause.startswith("ps-0 is lost, no heartbeat for 60 s: the job waits for 100 s")
+    assert new.events[-1].cause.startswith(
+        "ps-0 is lost, no heartbeat for 60 s: pulumi up brings it back, else the job is FAILED in 100 s"
+    )
     assert decide(new, gone) is None
     back = decided(new, view())
     assert (back.lost, back.events[-1].cause) == ([], "ps-0 is heard of again")
