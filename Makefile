@@ -88,7 +88,7 @@ unit: venv ## tests with no network, in seconds, and stack tests under Pulumi's 
 e2e: setup browser ## tests on real hosts
 	@$(BIN)/pytest tests/e2e
 
-test: setup browser gcs lint ## everything: ruff, mypy, unit, stack and e2e tests
+test: setup browser gcs lint ## everything: ruff, mypy, unit, contract, simulation, stack and e2e tests
 	@$(BIN)/pytest tests
 
 soak: venv ## schedules of the simulated world, as many as SECONDS (600) allow
