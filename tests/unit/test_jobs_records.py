@@ -226,3 +226,15 @@ def test_time() -> None:
     assert len(moment) == len("2026-01-31T12:00:00.250Z")
     assert moment.endswith("Z")
     assert seconds_between("2026-01-31T12:00:00.250Z", "2026-01-31T12:01:00.750Z") == 60.5
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"jobId": "a", "runSeconds": 1' + b"0" * 400 + b"}"])
+def test_floods_are_records_that_cannot_be_read(content: bytes) -> None:
+    with pytest.raises(RecordError):
+        JobRecord.from_json(content)
+
+
+@pytest.mark.parametrize("moment", ["yesterday", "", "2026-01-31T12:00:00"])
+def test_a_moment_that_is_none_ends_a_job_all_the_same(moment: str) -> None:
+    ended = JobRecord("job01", createTime=moment, hourlyCost=3.0).ended("why")
+    assert (ended.state, ended.cost) == (JobState.FAILED, 0.0)

@@ -37,6 +37,8 @@ class Pipe:
         assert self.process.stdout is not None
         if self.breaks == "silent" or not select.select([self.process.stdout], [], [], seconds)[0]:
             raise TimeoutError
+        if self.breaks == "interrupted":
+            raise KeyboardInterrupt
         line = self.process.stdout.readline()
         if self.breaks == "after":
             raise ConnectionResetError("reset by peer")
@@ -149,3 +151,16 @@ def test_an_answer_that_does_not_come_is_waited_for_so_long(far: Far) -> None:
     assert far.pipes[0].closed
     assert store.read("a") is not None
     assert len(far.pipes) == 2
+
+
+def test_the_answer_to_an_interrupted_call_is_not_taken_for_that_to_the_next(far: Far, store: Remote) -> None:
+    version = store.create("a", b"1")
+    far.pipes[0].breaks = "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        store.replace("a", b"2", version)
+    there = store.read("b/none")
+    assert there is None
+    found = store.read("a")
+    assert found is not None
+    assert found.content == b"2"
+    assert far.pipes[0].closed

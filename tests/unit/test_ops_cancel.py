@@ -249,3 +249,16 @@ def test_waiting_for_a_job(
     assert JobRecord.from_dict(shown) == job(state, createTime=shown["createTime"])
     with pytest.raises(UsageError, match="there is no job 'nope'"):
         wait(cluster, "nope", as_json=False)
+
+
+def test_a_job_whose_plan_is_damaged_can_be_cancelled(cluster: Cluster, ledger: Ledger, clock: Clock, tmp_path: Path) -> None:
+    put(ledger, job(JobState.RUNNING))
+    (tmp_path / paths.plan("job01")).write_bytes(b"{")
+
+    def leader() -> None:
+        stored = ledger.job("job01")
+        if stored and not stored.record.final and ledger.cancel_requested("job01"):
+            ledger.change_job(stored, stored.record.ended("", cancelled=True))
+
+    clock.ticks.append(leader)
+    assert cancel(cluster, "job01") == DONE

@@ -289,3 +289,27 @@ def test_rounds_are_quicker_while_somebody_waits(host: Host) -> None:
     host.ledger.request_cancel("job01", b"{}")
     waits = [host.agent.round() for _ in range(2)]
     assert waits == [0.0, 0.25]
+
+
+def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(_: Plan) -> Assignment:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(host, "prepare", damaged)
+    host.submit(hosts=("worker-0", "master-0"), state=JobState.RUNNING)
+
+    def renewed() -> None:
+        stored = host.ledger.job("job01")
+        assert stored is not None
+        record = stored.record
+        lease = record.lease.renewed() if record.lease.holder else record.lease.passed("worker-0/1")
+        host.ledger.change_job(stored, replace(record, lease=lease))
+
+    for _ in range(2 * int(Plan.preparingSeconds)):
+        renewed()
+        host.rounds()
+    assert (host.job().state, host.job().lease.holder) == ("RUNNING", "worker-0/1")
+    host.rounds(int(LEASE) + 2)
+    assert host.job().state == "FAILED"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
 
+from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
@@ -148,15 +149,15 @@ def test_the_package_comes_from_the_bucket(make: Make) -> None:
     whole, damaged = packed.read_bytes(), packed.read_bytes()[:-9]
     packed.write_bytes(damaged)
     cluster.start()
-    until(lambda: (jobs / "job01" / ".package.tar.gz").exists())
+    until(lambda: (jobs / "job01" / ".fetched.tar.gz").exists())
     packed.write_bytes(whole)
     assert cluster.wait() == [0]
     assert "from the bucket" in cluster.log("master-0")
     assert cluster.job.state == "SUCCEEDED"
     assert sorted(path.name for path in jobs.rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == [
-        "deep", "er.py", "job01", "package", "package.sha256", "task.py"
+        "deep", "er.py", "fetched", "fetched.sha256", "job01", "package.sha256", "task.py"
     ]  # fmt: skip
-    assert (jobs / "job01" / "package.sha256").read_text() == plan.packageSha256
+    assert (jobs / "job01" / "fetched.sha256").read_text() == plan.packageSha256
 
 
 @pytest.mark.parametrize("evil", ["../evil.py", "/evil.py", "link"])
@@ -174,7 +175,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path
     with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
         site.prepare(plan)
     assert not list(tmp_path.rglob("evil.py"))
-    assert not (tmp_path / "state/jobs/job01/package").exists()
+    assert not (tmp_path / "state/jobs/job01/fetched").exists()
 
 
 def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> None:
@@ -250,3 +251,29 @@ def test_a_host_that_is_not_told_who_it_is_says_so_in_one_line_and_exits_with_2(
     (line,) = cluster.journal("master-0").splitlines()
     assert line.startswith("<3>replica: ")
     assert said in line
+
+
+@pytest.mark.parametrize("damage", ["logs", "jobs", "task"])
+def test_files_that_cannot_be_laid_out_are_the_bucket_s_trouble_and_no_crash(tmp_path: Path, damage: str) -> None:
+    bucket, state = tmp_path / "bucket", tmp_path / "state"
+    for folder in (bucket / "jobs/job01", state):
+        folder.mkdir(parents=True)
+    if damage != "task":
+        (state / damage).write_text("a file")
+    store = Folder(bucket)
+    site = HostSite(HostFile("ps-0", str(bucket)), state, Ledger(store), store, {})
+    content = _packed({"task.py": b""})
+    (bucket / paths.package("job01")).write_bytes(content)
+    plan = Plan("job01", ["ps-0"], "task", [], {}, hashlib.sha256(content).hexdigest())
+    with pytest.raises(StoreError, match="cannot be laid out here"):
+        site.prepare(plan)
+
+
+def _packed(files: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
