@@ -11,7 +11,7 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, Data, Declared, Pace, Strategy
-from ops.show import views
+from ops.train import preview
 from ops.train import train
 from ops.train.config import Flags
 from ops.train.submit import Submission
@@ -152,7 +152,7 @@ def test_the_contract_shows_the_shipped_declaration() -> None:
 
 
 def test_fab_render_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert views.print_render(inventory, Flags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
+    assert preview.print_render(inventory, Flags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
 
