@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from stacks import Stack
+from stacks import ROOT, Stack
 
+from ops.package.declared import read
 from ops.plan import plan
 
 ARGS = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.2"
@@ -25,7 +26,8 @@ def original(cluster: Stack) -> str:
 def _plan() -> Iterator[None]:
     """Nobody else plans with this seed; what is kept goes."""
     yield
-    plan.path("trainer.task", ARGS.split()).unlink(missing_ok=True)
+    declared = read({"trainer/scaletier.yaml": (ROOT / "trainer" / "scaletier.yaml").read_bytes()}, "trainer")
+    plan.path("trainer.task", ARGS.split(), declared).unlink(missing_ok=True)
 
 
 def test_the_manifest_has_what_the_hosts_found(cluster: Stack, original: str) -> None:
