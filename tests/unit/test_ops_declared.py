@@ -11,8 +11,7 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, Data, Declared, Pace, Strategy
-from ops.train import preview
-from ops.train import train
+from ops.train import preview, train
 from ops.train.config import Flags
 from ops.train.submit import Submission
 from trainer import flags as trainer_flags
