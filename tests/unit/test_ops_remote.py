@@ -18,7 +18,7 @@ from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
-from ops.cluster import shell
+from ops.cluster import remote, shell
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory, parse
 from ops.cluster.remote import Fleet
@@ -54,7 +54,9 @@ def cluster(tmp_path: Path) -> Inventory:
 
 
 @pytest.fixture
-def fleet(cluster: Inventory) -> Iterator[Fleet]:
+def fleet(cluster: Inventory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    # A double of a host is a whole Python, and several start at once: a busy machine needs its time.
+    monkeypatch.setattr(remote, "CONNECT_SECONDS", 30)
     fleet = Fleet(cluster)
     yield fleet
     fleet.close()
