@@ -32,7 +32,7 @@ class Canceller:
             return stored.record if stored else None
         job = stored.record
         # Those of its replicas that live take over long before.
-        patience = self._seconds if job.lease.submitter else 3 * self._seconds
+        patience = self._seconds * (lease.OF_A_SUBMITTER if job.lease.submitter else 3)
         silent = self._watch.see(("lease", self._job_id), job.lease)
         if (job.state is JobState.QUEUED and job.lease.free) or silent >= patience:
             with suppress(Conflict):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 SECONDS = 15.0
 """So long without a change, and the lease of a holder may be taken over."""
+OF_A_SUBMITTER = 2
+"""So many times as long for that of a submitter, who does one thing at a time: a single slow call must not cost it its job."""
 # A judge that did not look for longer than this did not see what happened in between.
 _LOOKED_AWAY = 5.0
 

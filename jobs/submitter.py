@@ -68,7 +68,8 @@ class Submitter:
     def claim(self, may_wait: bool) -> list[Entry]:
         """Enter the queue and make the job; whom it waits for, empty where its hosts are its own now.
 
-        UsedBeforeError, or BusyError where it would wait and may not: then nothing was changed.
+        UsedBeforeError, or BusyError where it would wait and may not: then nothing was changed. OvertakenError where the bucket
+        took so long that who tends the queue has ended the job.
         """
 
         def enter(queue: Queue) -> Queue:
@@ -90,6 +91,9 @@ class Submitter:
         except Conflict:
             self._creating = False
             self._ledger.change_queue(lambda queue: queue.without(self._entry))
+            there = self._ledger.job(self._entry.jobId)
+            if there and (there.record.createTime, there.record.errorMessage) == (self._entry.createTime, NOT_HANDED_OVER):
+                raise OvertakenError(there.record) from None  # made by who tends the queue, in our place
             raise UsedBeforeError(self._entry.jobId) from None
         return self.ahead()
 

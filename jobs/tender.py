@@ -49,7 +49,7 @@ class Tender:
         if isinstance(stored, RecordError):
             return self._same(entry, "unreadable")
         if stored is None:
-            if self._same(entry, "missing"):
+            if self._same(entry, "missing", lease.OF_A_SUBMITTER):
                 # Its submitter is gone; this keeps what it may still have under way from making the job.
                 self._ledger.create_job(_never_made(entry).passed(self._me))
                 return True
@@ -58,7 +58,7 @@ class Tender:
         if job.final:
             return self._same(entry, job.lease)  # its leader does it as soon as all replicas have stopped
         if job.lease.submitter:
-            if self._same(entry, job.lease):
+            if self._same(entry, job.lease, lease.OF_A_SUBMITTER):
                 self._end(stored, NOT_HANDED_OVER)
                 return True
             return False
@@ -71,9 +71,9 @@ class Tender:
                 return True
         return False
 
-    def _same(self, entry: Entry, value: object) -> bool:
-        """True once this has been so for the time of a lease."""
-        return self._watch.see(("tended", entry.jobId, entry.token), str(value)) >= self._seconds
+    def _same(self, entry: Entry, value: object, times: int = 1) -> bool:
+        """True once this has been so for the time of a lease, or that of several."""
+        return self._watch.see(("tended", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
     def _waited(self, entry: Entry) -> float:
         return self._watch.see(("waits", entry.jobId, entry.token), True)

@@ -88,18 +88,25 @@ class Reporter:
             raise RecordError(f"{paths.job(self._plan.jobId)} is gone")
         if stored.record.lease.epoch < self._epoch:
             return  # a late answer: who said this has been overtaken
+        replicas: dict[str, ReplicaRecord] = {}
         with suppress(Conflict):  # another was quicker: the next round sees it
             if not self._leader.leads(stored.record) and self._leader.may_take(stored.record):
                 stored = self._leader.take(stored)
             if self._leader.leads(stored.record):
-                stored = self._lead(stored)
+                replicas = self._replicas()
+                stored = self._lead(stored, replicas)
         self.led = not self._leader.leads(stored.record) and not stored.record.lease.submitter
         self._obey(stored.record)
+        self._settle(stored.record, replicas)
 
-    def _lead(self, stored: Stored[JobRecord]) -> Stored[JobRecord]:
+    def _replicas(self) -> dict[str, ReplicaRecord]:
+        """How all replicas of the job are."""
         others = [name for name in self._plan.replicas if name != self._name]
         replicas = self._ledger.replicas(self._plan.jobId, others)
         replicas[self._name] = self._own(self._supervisor.record)
+        return replicas
+
+    def _lead(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> Stored[JobRecord]:
         before = stored.record
         stored = self._leader.act(stored, replicas, not before.final and self._ledger.cancel_requested(self._plan.jobId))
         after = stored.record
@@ -110,9 +117,6 @@ class Reporter:
         for event in after.events:
             if event not in before.events:
                 self._log.say(event.cause, "WARNING")
-        if after.final and self._supervisor.idle and not self.untold and self._leader.settled(after, replicas):
-            self._ledger.free_hosts(self._plan.jobId)
-            self.settled = True
         return stored
 
     def _obey(self, job: JobRecord) -> None:
@@ -120,5 +124,13 @@ class Reporter:
         self._job = job
         ending = job.final or job.state is JobState.CANCELLING
         self._supervisor.order(job.attempt, f"job {job.state}" if ending else "")
-        if job.final and not self._leader.leads(job) and self._supervisor.idle and not self.untold:
-            self.settled = True
+
+    def _settle(self, job: JobRecord, replicas: dict[str, ReplicaRecord]) -> None:
+        """Be done with a job that is over. Only after the order to end: an idle trainer may be about to start again."""
+        if not job.final or not self._supervisor.idle or self.untold:
+            return
+        if self._leader.leads(job):
+            if not self._leader.settled(job, replicas):
+                return
+            self._ledger.free_hosts(job.jobId)
+        self.settled = True

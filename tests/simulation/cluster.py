@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
@@ -39,12 +42,19 @@ TROUBLE_ENDS = 150.0
 WORLD_ENDS = 4000.0
 _KILLED = 137
 
-# What a record says to people of the time must not differ between two plays of a schedule.
-records.now = lambda: "2026-01-31T00:00:00.000Z"  # type: ignore[attr-defined]
-Agent._complain = staticmethod(lambda text: None)  # type: ignore[method-assign]
 # Records never change, and many read the same one: parsed once, a schedule takes a third of the time.
-for _kind in (JobRecord, ReplicaRecord, Plan, Queue):
-    _kind.from_json = staticmethod(lru_cache(maxsize=4096)(_kind.from_json))  # type: ignore[method-assign]
+_PARSED = {kind: staticmethod(lru_cache(maxsize=4096)(kind.from_json)) for kind in (JobRecord, ReplicaRecord, Plan, Queue)}
+
+
+@contextmanager
+def _simulated() -> Iterator[None]:
+    """What differs from a real host while a schedule is played: time for people stands still, and nothing is complained of."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(records, "now", lambda: "2026-01-31T00:00:00.000Z"))
+        stack.enter_context(patch.object(Agent, "_complain", staticmethod(lambda text: None)))
+        for kind, parse in _PARSED.items():
+            stack.enter_context(patch.object(kind, "from_json", parse))
+        yield
 
 
 @dataclass
@@ -433,14 +443,15 @@ def play(seed: int, trace: list[str] | None = None) -> World:
     world = World(seed, Faults())
     if trace is not None:
         world.verbose, world.trace = True, trace
-    cluster = Cluster(world)
-    try:
-        world.run(WORLD_ENDS, cluster.over)
-        cluster.check_end()
-    except Violation as violation:
-        raise Violation(f"seed {seed}, at {world.time:.2f} s: {violation}") from None
-    finally:
-        world.close()
+    with _simulated():
+        cluster = Cluster(world)
+        try:
+            world.run(WORLD_ENDS, cluster.over)
+            cluster.check_end()
+        except Violation as violation:
+            raise Violation(f"seed {seed}, at {world.time:.2f} s: {violation}") from None
+        finally:
+            world.close()
     return world
 
 

@@ -489,7 +489,7 @@ def test_what_a_killed_fab_train_left_behind_is_cleared_away(
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     assert submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=False) == []
-    assert 15 <= clock.now - 100 < 20
+    assert 30 <= clock.now - 100 < 35
     assert (found(ledger, "job00").state, found(ledger, "job00").errorMessage) == ("FAILED", NOT_HANDED_OVER)
     assert [entry.jobId for entry in ledger.queue().entries] == ["job01"]
 

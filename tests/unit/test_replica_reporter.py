@@ -27,14 +27,16 @@ NOW = "2026-01-31T12:00:00.000Z"
 class Replica:
     """One replica: its host with a fake trainer, and its reporter."""
 
-    def __init__(self, root: Path, name: str = "master-0", life: str = "a", version: str | None = None) -> None:
-        self.host = Host(name, PLAN)
+    def __init__(
+        self, root: Path, name: str = "master-0", life: str = "a", version: str | None = None, plan: Plan = PLAN
+    ) -> None:
+        self.host = Host(name, plan)
         self.clock: Clock = self.host.clock
         self.store = Flaky(Folder(root))
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
-            PLAN, name, life, self.ledger, self.host.supervisor, self.host, self.clock, lambda: NOW, version
+            plan, name, life, self.ledger, self.host.supervisor, self.host, self.clock, lambda: NOW, version
         )
 
     def rounds(self, count: int = 1, seconds: float = 1.0) -> None:
@@ -189,6 +191,30 @@ def test_the_end_of_a_job_gives_its_hosts_away_and_all_settle(root: Path) -> Non
     assert (other.reporter.settled, replica.reporter.settled) == (True, True)
     assert replica.ledger.queue().entries == []
     assert [r["exitCode"] for r in replica.job.replicas] == [0, 143]
+
+
+def test_a_trainer_that_is_about_to_start_again_does_not_once_its_job_is_over(root: Path) -> None:
+    """The leader's own was killed and is to start with all others, when the chief is found to be done."""
+    plan = replace(PLAN, restartPolicy="all")
+    leader, chief = Replica(root, "worker-0", plan=plan), Replica(root, plan=plan)
+    leader.rounds(3)
+    for _ in range(3):
+        chief.rounds()
+        leader.rounds()
+    assert (leader.job.state, leader.job.lease.meant_for("worker-0")) == ("RUNNING", True)
+    leader.host.ends(137)
+    leader.reporter.round()
+    assert leader.job.attempt == 1
+    chief.host.ends(0)
+    chief.reporter.round()
+
+    def meanwhile(method: str, name: str) -> None:
+        leader.host.supervisor.step()  # the other thread never waits
+
+    leader.store.before = lambda method, name: meanwhile(method, name) if name == paths.QUEUE else None
+    leader.reporter.round()
+    assert (leader.job.state, leader.reporter.settled, leader.ledger.queue().entries) == ("SUCCEEDED", True, [])
+    assert len(leader.host.children) == 1
 
 
 def test_a_request_to_cancel_is_heard_by_the_leader(root: Path) -> None:
