@@ -1,22 +1,13 @@
-"""Between `fab` and ops: the one place where an error becomes a line on stderr and an exit code.
-
-Fabric parses the command line; what it says of a wrong call is put into this project's words here, too.
-"""
+"""Between the tasks of `fab` and ops: the one place where an error becomes a line on stderr and an exit code."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
-
-import fabric
-from fabric.main import Fab
-from invoke.exceptions import Exit, ParseError
 
 from ops.errors import DETACHED, DONE, FAILED, WRONG_CALL, OpsError, one_line
 
@@ -92,79 +83,3 @@ def explain(error: BaseException) -> tuple[str, int]:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or one_line(error)}", FAILED
     return f"this is a bug of scaletier, {type(error).__name__}: {one_line(error)} (SCALETIER_DEBUG=1 shows where)", FAILED
-
-
-def after_dashes(argv: Sequence[str]) -> list[str]:
-    """What follows a lone `--`, each word as the shell gave it."""
-    return list(argv[argv.index("--") + 1 :]) if "--" in argv else []
-
-
-def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
-    """Keep invoke from reading the value of `--args` as a flag of the task: `--args "--json"`.
-
-    A space in front does it, and means nothing to shlex, which splits the value later.
-    """
-    shielded: list[str] = []
-    for token in tokens:
-        if token.startswith(f"{flag}="):
-            shielded += [flag, " " + token.removeprefix(f"{flag}=")]
-        elif shielded and shielded[-1] == flag:
-            shielded.append(" " + token)
-        else:
-            shielded.append(token)
-    return shielded
-
-
-def reword(message: str, tasks: Sequence[str]) -> str:
-    """invoke's message about a wrong command line, in words that say what to do."""
-    if found := re.search(r"No idea what '(.*)' is!", message):
-        word = found[1]
-        if word.startswith("-"):
-            return f"there is no flag {word} here; fab --help TASK lists the valid ones"
-        return f"there is no task {word!r}; valid are {', '.join(tasks)}"
-    if found := re.search(r"'(\S+)' did not receive required positional arguments: (.*)", message):
-        wanted = found[2].replace("'", "").upper()
-        return f"fab {found[1]} needs {wanted}: see fab --help {found[1]}"
-    if found := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
-        return f"--{found[1].lstrip('-')} needs a value"
-    return " ".join(message.split())
-
-
-@contextlib.contextmanager
-def worded(program: Program) -> Iterator[None]:
-    """Whatever is wrong with the command line is one line, and exit code 2."""
-    try:
-        yield
-    except ParseError as error:
-        raise Exit(f"error: {reword(str(error), sorted(program.collection.task_names))}", WRONG_CALL) from None
-    except ValueError as error:
-        raise Exit(f"error: {one_line(error)}", WRONG_CALL) from None
-
-
-class Program(Fab):  # type: ignore[misc]  # Fabric has no types
-    """Fabric's command line, kept to this project's rules: it is for tasks alone, and never looks at ~/.ssh/config."""
-
-    def parse_core(self, argv: list[str] | None) -> None:
-        super().parse_core(argv)
-        self.core.unparsed[:] = shield(self.core.unparsed)
-        if not self.args.complete.value:
-            self.core.remainder = ""  # Fabric would run what follows -- as a command of its own
-        self.config.load_ssh_configs = False
-
-    def parse_tasks(self) -> None:
-        with worded(self):
-            super().parse_tasks()
-
-    def parse_cleanup(self) -> None:
-        with worded(self):
-            super().parse_cleanup()
-
-    def no_tasks_given(self) -> NoReturn:
-        """Fabric would show its own flags."""
-        self.list_tasks()
-        raise Exit
-
-
-def main() -> None:
-    """`fab` itself."""
-    Program(name="Fabric", version=fabric.__version__, executor_class=fabric.Executor, config_class=fabric.Config).run()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 DONE, FAILED, WRONG_CALL, DETACHED = 0, 1, 2, 130
 
@@ -41,6 +42,12 @@ class HostsError(OpsError):
     def __str__(self) -> str:
         failures = "; ".join(str(e) if isinstance(e, HostError) else f"{name} {e}" for name, e in self.failures.items())
         return f"{failures}: {self.advice}" if self.advice else failures
+
+
+def meant(word: str, valid: Iterable[str]) -> str:
+    """`; did you mean worker-0?`, to be put behind a complaint about a word; empty where nothing valid is like it."""
+    alike = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return f"; did you mean {alike[0]}?" if alike else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from ops.errors import DETACHED
 def main() -> None:
     """`fab` itself."""
     try:
-        from ops.cli import main as run
+        from ops.commandline import main as run
 
         run()
     except KeyboardInterrupt:

@@ -10,14 +10,15 @@ from typing import Any
 import fabric
 
 from ops.cli import command
+from ops.commandline import Task
 
 sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
 
-JOB = "id of the job, one that fab jobs lists"
+JOB = "id of the job, one that fab jobs lists (default: the newest)"
 NEW_JOB = "id of the job: a letter, then letters, digits and _; used once"
 JSON = "print JSON, for programs"
 
 
 def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
     """Fabric's decorator, for a body that returns an exit code; its errors are a line and an exit code, too."""
-    return lambda body: fabric.task(**options)(command(body))
+    return lambda body: fabric.task(klass=Task, **options)(command(body))

@@ -3,15 +3,15 @@
 import sys
 from typing import Any
 
-from ops.cli import after_dashes
+from ops.commandline import after_dashes
 from tasks import JOB, JSON, NEW_JOB, task
 
 
 @task(
-    positional=["job"],
+    words=["job"],
     iterable=["labels"],
     help={
-        "job": NEW_JOB,
+        "job": f"{NEW_JOB} (default: the package's name and the time)",
         "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
@@ -26,7 +26,7 @@ from tasks import JOB, JSON, NEW_JOB, task
 )
 def train(
     _: Any,
-    job: str,
+    job: str | None = None,
     package: str | None = None,
     module: str | None = None,
     config: str | None = None,
@@ -40,6 +40,7 @@ def train(
 ) -> int:
     """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts by itself when its turn comes.
 
+    fab train
     fab train --job job01
     fab train --job job02 --config config.yaml --args "--max-steps 500"
     fab train --job job03 --strategy sync
@@ -56,15 +57,15 @@ def train(
 
 
 @task(
-    positional=["original"],
+    words=["original"],
     help={
-        "original": "id of the job to run again",
+        "original": "id of the job to run again (default: the newest)",
         "job": "id of the new run (default: ORIGINAL_2, or the next number that is free)",
         "follow": "as of fab train; --no-follow starts it and returns, and the same command with --job compares later",
         "json": f"{JSON}; logs go to stderr",
     },
 )
-def reproduce(_: Any, original: str, job: str | None = None, follow: bool = True, json: bool = False) -> int:
+def reproduce(_: Any, original: str | None = None, job: str | None = None, follow: bool = True, json: bool = False) -> int:
     """Run a past job again from the bucket alone, as its manifest says, and say what differs."""
     from ops.cluster.cluster import Cluster
     from ops.train.reproduce import reproduce as run
@@ -113,8 +114,8 @@ def plan(
     return run(call, json)
 
 
-@task(positional=["job"], help={"job": JOB})
-def cancel(_: Any, job: str) -> int:
+@task(words=["job"], help={"job": "id of the job (default: the one that goes on, if it is the only one)"})
+def cancel(_: Any, job: str | None = None) -> int:
     """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
     from ops.cluster.cluster import Cluster
     from ops.train.cancel import cancel as run
@@ -122,8 +123,8 @@ def cancel(_: Any, job: str) -> int:
     return run(Cluster.load(), job)
 
 
-@task(positional=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
-def wait(_: Any, job: str, json: bool = False) -> int:
+@task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
+def wait(_: Any, job: str | None = None, json: bool = False) -> int:
     """Wait until a job has ended; exit code 0 only if it SUCCEEDED."""
     from ops.cluster.cluster import Cluster
     from ops.train.wait import wait as run

@@ -3,28 +3,38 @@
 import sys
 from typing import Any
 
-from ops.cli import after_dashes
+from ops.commandline import after_dashes
 from tasks import JOB, JSON, NEW_JOB, task
 
 
 @task(
-    positional=["replica"],
+    words=["replica", "job"],
     help={
-        "replica": "a replica such as master-0, a role such as worker, or all",
-        "job": "id of the job (default: the newest)",
+        "replica": "a replica such as master-0, a role such as worker, or all, which is the default; or a job's id",
+        "job": JOB,
         "follow": "show lines as they come, until the job ends",
         "lines": "how many of the last lines of each replica, or all (default: 100)",
         "json": "print each line as JSON with the full time, for programs",
     },
 )
-def logs(_: Any, replica: str, job: str | None = None, follow: bool = False, lines: str = "100", json: bool = False) -> int:
+def logs(
+    _: Any,
+    replica: str | None = None,
+    job: str | None = None,
+    follow: bool = False,
+    lines: str = "100",
+    json: bool = False,
+) -> int:
     """Show what replicas print, merged in the order of time.
 
+    fab logs
+    fab logs job01
     fab logs master-0
     fab logs worker --lines 20
     fab logs all --job job01 --follow
 
-    Each line has the time of this machine's time zone, the severity and the replica in front.
+    Each line has the time of this machine's time zone, the severity and the replica in front. With --follow, the exit code is 0
+    only if the job SUCCEEDED.
     """
     from ops.cluster.cluster import Cluster
     from ops.logs.read import parse_lines, show_logs
@@ -32,17 +42,27 @@ def logs(_: Any, replica: str, job: str | None = None, follow: bool = False, lin
     return show_logs(Cluster.load(), replica, job, parse_lines(lines), follow, json)
 
 
-@task(help={"json": JSON})
-def jobs(_: Any, json: bool = False) -> int:
-    """List the jobs, the newest first."""
+@task(
+    help={
+        "filter": "only those with state=FAILED, by=ann or label=value, several with commas; or a part of the id",
+        "limit": "only so many of the newest",
+        "json": JSON,
+    },
+)
+def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool = False) -> int:  # noqa: A002
+    """List the jobs, the newest first.
+
+    fab jobs --limit 5
+    fab jobs --filter state=FAILED,owner=ann
+    """
     from ops.cluster.cluster import Cluster
     from ops.show.views import jobs as run
 
-    return run(Cluster.load(), json)
+    return run(Cluster.load(), filter, limit, json)
 
 
-@task(positional=["job"], help={"job": JOB, "json": JSON})
-def describe(_: Any, job: str, json: bool = False) -> int:
+@task(words=["job"], help={"job": JOB, "json": JSON})
+def describe(_: Any, job: str | None = None, json: bool = False) -> int:
     """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed."""
     from ops.cluster.cluster import Cluster
     from ops.show.views import describe as run
@@ -69,8 +89,9 @@ def hosts(_: Any, json: bool = False) -> int:
 
 
 @task(
+    words=["job"],
     help={
-        "job": f"{JOB} (default: the newest)",
+        "job": JOB,
         "all": "every job of the cluster, side by side",
         "port": "port of this machine (default: 6006, or the next one that is free)",
     },
@@ -84,6 +105,7 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
 
 
 @task(
+    words=["job"],
     iterable=["labels"],
     help={
         "job": f"{NEW_JOB} (default: job01)",

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import TENSORFLOW_PORT, Role, SpecError, parse_replica
-from ops.errors import UsageError
+from ops.errors import UsageError, meant
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(os.environ.get("SCALETIER_PROJECT") or Path(__file__).parents[2]).resolve()
+"""The checkout: where Pulumi's program, the state of its stacks and what set-up keeps are."""
+EVERY = "all"
 SCHEMA = 1
 
 
@@ -75,7 +77,7 @@ class Inventory:
 
     def select(self, text: str) -> tuple[Host, ...]:
         """The hosts of `all`, of a role such as `worker`, or of one replica; UsageError that lists what is valid."""
-        if text == "all":
+        if text == EVERY:
             return self.hosts
         of_role = tuple(host for host in self.hosts if host.role == text)
         if of_role:
@@ -84,7 +86,8 @@ class Inventory:
             return (self.host(text),)
         except SpecError:
             roles = dict.fromkeys(str(host.role) for host in self.hosts)
-            raise UsageError(f"there is no replica {text!r}; valid are {', '.join((*self.names, *roles, 'all'))}") from None
+            valid = (*self.names, *roles, EVERY)
+            raise UsageError(f"there is no replica {text!r}{meant(text, valid)}; valid are {', '.join(valid)}") from None
 
     def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
         """TF_CONFIG's `cluster`: role to `host:2222`, the same on every host. The evaluator is never in it."""

@@ -16,7 +16,7 @@ from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.store import Store
-from ops.errors import OpsError, UsageError
+from ops.errors import OpsError, UsageError, meant
 
 _SFTP = "sftp://"
 _READ = 1 << 16
@@ -89,14 +89,16 @@ def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
     return stored.record if stored else None
 
 
-def existing_job(ledger: Ledger, job_id: str) -> JobRecord:
-    """A job's record; UsageError that names some of the jobs that are there."""
+def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
+    """A job's record, that of the newest where none is named; UsageError that names some of the jobs that are there."""
+    if job_id is None and (job_id := newest_job(ledger)) is None:
+        raise UsageError("no job has run on this cluster yet: start one with fab train")
     if record := find_job(ledger, job_id):
         return record
     there = [record.jobId for record in ledger.jobs()[0]]
     more = f", and {len(there) - 5} more (fab jobs)" if len(there) > 5 else ""
     listed = f"there are {', '.join(there[:5])}{more}" if there else "none was started yet"
-    raise UsageError(f"there is no job {job_id!r}; {listed}")
+    raise UsageError(f"there is no job {job_id!r}{meant(job_id, there)}; {listed}")
 
 
 def newest_job(ledger: Ledger) -> str | None:

@@ -12,14 +12,15 @@ from ops.errors import OpsError
 
 
 def argv(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> list[str]:
-    """The command line of ssh. The host's shell gets each word as ours was given it."""
+    """The command line of ssh. The host's shell gets each word as ours was given it, and a single one as a line of its own."""
     host = inventory.host(replica)
     line = ["ssh", "-F", str(inventory.folder / "ssh_config"), host.name]
-    return [*line, "--", shlex.join(words)] if words else line
+    return [*line, "--", words[0] if len(words) == 1 else shlex.join(words)] if words else line
 
 
-def shell(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> int:
-    """Become ssh; its exit code is that of the shell."""
+def shell(inventory: Inventory, replica: str | None, words: Sequence[str] = ()) -> int:
+    """Become ssh; its exit code is that of the shell. The chief's host where none is named."""
+    replica = inventory.chief.name if replica is None else replica
     line = argv(inventory, replica, words)
     sys.stdout.flush()
     try:

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Callable, Iterable
 
 from jobs import paths
+from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.ledger import existing_job, newest_job
-from ops.errors import DETACHED, DONE, HostError, OpsError, UsageError
+from ops.cluster.inventory import EVERY
+from ops.cluster.ledger import existing_job, find_job
+from ops.errors import DETACHED, DONE, FAILED, HostError, OpsError, UsageError
 from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command, read_header
 
 _READ_SECONDS = 60.0
@@ -27,8 +29,11 @@ def parse_lines(text: str) -> int | None:
     return int(text)
 
 
-def show_logs(cluster: Cluster, selection: str, job_id: str | None, lines: int | None, follow: bool, as_json: bool) -> int:
-    """Print the logs of a replica, a role or all of them."""
+def show_logs(
+    cluster: Cluster, selection: str | None, job_id: str | None, lines: int | None, follow: bool, as_json: bool
+) -> int:
+    """Print the logs of a replica, a role or all of them; of a job, where `selection` is the id of one."""
+    selection, job_id = meant_by(cluster, selection, job_id)
     replicas = _replicas(cluster, selection, job_id)
     if follow:
         record = _record(cluster, job_id)
@@ -40,19 +45,37 @@ def show_logs(cluster: Cluster, selection: str, job_id: str | None, lines: int |
     for line in merge(found.values()):
         write(line)
     sys.stdout.flush()
-    return DONE
+    return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
+
+
+def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
+    """The replicas and the job that are meant by a word, which may be one of either, in front of the other or alone."""
+    if word is None or _is_replica(cluster, word):
+        return word or EVERY, job_id
+    other = job_id if job_id is not None else EVERY
+    if JOB_ID.fullmatch(word) and _is_replica(cluster, other) and find_job(cluster.ledger, word):
+        return other, word
+    return word, job_id
+
+
+def _is_replica(cluster: Cluster, word: str) -> bool:
+    try:
+        return bool(cluster.inventory.select(word))
+    except UsageError:
+        return False
 
 
 def follow_job(cluster: Cluster, job_id: str, replicas: Iterable[str], lines: int | None, as_json: bool) -> int:
-    """Print the logs as they grow, until the job has ended or the user has seen enough."""
+    """Print the logs as they grow, until the job has ended or the user has seen enough; exit code 0 where it SUCCEEDED."""
     try:
         record = follow(cluster, job_id, list(replicas), lines, as_json)
     except KeyboardInterrupt:
         return DETACHED
-    if record is not None:
-        why = record.errorMessage.partition("\n")[0]
-        terminal.note(f"{job_id} {record.state}" + (f": {why}" if why else ""))
-    return DONE
+    if record is None:
+        return FAILED
+    why = record.errorMessage.partition("\n")[0]
+    terminal.note(f"{job_id} {record.state}" + (f": {why}" if why else ""))
+    return DONE if record.state is JobState.SUCCEEDED else FAILED
 
 
 def follow(cluster: Cluster, job_id: str, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
@@ -142,7 +165,4 @@ def _archived(
 
 def _record(cluster: Cluster, job_id: str | None) -> JobRecord:
     """The record of a job, or of the newest; UsageError where there is none."""
-    wanted = job_id or newest_job(cluster.ledger)
-    if wanted is None:
-        raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
-    return existing_job(cluster.ledger, wanted)
+    return existing_job(cluster.ledger, job_id)

@@ -11,11 +11,11 @@ from jobs import paths
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
-from ops.errors import DONE, OpsError, UsageError
+from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
 from ops.package import declared
 from ops.show import fetch
-from ops.show.fetch import Output
+from ops.show.fetch import Output, check_free
 from ops.train.push import PYTHON
 
 _MODEL = "saved_model.pb"
@@ -30,11 +30,12 @@ cd "$home"
 {PYTHON} -m "$@" 2>&1"""
 
 
-def export(cluster: Cluster, job_id: str, dest: str | None, as_json: bool) -> int:
+def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool) -> int:
     """Fetch a job's newest SavedModel, and say what it takes and gives."""
     record = existing_job(cluster.ledger, job_id)
+    job_id = record.jobId
     if dest is not None:
-        _check_free(Path(dest))
+        check_free(Path(dest))
     found = fetch.find(cluster, record)
     folder = newest(found)
     if folder is None:
@@ -44,7 +45,7 @@ def export(cluster: Cluster, job_id: str, dest: str | None, as_json: bool) -> in
         if folder is None:
             raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {found.job_dir}")
     target = Path(dest) if dest is not None else Path("export", job_id, folder.rpartition("/")[2] or "model")
-    _check_free(target)
+    check_free(target)
     _fetch(found, folder, target)
     _show(target, f"{found.job_dir}/{folder}".rstrip("/"), as_json)
     return DONE
@@ -62,11 +63,6 @@ def newest(found: Output) -> str | None:
     return max(whole, key=age, default=None)
 
 
-def _check_free(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already: remove it, or give another --dest")
-
-
 def _make(cluster: Cluster, found: Output) -> str:
     """Has the job's own package export its latest checkpoint, on the chief's host; the module that did."""
     job_id, state = found.job.jobId, found.job.state
@@ -80,7 +76,7 @@ def _make(cluster: Cluster, found: Output) -> str:
     if package is None or exporter is None:
         raise OpsError(
             f"job {job_id} ({state}) exported no model, and its trainer declares no export in {declared.FILE} to make one of a "
-            f"checkpoint: fab get {job_id} DEST fetches its checkpoints"
+            f"checkpoint: fab get {job_id} fetches its checkpoints"
         )
     chief = cluster.inventory.chief.name
     arguments = [*found.job.trainingInput.get("args", []), "--job-dir", found.job_dir]  # of two the last counts

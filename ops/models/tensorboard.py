@@ -13,7 +13,7 @@ from typing import Any
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
-from ops.cluster.ledger import existing_job, newest_job
+from ops.cluster.ledger import existing_job
 from ops.errors import DONE, HostError, OpsError, UsageError
 from ops.show import fetch
 from ops.train.push import PYTHON
@@ -88,15 +88,12 @@ def _ports(port: str | None) -> range:
 
 def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:
     """Where a job's summaries are, as the hosts see it, and its id; an error where there are none."""
-    wanted = job_id or newest_job(cluster.ledger)
-    if wanted is None:
-        raise UsageError("no job has run on this cluster yet: start one with fab train --job job01")
-    record = existing_job(cluster.ledger, wanted)
+    record = existing_job(cluster.ledger, job_id)
     found = fetch.find(cluster, record)
     if not any(_EVENTS in path for path in found.files):
         later = "" if record.final else ", try again in a moment"
-        raise OpsError(f"job {wanted} ({record.state}) has no summaries in {found.job_dir}{later}")
-    return found.job_dir, wanted
+        raise OpsError(f"job {record.jobId} ({record.state}) has no summaries in {found.job_dir}{later}")
+    return found.job_dir, record.jobId
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from jobs.records import JobRecord, ReplicaRecord
@@ -12,23 +14,26 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job, replicas_of
-from ops.errors import DONE
+from ops.errors import DONE, FAILED, UsageError, meant
 from ops.train import manifest
 
 _HOSTS_SECONDS = 12.0
 
 
-def jobs(cluster: Cluster, as_json: bool) -> int:
-    """Every job, the newest first."""
+def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool) -> int:
+    """Every job, or those that are wanted, the newest first."""
+    chosen, most = _filter(wanted or ""), _limit(limit)
     with terminal.Step("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     for line in unreadable:
         terminal.note(f"not shown: {line}")
+    there = len(records)
+    records = [record for record in records if chosen(record)][:most]
     if as_json:
         terminal.as_json([record.to_dict() for record in records])
         return DONE
     if not records:
-        terminal.note("no job was started on this cluster yet: fab train --job job01")
+        terminal.note(f"none of {there} jobs is {wanted}" if there else "no job was started on this cluster yet: fab train")
         return DONE
     heads = ("JOB", "STATE", "CREATED", "TOOK", "BY", "LABELS", "ERROR")
     rows = []
@@ -50,10 +55,43 @@ def jobs(cluster: Cluster, as_json: bool) -> int:
     return DONE
 
 
-def describe(cluster: Cluster, job_id: str, as_json: bool) -> int:
+def _filter(text: str) -> Callable[[JobRecord], bool]:
+    """Which jobs `--filter` means: `state=FAILED,owner=ann`, all of which must be so, or parts of the id."""
+    conditions: list[Callable[[JobRecord], bool]] = []
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if key == "state" and equals and value.upper() not in list(JobState):
+            said = f"--filter state={value} is no state of a job{meant(value.upper(), JobState)}"
+            raise UsageError(f"{said}; valid are {', '.join(JobState)}")
+        conditions.append(partial(_is, key, value) if equals else partial(_named, part))
+    return lambda record: all(condition(record) for condition in conditions)
+
+
+def _is(key: str, value: str, record: JobRecord) -> bool:
+    if key == "state":
+        return record.state == value.upper()
+    if key == "by":
+        return value in (record.submittedBy, record.submittedBy.partition("@")[0])
+    return record.labels.get(key) == value
+
+
+def _named(part: str, record: JobRecord) -> bool:
+    return part in record.jobId
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise UsageError(f"--limit {text!r} is no number of jobs; valid are 1 and above")
+    return int(text)
+
+
+def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     """All that is known of a job."""
     ledger = cluster.ledger
     record = existing_job(ledger, job_id)
+    job_id = record.jobId
     replicas = replicas_of(ledger, record)
     if as_json:
         terminal.as_json({**record.to_dict(), "replicas": [replica.to_dict() for replica in replicas]})
@@ -124,7 +162,7 @@ def _as_in_inventory(host: Host) -> dict[str, Any]:
 
 
 def hosts(cluster: Cluster, as_json: bool) -> int:
-    """The hosts of the cluster, and whether each answers."""
+    """The hosts of the cluster, and whether each answers; the exit code is 0 where one of them does."""
     inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
         outcome = fleet.each(
@@ -139,7 +177,7 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
         terminal.as_json(
             {"stack": inventory.stack, "scaleTier": inventory.scale_tier, "bucket": inventory.bucket, "hosts": listed}
         )
-        return DONE
+        return DONE if status else FAILED
     terminal.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")
     heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "REPLICA")
     rows = []
@@ -161,4 +199,4 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
     terminal.table(heads, rows)
     for error in outcome.failures.values():
         terminal.note(str(error))
-    return DONE
+    return DONE if status else FAILED

@@ -24,8 +24,9 @@ _POLL_SECONDS = 0.5
 _SLACK_SECONDS = 6 * lease.SECONDS
 
 
-def cancel(cluster: Cluster, job_id: str) -> int:
-    """Cancel a job and wait until it is; exit code 0 once it is CANCELLED."""
+def cancel(cluster: Cluster, job_id: str | None) -> int:
+    """Cancel a job, the only one that goes on where none is named, and wait until it is; exit code 0 once it is CANCELLED."""
+    job_id = job_id or _only_one(cluster)
     record = existing_job(cluster.ledger, job_id)
     if record.final:
         raise UsageError(f"job {job_id} is {record.state} already: there is nothing to cancel")
@@ -35,6 +36,14 @@ def cancel(cluster: Cluster, job_id: str) -> int:
         raise OpsError(f"job {job_id} ended before it could be cancelled: it is {record.state}")
     terminal.out(f"{job_id} {record.state}")
     return DONE
+
+
+def _only_one(cluster: Cluster) -> str:
+    """The job that goes on, where that needs no choice."""
+    going_on = [entry.jobId for entry in cluster.ledger.queue().entries]
+    if len(going_on) != 1:
+        raise UsageError(f"cancel which? There are {', '.join(going_on)}" if going_on else "no job goes on: nothing to cancel")
+    return going_on[0]
 
 
 def until_cancelled(

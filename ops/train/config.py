@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
 class Flags:
     """What the command line says about a job; None where it says nothing, and then config.yaml does."""
 
-    job_id: str
+    job_id: str | None = None
     module: str | None = None
     config: str | None = None
     args: str | None = None
@@ -55,16 +57,6 @@ class Job:
     training_input: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reproduces: str | None = None
-
-    @property
-    def restart_policy(self) -> str:
-        """`all` where a kill starts the whole job again, `replica` where it starts that replica alone."""
-        return str(self.policy["restartPolicy"])
-
-    @property
-    def expendable(self) -> tuple[str, ...]:
-        """The roles whose loss the job goes on without."""
-        return tuple(self.policy["expendable"])
 
 
 def read_config(path: str | None) -> dict[str, Any]:
@@ -113,6 +105,12 @@ def policy(scheduling: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
     return {**declared, **{key: value for key, value in scheduling.items() if key != "priority"}}
 
 
+def automatic_id(package: str) -> str:
+    """An id for a job that was given none, as Cloud ML's samples made theirs: `trainer_20260131_120000`, in UTC."""
+    name = re.sub(r"\W", "_", package, flags=re.ASCII).lstrip("_0123456789") or "job"
+    return f"{name}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
+
+
 def _priority(text: str) -> int:
     try:
         return int(text)
@@ -125,14 +123,15 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
 
     `files` are those of the trainer package, which may declare what it needs.
     """
-    check_job_id(flags.job_id)
     config = read_config(flags.config)
     where = flags.config or "config.yaml"
+    job_id = flags.job_id if flags.job_id is not None else config.get("jobId", automatic_id(package))
+    check_job_id(job_id)
     given: dict[str, Any] = config.get("trainingInput", {})
     fitness.check_tier(given, inventory, where)
-    if config.get("jobId", flags.job_id) != flags.job_id:
-        raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {flags.job_id!r}: make them the same")
-    default_dir = f"{inventory.bucket}/{paths.output(flags.job_id)}"
+    if config.get("jobId", job_id) != job_id:
+        raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {job_id!r}: make them the same")
+    default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
     chosen_dir = flags.job_dir or given.get("jobDir")
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
     args = [*given.get("args", []), *chosen, *split_args(flags.args), *flags.more_args]
@@ -158,7 +157,7 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         "jobDir": chosen_dir or default_dir,
     }
     return Job(
-        id=flags.job_id,
+        id=job_id,
         module=module,
         args=tuple(args),
         job_dir=chosen_dir or default_dir,

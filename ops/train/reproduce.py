@@ -30,13 +30,14 @@ from ops.train.schema import check_job_id, scheduling
 from ops.train.submit import Submission, used_before
 
 
-def reproduce(cluster: Cluster, job_id: str, new_id: str | None, follow: bool, as_json: bool) -> int:
+def reproduce(cluster: Cluster, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
     """Run the job again, follow it and compare; the exit code is 0 where it SUCCEEDED, or was started with `follow` False.
 
     A run that was already started as this one is followed and compared, so that one comes back after a Ctrl-C.
     """
     ledger = cluster.ledger
     original = existing_job(ledger, job_id)
+    job_id = original.jobId
     new_id = new_id or _next_free(ledger, job_id)
     check_job_id(new_id)
     before = find_job(ledger, new_id)

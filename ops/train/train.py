@@ -138,7 +138,7 @@ def _sum_up(record: JobRecord) -> int:
         else ""
     )
     if state == JobState.SUCCEEDED:
-        terminal.note(f"{job_id} {state}{took}: fab get {job_id} DEST fetches its output")
+        terminal.note(f"{job_id} {state}{took}: fab get {job_id} fetches its output")
         return DONE
     why = record.errorMessage.partition("\n")[0].rstrip(".")
     terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} (fab describe {job_id})")

@@ -12,9 +12,10 @@ from ops.cluster.ledger import existing_job
 from ops.errors import DONE, FAILED, HostsError
 
 
-def wait(cluster: Cluster, job_id: str, as_json: bool, poll: float = 1.0) -> int:
+def wait(cluster: Cluster, job_id: str | None, as_json: bool, poll: float = 1.0) -> int:
     """Wait until a job has ended; exit code 0 where it SUCCEEDED."""
     record, failing = existing_job(cluster.ledger, job_id), False
+    job_id = record.jobId
     with terminal.Step(f"waiting for {job_id}") as step:
         while not record.final:
             step.count = f"({record.state})"

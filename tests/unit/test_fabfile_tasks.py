@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from invoke import Collection
 
+import fabfile
 from jobs.checked import RecordError
 from jobs.store import Conflict, StoreError
-from ops import cli
+from ops import cli, commandline
 from ops.errors import DETACHED, HostError, OpsError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,12 +72,17 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
     ("argv", "says"),
     [
         (["nope"], "there is no task 'nope'; valid are cancel, cost, describe"),
-        (["logs"], "fab logs needs REPLICA: see fab --help logs"),
-        (["logs", "all", "--what"], "there is no flag --what here"),
+        (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
+        (["logs", "all", "--what"], "fab logs has no flag --what; fab logs --help lists the valid ones"),
+        (["logs", "--folow"], "fab logs has no flag --folow; did you mean --follow?"),
+        (["train", "--max-steps", "300"], "an argument of the trainer goes behind --, as in: fab train … -- --max-steps …"),
+        (["train", "--prioritty", "3"], "fab train has no flag --prioritty; did you mean --priority?"),
+        (["describe", "job01", "job02"], "fab describe has no use for 'job02': see fab describe --help"),
+        (["nope", "--help"], "there is no task 'nope'"),
+        (["jobs", "--stack", "elsewhere"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
+        (["logs"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["logs", "all", "--lines"], "--lines needs a value"),
         (["logs", "all", "--job"], "--job needs a value"),
-        (["get", "job01"], "fab get needs DEST"),
-        (["wait"], "fab wait needs JOB"),
         (["train", "--job", "job01", "--priority"], "--priority needs a value"),
         (["--help", "nope"], "there is no task 'nope'"),
         (["train", "--job", "job01", "--args", "--follow --job x"], "stack 'nowhere' (PULUMI_STACK) is not up"),
@@ -91,6 +99,70 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(fab: Fab, argv: list[str], say
     assert ran.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "argv", [["--help", "logs"], ["logs", "--help"], ["logs", "-h"], ["logs", "master-0", "--help"], ["-h", "logs"]]
+)
+def test_help_is_where_it_is_asked_for(fab: Fab, argv: list[str]) -> None:
+    ran = fab(*argv)
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("Usage: fab logs [REPLICA] [JOB] [--flags]\n")
+    assert "show lines as they come" in ran.stdout
+
+
+def test_the_help_of_all(fab: Fab) -> None:
+    ran = fab("--help")
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("Usage: fab [--stack NAME] TASK")
+    assert [task for task in TASKS if f"  {task} " not in ran.stdout] == []
+    assert "--hosts" not in ran.stdout, "Fabric's own flags are of no use here"
+
+
+def test_the_version_is_this_project_s(fab: Fab) -> None:
+    assert fab("--version").stdout.startswith(f"scaletier {version('scaletier')} (Fabric ")
+
+
+def test_from_any_folder(tmp_path: Path) -> None:
+    environ = {**os.environ, "PULUMI_STACK": "nowhere"}
+    line = [Path(sys.executable).with_name("fab"), "jobs"]
+    ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in ran.stderr) == (2, True)
+    ran = subprocess.run(
+        [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (2, "error: no stack is up: run pulumi up\n")
+
+
+def test_the_same_letter_means_the_same_everywhere() -> None:
+    meanings: dict[str, set[str]] = {}
+    for context in Collection.from_module(fabfile).to_contexts():
+        for arg in context.args.values():
+            for letter in arg.nicknames:
+                meanings.setdefault(letter, set()).add(arg.name)
+    assert meanings == {"j": {"job"}, "f": {"follow"}, "n": {"lines"}}
+
+
+WORDS = {"logs": ("replica", "job"), "jobs": ()}
+VALUED = {"logs": {"--job", "-j", "--lines"}, "jobs": set()}
+
+
+@pytest.mark.parametrize(
+    ("line", "means"),
+    [
+        ("logs", "logs"),
+        ("logs worker", "logs --replica=worker"),
+        ("logs worker job01", "logs --replica=worker --job=job01"),
+        ("logs --lines 5 worker", "logs --lines 5 --replica=worker"),
+        ("logs -j job01 worker --json", "logs -j job01 --replica=worker --json"),
+        ("logs --lines=5 jobs", "logs --lines=5 --replica=jobs"),
+        ("logs a b jobs", "logs --replica=a --job=b jobs"),
+        ("jobs logs all", "jobs logs --replica=all"),
+        ("jobs what", "jobs what"),
+    ],
+)
+def test_bare_words(line: str, means: str) -> None:
+    assert commandline.spelled_out(line.split(), WORDS, VALUED) == means.split()
+
+
 def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
     code = "import sys, fabric.main; before = set(sys.modules); import fabfile; print(*sorted(set(sys.modules) - before))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -98,6 +170,7 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
         "fabfile",
         "ops",
         "ops.cli",
+        "ops.commandline",
         "ops.errors",
         "tasks",
         "tasks.run",
@@ -114,13 +187,13 @@ def test_reading_a_log_imports_nothing_that_takes_time() -> None:
 
 
 def test_arguments_behind_dashes() -> None:
-    assert cli.after_dashes(["fab", "train", "--", "--a", "b c", "--"]) == ["--a", "b c", "--"]
-    assert cli.after_dashes(["fab", "train"]) == []
+    assert commandline.after_dashes(["fab", "train", "--", "--a", "b c", "--"]) == ["--a", "b c", "--"]
+    assert commandline.after_dashes(["fab", "train"]) == []
 
 
 def test_the_value_of_args_is_never_taken_for_a_flag() -> None:
     tokens = ["train", "--job", "x", "--args", "--json", "--args=--follow", "--labels", "a=b"]
-    assert cli.shield(tokens) == ["train", "--job", "x", "--args", " --json", "--args", " --follow", "--labels", "a=b"]
+    assert commandline.shield(tokens) == ["train", "--job", "x", "--args", " --json", "--args", " --follow", "--labels", "a=b"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import fields, replace
 from pathlib import Path
@@ -167,7 +168,7 @@ def test_the_strategy_that_the_trainer_goes_by_says_what_the_job_survives(
     inventory: Inventory, strategy: str | None, args: list[str], policy: str, expendable: tuple[str, ...]
 ) -> None:
     job = build_job(Flags("j", more_args=args, strategy=strategy), inventory, "mine", DECLARES)
-    assert (job.restart_policy, job.expendable) == (policy, expendable)
+    assert (job.policy["restartPolicy"], tuple(job.policy["expendable"])) == (policy, tuple(expendable))
     assert job.policy == {"restartPolicy": policy, "expendable": list(expendable)}
     assert job.declared == read(DECLARES, "mine")
 
@@ -186,7 +187,7 @@ trainingInput: {scheduling: {restartPolicy: replica, expendable: [worker], maxWa
 
 def test_without_a_word_of_it_only_the_evaluator_is_expendable(inventory: Inventory) -> None:
     job = build_job(Flags("j"), inventory)
-    assert (job.restart_policy, job.expendable, job.priority) == ("replica", ("evaluator",), 0)
+    assert (job.policy, job.priority) == ({"restartPolicy": "replica", "expendable": ["evaluator"]}, 0)
 
 
 def test_what_max_wait_time_was_called(inventory: Inventory, tmp_path: Path) -> None:
@@ -225,6 +226,13 @@ def test_a_strategy_that_lacks_a_role(inventory: Inventory) -> None:
 def test_no_config_file(inventory: Inventory) -> None:
     with pytest.raises(UsageError, match="there is no file nowhere"):
         build_job(Flags("j", config="nowhere.yaml"), inventory)
+
+
+@pytest.mark.parametrize(("package", "begins"), [("trainer", "trainer_"), ("9my-pkg", "my_pkg_"), ("_x", "x_"), ("é", "job_")])
+def test_a_job_without_an_id_gets_one(inventory: Inventory, package: str, begins: str) -> None:
+    job = build_job(Flags(), inventory, package)
+    assert re.fullmatch(rf"{begins}20\d{{6}}_\d{{6}}", job.id)
+    assert job.job_dir == f"/bucket/jobs/{job.id}/output"
 
 
 @pytest.mark.parametrize("job_id", ["", "1job", "job-1", "job 1", "job1\n", "jöb", "x" * 129, "../x"])

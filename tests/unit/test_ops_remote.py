@@ -189,6 +189,7 @@ def test_shell(inventory: Inventory) -> None:
     ssh = ["ssh", "-F", f"{inventory.folder}/ssh_config", "worker-1"]
     assert shell.argv(inventory, "worker-replica-1") == ssh
     assert shell.argv(inventory, "worker-1", ["echo", "a  b", "$HOME"]) == [*ssh, "--", "echo 'a  b' '$HOME'"]
+    assert shell.argv(inventory, "worker-1", ["cd /tmp; ls"]) == [*ssh, "--", "cd /tmp; ls"]
 
 
 def test_the_inventory_is_of_another_place(cluster: Inventory, tmp_path: Path) -> None:

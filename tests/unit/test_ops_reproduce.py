@@ -131,7 +131,7 @@ def test_what_the_package_declares_counts_again(here: Inventory, ledger: Ledger,
     start(ledger, here, "--strategy", "together", folder=tmp_path / "tiny")
     reproduce.reproduce(on(here), "job01", "again", True, False)
     made = runs.submissions[0].job
-    assert (made.restart_policy, made.expendable) == ("all", ("ps",))
+    assert (made.policy["restartPolicy"], made.policy["expendable"]) == ("all", ["ps"])
 
 
 def test_a_manifest_of_an_older_version_names_limits_as_it_did(here: Inventory, ledger: Ledger, runs: Runs) -> None:

@@ -559,7 +559,7 @@ def test_the_exit_code_of_a_followed_job(
     assert train.watch(cluster, "job01") == (0 if wanted == "SUCCEEDED" else 1)
     err = capsys.readouterr().err
     if wanted == "SUCCEEDED":
-        assert err == "job01 SUCCEEDED: fab get job01 DEST fetches its output\n"
+        assert err == "job01 SUCCEEDED: fab get job01 fetches its output\n"
     else:
         assert err == f"error: job01 {wanted}: worker-1 ran out of memory (fab describe job01)\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory
 from ops.cluster.remote import Ran
-from ops.errors import HostError
+from ops.errors import HostError, UsageError
 from ops.show.views import describe, hosts, jobs
 
 NOON = "2026-01-31T12:00:0{}.000Z"
@@ -52,14 +53,14 @@ def rows(shown: str, head: str) -> list[list[str]]:
 def test_the_jobs_are_listed_and_the_unreadable_are_named(
     cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert jobs(cluster, as_json=False) == 0
-    assert capsys.readouterr().err == "no job was started on this cluster yet: fab train --job job01\n"
+    assert jobs(cluster, None, None, as_json=False) == 0
+    assert capsys.readouterr().err == "no job was started on this cluster yet: fab train\n"
     for n, state in enumerate((JobState.FAILED, JobState.QUEUED)):
         record = JobRecord(f"job0{n}", state, createTime=NOON.format(n), submittedBy="ann@laptop", labels={"a": "b"})
         put_job(ledger, replace(record, errorMessage="out of memory\nmore" if record.final else ""))
     ledger.store.create(paths.job("torn"), b'{"jobId": "to')
     ledger.store.create(paths.job("newer"), b'{"schema": 9, "jobId": "newer"}')
-    assert jobs(cluster, as_json=False) == 0
+    assert jobs(cluster, None, None, as_json=False) == 0
     out, err = capsys.readouterr()
     listed = [line.split() for line in out.splitlines()[1:]]
     assert [(row[0], row[1]) for row in listed] == [("job01", "QUEUED"), ("job00", "FAILED")]
@@ -69,10 +70,69 @@ def test_the_jobs_are_listed_and_the_unreadable_are_named(
     assert newer == (
         "not shown: newer: job.json was written by a newer scaletier (schema 9, this one reads 2): bring this one up to date"
     )
-    assert jobs(cluster, as_json=True) == 0
+    assert jobs(cluster, None, None, as_json=True) == 0
     out, err = capsys.readouterr()
     assert [job["jobId"] for job in json.loads(out)] == ["job01", "job00"]
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "limit", "ids"),
+    [
+        (None, "2", ["job03", "job02"]),
+        ("state=failed", None, ["job02", "job00"]),
+        ("state=FAILED,owner=ann", None, ["job02"]),
+        ("by=bob", None, ["job03", "job01"]),
+        ("by=bob@desk", "1", ["job03"]),
+        ("job0,by=ann", None, ["job02", "job00"]),
+        ("b02", None, ["job02"]),
+        ("owner=nobody", None, []),
+    ],
+)
+def test_the_jobs_that_are_wanted(
+    cluster: Cluster,
+    ledger: Ledger,
+    capsys: pytest.CaptureFixture[str],
+    wanted: str | None,
+    limit: str | None,
+    ids: list[str],
+) -> None:
+    for n in range(4):
+        state = JobState.QUEUED if n % 2 else JobState.FAILED
+        by, labels = ("bob@desk", "ann@laptop")[n % 2 == 0], {"owner": "ann"} if n > 1 else {}
+        put_job(ledger, JobRecord(f"job0{n}", state, createTime=NOON.format(n), submittedBy=by, labels=labels))
+    assert jobs(cluster, wanted, limit, as_json=True) == 0
+    assert [job["jobId"] for job in json.loads(capsys.readouterr().out)] == ids
+    assert jobs(cluster, wanted, limit, as_json=False) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ids
+    assert err == ("" if ids else "none of 4 jobs is owner=nobody\n")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "limit", "says"),
+    [
+        ("state=FALED", None, "--filter state=FALED is no state of a job; did you mean FAILED?; valid are QUEUED, "),
+        (None, "0", "--limit '0' is no number of jobs; valid are 1 and above"),
+        (None, "few", "--limit 'few' is no number of jobs"),
+    ],
+)
+def test_a_wish_that_is_none(cluster: Cluster, wanted: str | None, limit: str | None, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        jobs(cluster, wanted, limit, as_json=False)
+
+
+def test_the_newest_job_is_described_where_none_is_named(
+    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="no job has run on this cluster yet: start one with fab train"):
+        describe(cluster, None, as_json=False)
+    for n in range(2):
+        put_job(ledger, JobRecord(f"job0{n}", JobState.FAILED, createTime=NOON.format(n)))
+    assert describe(cluster, None, as_json=False) == 0
+    assert facts(capsys.readouterr().out)["job"] == "job01"
+    with pytest.raises(UsageError, match=r"there is no job .jb01.; did you mean job01[?]; there are job01, job00"):
+        describe(cluster, "jb01", as_json=False)
 
 
 def test_a_job_that_was_started_again(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,3 +222,13 @@ def test_hosts_and_which_of_them_answer(inventory: Inventory, capsys: pytest.Cap
     assert hosts(cluster, as_json=True) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [(host["name"], host["answers"]) for host in shown["hosts"]][:2] == [("ps-0", False), ("master-0", True)]
+
+
+def test_hosts_of_which_none_answers(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    class Fleet:
+        def each(self, names: Any, work: Any, seconds: float) -> Outcome[Ran]:
+            return Outcome({}, {name: HostError(name, "does not answer") for name in names})
+
+    for as_json in (False, True):
+        assert hosts(Cluster(inventory, Fleet()), as_json) == 1  # type: ignore[arg-type]
+        assert "ps-0" in capsys.readouterr().out

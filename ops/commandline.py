@@ -1,0 +1,238 @@
+"""The command line of `fab`: Fabric parses it, and this says what may be left out, where help is, and what was meant.
+
+Fabric's own flags that this project has no use for are not offered; a flag has a short form only where it is the same in
+every task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fabric
+from fabric.main import Fab
+from invoke.exceptions import Exit, ParseError
+from invoke.parser import Argument
+
+from ops.errors import WRONG_CALL, meant, one_line
+
+_HERE = Path(__file__).resolve().parents[1]
+DASHES = "--"
+HELP = ("-h", "--help")
+SHORT = {"job": "j", "follow": "f", "lines": "n"}
+"""The flags that have a short form, which means the same in every task."""
+# Flags before the task that are of use here: name and short form.
+_CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
+
+
+class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
+    """A task of `fab`. `words` are the flags that may be given as bare words behind its name, in this order."""
+
+    help: dict[str, str]
+
+    def __init__(self, *args: Any, words: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, positional=[], auto_shortflags=False, **kwargs)
+        self.words = tuple(words)
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        """invoke's, which forgets the help texts when it has read them once."""
+        texts: dict[str, str] = dict(self.help)
+        try:
+            return list(super().get_arguments(ignore_unknown_help))
+        finally:
+            self.help = texts
+
+    def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
+        """What invoke makes a flag of; the short form is ours."""
+        options: dict[str, Any] = super().arg_opts(name, default, taken_names)
+        options["names"] = (*options["names"], *SHORT.get(name, ()))
+        return options
+
+
+def after_dashes(argv: Sequence[str]) -> list[str]:
+    """What follows a lone `--`, each word as the shell gave it."""
+    return list(argv[argv.index(DASHES) + 1 :]) if DASHES in argv else []
+
+
+def asks_for_help(tokens: Sequence[str]) -> str | None:
+    """The task of which the help is wanted, wherever in front of `--` that is said; None where it is not."""
+    before = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
+    if not any(word in HELP for word in before):
+        return None
+    return next((word for word in before if not word.startswith("-")), "")
+
+
+def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
+    """Keep invoke from reading the value of `--args` as a flag of the task: `--args "--json"`.
+
+    A space in front does it, and means nothing to shlex, which splits the value later.
+    """
+    shielded: list[str] = []
+    for token in tokens:
+        if token.startswith(f"{flag}="):
+            shielded += [flag, " " + token.removeprefix(f"{flag}=")]
+        elif shielded and shielded[-1] == flag:
+            shielded.append(" " + token)
+        else:
+            shielded.append(token)
+    return shielded
+
+
+def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
+    """The command line with each bare word behind a task as the flag it stands for, `logs worker` as `logs --replica=worker`.
+
+    `words` are those that a task takes, `valued` the flags of it that have a value.
+    """
+    result: list[str] = []
+    task, left, value_follows = "", list[str](), False
+    for token in tokens:
+        if value_follows:
+            value_follows = False
+        elif token.startswith("-"):
+            value_follows = token in valued.get(task, ())
+        elif left:
+            result.append(f"--{left.pop(0)}={token}")
+            continue
+        elif token in words:
+            task, left = token, list(words[token])
+        result.append(token)
+    return result
+
+
+def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: str = "") -> str:
+    """invoke's message about a wrong command line, in words that say what to do."""
+    if found := re.search(r"No idea what '(.*)' is!", message):
+        word = found[1]
+        if word.startswith("-"):
+            return _unknown_flag(word, flags, task)
+        if task:
+            return f"fab {task} has no use for {word!r}: see fab {task} --help"
+        return f"there is no task {word!r}{meant(word, tasks)}; valid are {', '.join(tasks)}"
+    if found := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
+        return f"--{found[1].lstrip('-')} needs a value"
+    return " ".join(message.split())
+
+
+def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
+    if not task:
+        return f"there is no flag {flag} here; fab --help TASK lists the valid ones"
+    said = f"fab {task} has no flag {flag}{meant(flag, flags)}"
+    if "--args" in flags and flag.startswith("--"):
+        return f"{said}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
+    return f"{said}; fab {task} --help lists the valid ones"
+
+
+class Program(Fab):  # type: ignore[misc]  # Fabric has no types
+    """Fabric's command line, kept to this project's rules: it is for tasks alone, and never looks at ~/.ssh/config."""
+
+    def core_args(self) -> list[Argument]:
+        """Fabric's, of which those without use here have no short form, and which stack and which project are meant."""
+        args: list[Argument] = super().core_args()
+        args += [
+            Argument(names=("stack",), help="stack to work on (default: PULUMI_STACK, else the only one that is up)"),
+            Argument(names=("project",), help="checkout of scaletier to work in (default: the one that this program is from)"),
+        ]
+        for arg in args:
+            name = next(name for name in arg.names if len(name) > 1)
+            arg.names = (name, *(_CORE.get(name) or ()))
+        return args
+
+    def parse_core(self, argv: list[str] | None) -> None:
+        """Fabric's, of which nothing behind `--` is a command, and help is where it is asked for."""
+        super().parse_core(argv)
+        self.core.unparsed[:] = shield(self.core.unparsed)
+        if not self.args.complete.value:
+            self.core.remainder = ""  # Fabric would run what follows -- as a command of its own
+        self.config.load_ssh_configs = False
+
+    def load_collection(self) -> None:
+        """Our tasks, from wherever this is called."""
+        self.args["search-root"].set_value(str(_HERE))
+        super().load_collection()
+
+    def parse_tasks(self) -> None:
+        """Fabric's, after words and help were understood; what is said of stack and project holds from here on."""
+        contexts = self.collection.to_contexts()
+        words = {context.name: self.collection[context.name].words for context in contexts}
+        valued = {c.name: {flag for flag, arg in c.flags.items() if arg.takes_value} for c in contexts}
+        wanted = asks_for_help(self.core.unparsed)
+        if wanted is not None:
+            self.core.unparsed[:] = []
+            self.args["help"].set_value(wanted, cast=False)
+        self.core.unparsed[:] = spelled_out(self.core.unparsed, words, valued)
+        with self._worded():
+            super().parse_tasks()
+        for flag, variable in (("stack", "PULUMI_STACK"), ("project", "SCALETIER_PROJECT")):
+            if value := self.args[flag].value:
+                os.environ[variable] = value
+
+    def parse_cleanup(self) -> None:
+        with self._worded():
+            super().parse_cleanup()
+
+    @contextlib.contextmanager
+    def _worded(self) -> Iterator[None]:
+        """Whatever is wrong with the command line is one line, and exit code 2."""
+        try:
+            yield
+        except ParseError as error:
+            context = error.context
+            task = context.name or "" if context else ""
+            flags = [*context.flags, *context.inverse_flags] if task else ()
+            raise Exit(f"error: {reword(str(error), sorted(self.collection.task_names), flags, task)}", WRONG_CALL) from None
+        except ValueError as error:
+            raise Exit(f"error: {one_line(error)}", WRONG_CALL) from None
+
+    def print_version(self) -> None:
+        _say(f"scaletier {version('scaletier')} (Fabric {fabric.__version__})")
+
+    def print_help(self) -> None:
+        """What there is to type."""
+        _say(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
+        self.load_collection()
+        self.print_columns([(name, _first_line(self.collection[name])) for name in sorted(self.collection.task_names)])
+        _say(f"{self.leading_indent}{self.binary} TASK --help says the rest. In front of a task, or behind it:\n")
+        self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
+
+    def print_task_help(self, name: str) -> None:
+        """A task's usage, what it does, and its flags."""
+        task = self.collection[name]
+        words = "".join(f" [{word.upper()}]" for word in task.words)
+        context = self.parser.contexts[name]
+        trainer = f" [{DASHES} …]" if "args" in context.args else ""
+        _say(f"Usage: {self.binary} {name}{words} [--flags]{trainer}\n")
+        for line in (inspect.getdoc(task) or "").splitlines():
+            _say(f"{self.leading_indent}{line}" if line else "")
+        _say()
+        self.print_columns(context.help_tuples())
+
+    def no_tasks_given(self) -> NoReturn:
+        """Fabric would show its own flags."""
+        self.list_tasks()
+        raise Exit
+
+
+def _say(line: str = "") -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _first_line(task: Task) -> str:
+    return (inspect.getdoc(task) or "").partition("\n")[0]
+
+
+def _help_of(arg: Argument) -> tuple[str, str]:
+    short = f"-{_CORE[arg.name]}, " if _CORE[arg.name] else ""
+    value = "=NAME" if arg.takes_value else ""
+    return f"{short}--{arg.name}{value}", arg.help or ""
+
+
+def main() -> None:
+    """`fab` itself."""
+    Program(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config).run()

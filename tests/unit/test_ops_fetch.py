@@ -1,0 +1,105 @@
+"""`fab get` against a bucket that is a directory: all of an output or a part of it, and nothing written over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from opsdata import inventory_json, put_job
+
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import JobRecord
+from jobs.states import JobState
+from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import parse
+from ops.errors import OpsError, UsageError
+from ops.show.fetch import get
+
+FILES = {"checkpoint": b"1", "model-5.index": b"22", "export/Servo/17/saved_model.pb": b"333"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster with job00, which left nothing, and job01, the newest, which left FILES; the current folder is empty."""
+    bucket, here = tmp_path / "bucket", tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
+    ledger = Ledger(Folder(bucket))
+    bucket.mkdir()
+    for n in range(2):
+        put_job(ledger, JobRecord(f"job0{n}", JobState.SUCCEEDED, createTime=f"2026-01-31T12:00:0{n}.000Z"))
+    for name, content in FILES.items():
+        file = bucket / "jobs" / "job01" / "output" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return Cluster(inventory, object(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
+
+
+def there(folder: str = ".") -> dict[str, bytes]:
+    root = Path(folder)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("job", "path", "dest", "files"),
+    [
+        (None, None, None, {f"job01/{name}": content for name, content in FILES.items()}),
+        ("job01", None, "a/b", {f"a/b/{name}": content for name, content in FILES.items()}),
+        ("job01", "a/b", None, {f"a/b/{name}": content for name, content in FILES.items()}),
+        ("job01", "export", None, {"export/Servo/17/saved_model.pb": b"333"}),
+        ("job01", "export/Servo/", "m", {"m/17/saved_model.pb": b"333"}),
+        ("job01", "checkpoint", None, {"checkpoint": b"1"}),
+        ("job01", "export/Servo/17/saved_model.pb", "x.pb", {"x.pb": b"333"}),
+    ],
+)
+def test_what_is_fetched_and_where_to(
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    job: str | None,
+    path: str | None,
+    dest: str | None,
+    files: dict[str, bytes],
+) -> None:
+    assert get(cluster, job, path, dest, as_json=False) == 0
+    assert there() == files
+    assert capsys.readouterr().out.startswith(f"{len(files)} files, {sum(map(len, files.values()))} B: ")
+
+
+def test_a_file_into_a_folder_that_is_there(cluster: Cluster) -> None:
+    Path("mine").mkdir()
+    Path("mine", "own").write_bytes(b"own")
+    assert get(cluster, "job01", "checkpoint", "mine", as_json=False) == 0
+    assert there() == {"mine/own": b"own", "mine/checkpoint": b"1"}
+
+
+def test_an_absolute_place(cluster: Cluster, tmp_path: Path) -> None:
+    assert get(cluster, "job01", f"{tmp_path}/out", None, as_json=False) == 0
+    assert there(f"{tmp_path}/out") == FILES
+
+
+@pytest.mark.parametrize(("path", "dest"), [(None, "mine"), ("mine", None), ("export", "mine"), ("checkpoint", "mine/own")])
+def test_nothing_is_merged_or_written_over(cluster: Cluster, path: str | None, dest: str | None) -> None:
+    Path("mine").mkdir()
+    Path("mine", "own").write_bytes(b"own")
+    with pytest.raises(UsageError, match="is there already: remove it, or give another --dest"):
+        get(cluster, "job01", path, dest, as_json=False)
+    assert there() == {"mine/own": b"own"}
+
+
+def test_as_json(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert get(cluster, "job01", "export", "m", as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"jobId": "job01", "dest": "m", "files": ["export/Servo/17/saved_model.pb"], "bytes": 3}
+
+
+def test_what_is_not_there(cluster: Cluster) -> None:
+    with pytest.raises(OpsError, match=r"job job00 \(SUCCEEDED\) has no output in "):
+        get(cluster, "job00", None, None, as_json=False)
+    says = "job job01 has no checkpont in its output; did you mean checkpoint[?]; there are checkpoint, export, model-5.index"
+    with pytest.raises(UsageError, match=says):
+        get(cluster, "job01", "checkpont", "m", as_json=False)
+    assert there() == {}

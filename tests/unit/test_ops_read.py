@@ -1,0 +1,47 @@
+"""Which logs are meant by the words behind `fab logs`: replicas, a job, or both, in either order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from opsdata import put_job
+
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import JobRecord
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.errors import UsageError
+from ops.logs.read import meant_by, show_logs
+
+
+@pytest.fixture
+def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
+    cluster = Cluster(inventory, object(), ledger=Ledger(Folder(tmp_path)))  # type: ignore[arg-type]
+    for job_id in ("job01", "worker"):
+        put_job(cluster.ledger, JobRecord(job_id))
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("word", "job", "replicas", "of"),
+    [
+        (None, None, "all", None),
+        (None, "job01", "all", "job01"),
+        ("worker", None, "worker", None),
+        ("worker", "job01", "worker", "job01"),
+        ("worker-replica-0", None, "worker-replica-0", None),
+        ("job01", None, "all", "job01"),
+        ("job01", "worker-1", "worker-1", "job01"),
+        ("job02", None, "job02", None),
+        ("job01", "job02", "job01", "job02"),
+    ],
+)
+def test_what_is_meant(cluster: Cluster, word: str | None, job: str | None, replicas: str, of: str | None) -> None:
+    assert meant_by(cluster, word, job) == (replicas, of)
+
+
+def test_a_word_that_is_neither(cluster: Cluster) -> None:
+    with pytest.raises(UsageError, match=r"there is no replica 'worker-7'; did you mean worker-\d[?]; valid are ps-0, "):
+        show_logs(cluster, "worker-7", None, None, follow=False, as_json=False)
