@@ -154,8 +154,9 @@ class Plan(Record):
 
     `replicas` names every replica of the job, the chief first: the order in which they would lead. `data` are the paths,
     directories or globs of what the job trains on, which the chief's host hashes. `packageSha256` is that of the package's
-    archive. `expendable` are the roles whose loss or repeated kill the job goes on without. With restartPolicy `all` a kill
-    starts the whole job again, with `replica` that replica alone.
+    archive. `secrets` are names of variables whose values `fab train` brought to the hosts, and nowhere else. `expendable` are
+    the roles whose loss or repeated kill the job goes on without. With restartPolicy `all` a kill starts the whole job again,
+    with `replica` that replica alone.
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
@@ -171,6 +172,7 @@ class Plan(Record):
     tasks: dict[str, Task]
     packageSha256: str = ""
     data: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
     restartPolicy: str = "replica"
     expendable: list[str] = field(default_factory=list)
     maxRestarts: int = 5

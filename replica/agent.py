@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from jobs import lease, paths
@@ -31,6 +31,9 @@ class Site(Protocol):
 
     def facts(self) -> dict[str, Any] | None:
         """What was found for the manifest, once; None while nothing new is."""
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        """Forget the secrets of every job but these."""
 
     def finish(self) -> bool:
         """True once the log is in the bucket, or was waited for long enough."""
@@ -130,6 +133,7 @@ class Agent:
             self.over = True  # what comes next is for the version that fab has brought since
             return
         queue = self._ledger.queue()
+        self._site.tidy([entry.jobId for entry in queue.entries])
         entry = queue.holder(self._name)
         if entry is None:
             self.over = not queue.wants(self._name)

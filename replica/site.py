@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PI
 
 
 class HostSite:
-    """Below `state`: `logs/<job>.jsonl`, and `jobs/<job>/package` with `package.sha256` beside it once it is whole."""
+    """Below `state`: `logs/<job>.jsonl`, `secrets/<job>.json`, `jobs/<job>/package` and, once it is whole, `package.sha256`."""
 
     def __init__(self, host: HostFile, state: Path, ledger: Ledger, files: Files, environ: Mapping[str, str]) -> None:
         """`files` is the bucket for what may take long: packages and logs."""
         self._host, self._state, self._ledger, self._files, self._environ = host, state, ledger, files, environ
+        self._secrets = state / "secrets"
         self._archive: Archive | None = None
         self._manifest: Manifest | None = None
         self._log: Log | None = None
@@ -54,11 +57,21 @@ class HostSite:
         self._log.adopt(self._files, archive)
         self._archive = Archive(self._log, self._files, archive)
         self._manifest = Manifest(plan, self._host.python, self._ledger) if name == plan.chief else None
-        return Assignment(plan, name, folder, self._environment(plan, folder), self._host.python, self._log)
+        environment = self._environment(plan, folder)
+        if environment.get("JOB_DIR", "").startswith("/"):
+            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
+        return Assignment(plan, name, folder, environment, self._host.python, self._log)
 
     def facts(self) -> dict[str, Any] | None:
         """What the chief's host found, once it is in the manifest; None until then, and after."""
         return self._manifest.told() if self._manifest else None
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        """Forget the secrets of every job but these."""
+        with suppress(OSError):  # there are none
+            for file in self._secrets.iterdir():
+                if file.stem not in job_ids:
+                    file.unlink()
 
     def finish(self) -> bool:
         """True once the log is in the bucket, or was waited for long enough."""
@@ -104,4 +117,16 @@ class HostSite:
         task = plan.tasks[self._host.name]
         env = {key: value for key, value in self._environ.items() if key not in _PRIVATE} | task.environment
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
-        return env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        usual = {"PYTHONUNBUFFERED": "1"}
+        return usual | env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path} | self._told_secrets(plan)
+
+    def _told_secrets(self, plan: Plan) -> dict[str, str]:
+        """The variables that `fab train` brought to this host alone."""
+        if not plan.secrets:
+            return {}
+        try:
+            found: dict[str, str] = json.loads((self._secrets / f"{plan.jobId}.json").read_bytes())
+        except (OSError, ValueError):
+            said = f"the secrets of {plan.jobId} are not on this host, which may be newer than the job"
+            raise StoreError(f"{said}: start the job again under another id") from None
+        return found

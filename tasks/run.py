@@ -9,7 +9,7 @@ from tasks import JOB, JSON, NEW_JOB, task
 
 @task(
     words=["job"],
-    iterable=["labels"],
+    iterable=["labels", "env", "secret"],
     help={
         "job": f"{NEW_JOB} (default: the package's name and the time)",
         "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
@@ -19,6 +19,10 @@ from tasks import JOB, JSON, NEW_JOB, task
         "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
         "labels": "labels of the job, key=value,key=value; may be given more than once",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
+        "env": "NAME=VALUE for the trainer's environment; may be given more than once, and is written down",
+        "env-file": "file with a NAME=VALUE on each line; --env wins",
+        "secret": "NAME of a variable of this shell for the trainer's environment; its value is written down nowhere",
+        "secret-file": "file with a NAME=VALUE on each line, all of them secrets",
         "priority": "whole number: of the jobs that wait, who has the highest comes next (default: 0)",
         "queue": "wait for the hosts where another job has them; --no-queue refuses instead",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
@@ -34,6 +38,10 @@ def train(
     strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
+    env: Any = None,
+    env_file: str | None = None,
+    secret: Any = None,
+    secret_file: str | None = None,
     priority: str | None = None,
     queue: bool = True,
     follow: bool = True,
@@ -52,7 +60,21 @@ def train(
     from ops.train.config import Flags
     from ops.train.train import train as run
 
-    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy, priority)
+    flags = Flags(
+        job,
+        module,
+        config,
+        args,
+        after_dashes(sys.argv),
+        labels or (),
+        job_dir,
+        strategy,
+        priority,
+        env or (),
+        env_file,
+        secret or (),
+        secret_file,
+    )
     return run(Cluster.load(), flags, package, queue, follow)
 
 

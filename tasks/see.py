@@ -106,7 +106,7 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
 
 @task(
     words=["job"],
-    iterable=["labels"],
+    iterable=["labels", "env"],
     help={
         "job": f"{NEW_JOB} (default: job01)",
         "package": "as of fab train",
@@ -116,6 +116,8 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
         "strategy": "as of fab train",
         "labels": "as of fab train",
         "job-dir": "as of fab train",
+        "env": "as of fab train",
+        "env-file": "as of fab train",
         "json": JSON,
     },
 )
@@ -129,6 +131,8 @@ def render(
     strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
+    env: Any = None,
+    env_file: str | None = None,
     json: bool = False,
 ) -> int:
     """Print every file that fab train would write on every host, and touch nothing."""
@@ -136,5 +140,7 @@ def render(
     from ops.train.config import Flags
     from ops.train.preview import print_render
 
-    flags = Flags(job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy)
+    flags = Flags(
+        job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy, env=env or (), env_file=env_file
+    )
     return print_render(load(), flags, package, json)

@@ -22,7 +22,8 @@ def _server_library() -> tuple[Any, Any]:
     TensorFlow not have it, the whole of it does the same.
     """
     # What goes wrong in a step is the chief's to tell; left are remarks about the processor.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") == "2":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     spec = importlib.util.find_spec("tensorflow")
     if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
         package = types.ModuleType("tensorflow")

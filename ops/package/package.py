@@ -28,6 +28,7 @@ _SKIPPED_DIRS = frozenset(
 )
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # What earlier builds left in a project: a new one would take it in.
+_EXECUTABLE = 0o100
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
 
@@ -35,13 +36,14 @@ _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 class Source:
     """A trainer package as it was found: `name` is its own, or that of a project with several packages.
 
-    `requirements` lists what it depends on, in the format of pip.
+    `requirements` lists what it depends on, in the format of pip; `executables` are those of the files that are programs.
     """
 
     name: str
     files: dict[str, bytes]
     requirements: Path | None = None
     folder: str = ""
+    executables: frozenset[str] = frozenset()
 
     @property
     def names(self) -> list[str]:
@@ -62,6 +64,7 @@ class Package:
     imports: dict[str, str]
     archive: bytes
     wheels: Mapping[str, bytes] = field(default_factory=dict)
+    executables: frozenset[str] = frozenset()
 
     @property
     def sha256(self) -> str:
@@ -90,17 +93,18 @@ def build(folder: str | Path | Source, module: str) -> Package:
     wheels = _dependencies(source)
     imports = _imports(source.files, wheels, name, module, source.folder)
     with terminal.Step(f"packing {source.name}"):
-        archive = pack({**wheels, **source.files})
-    return Package(name, source.files, imports, archive, wheels)
+        archive = pack({**wheels, **source.files}, source.executables)
+    return Package(name, source.files, imports, archive, wheels, source.executables)
 
 
 def unpack(archive: bytes, name: str, own: Collection[str], module: str) -> Package:
     """The package of an archive that `build` made; `own` are the paths that are no dependency's."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
+        executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     wheels = {path: content[path] for path in content if path not in own}
-    return Package(name, files, _imports(files, wheels, name, module), archive, wheels)
+    return Package(name, files, _imports(files, wheels, name, module), archive, wheels, executables)
 
 
 def find(folder: str | Path) -> Source:
@@ -113,7 +117,10 @@ def find(folder: str | Path) -> Source:
         if not root.name.isidentifier():
             raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
         requirements = root / "requirements.txt"
-        return Source(root.name, dict(_read(root)), requirements if requirements.is_file() else None, str(root.parent))
+        files = dict(_read(root))
+        executables = frozenset(path for path in files if (root.parent / path).stat().st_mode & _EXECUTABLE)
+        wanted = requirements if requirements.is_file() else None
+        return Source(root.name, files, wanted, str(root.parent), executables)
     if any((root / name).is_file() for name in _PROJECT):
         return _project(root)
     raise UsageError(
@@ -180,12 +187,17 @@ def _read(root: Path) -> Iterator[tuple[str, bytes]]:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def mode(path: str, executables: Collection[str]) -> int:
+    """The permissions of a file of a package, which has those of a program or of a text, whatever its owner's umask was."""
+    return 0o755 if path in executables else 0o644
+
+
 def compression(size: int) -> int:
     """gzip's level for so many bytes: of what is large, time is worth more than the last tenth of it."""
     return 6 if size < 20 * MEGABYTE else 1
 
 
-def pack(files: Mapping[str, bytes]) -> bytes:
+def pack(files: Mapping[str, bytes], executables: Collection[str] = ()) -> bytes:
     """package.tar.gz; the same files give the same bytes."""
     packed = io.BytesIO()
     level = compression(sum(map(len, files.values())))
@@ -195,6 +207,6 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     ):
         for path in sorted(files):
             entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(files[path]), 0o644
+            entry.size, entry.mode = len(files[path]), mode(path, executables)
             tar.addfile(entry, io.BytesIO(files[path]))
     return packed.getvalue()

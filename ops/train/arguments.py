@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 STRATEGY = "--strategy"
 # `--data`, `--data-dir`, `--my_data_paths` and the like.
 _DATA_FLAG = re.compile(r"--(\w+[-_])?data([-_](path|dir|file)s?)?")
+_JOB_DIR_FLAGS = {
+    "--job-dir": re.compile(rb"[\"']--job-dir\b"),
+    "--job_dir": re.compile(rb"[\"']--job_dir\b|DEFINE_\w+\(\s*[\"']job_dir\b"),
+}
 _OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_path", "output-path", "output-dir", "output_dir"))
 
 
 def data_paths(args: Sequence[str]) -> list[str]:
     """The paths that a trainer's arguments name as data, such as `--data-dir=a,b`; empty where they name none."""
     return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
+
+
+def job_dir_flag(files: Mapping[str, bytes]) -> str | None:
+    """The flag by which a package's own code wants to be told its output folder, None where it knows none.
+
+    Cloud ML passed `--job-dir` to every trainer; one that does not know it would end with an error.
+    """
+    code = [content for path, content in files.items() if path.endswith(".py")]
+    return next((flag for flag, known in _JOB_DIR_FLAGS.items() if any(known.search(content) for content in code)), None)
+
+
+def names_output(args: Sequence[str]) -> bool:
+    """True where the arguments say where the output goes."""
+    return any(arg.partition("=")[0] in _OUTPUT_FLAGS for arg in args)
 
 
 def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared as declaration
 from ops.package.declared import Declared, Strategy
-from ops.train import arguments, fitness
+from ops.train import arguments, environment, fitness
 from ops.train.schema import JOB_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
@@ -35,6 +36,10 @@ class Flags:
     job_dir: str | None = None
     strategy: str | None = None
     priority: str | None = None
+    env: Sequence[str] = ()
+    env_file: str | None = None
+    secret: Sequence[str] = ()
+    secret_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Job:
     """A job ready to be rendered. `job_dir` is where its output goes, as the hosts see it; `reproduces` is the id of a job.
 
     `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is what the package
-    says of itself.
+    says of itself. `environment` is what the user adds to it; of `secrets` only the names are ever written down.
     """
 
     id: str
@@ -54,6 +59,8 @@ class Job:
     declared: Declared = field(default_factory=Declared)
     labels: Mapping[str, str] = field(default_factory=dict)
     use_chief: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     training_input: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reproduces: str | None = None
@@ -137,24 +144,31 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
     args = [*given.get("args", []), *chosen, *split_args(flags.args), *flags.more_args]
     if chosen_dir:
         fitness.check_job_dir(chosen_dir, inventory.bucket, default_dir)
-        args += ["--job-dir", chosen_dir]  # as Cloud ML does
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
     module = flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0])
+    known = arguments.job_dir_flag(files or {}) if declared.job_dir else None
+    if chosen_dir or (known and not arguments.names_output(args)):
+        args += [known or "--job-dir", chosen_dir or default_dir]  # as Cloud ML does
     strategy = chosen_strategy(args)
     for name in {flags.strategy or strategy, strategy}:
         fitness.check_strategy(name, declared, inventory)
     labels = {**inventory.labels, **given.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = given.get("scheduling", {})
+    added = environment.added(given.get("environment", {}), flags.env_file, flags.env, where)
+    secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
+    if both := added.keys() & secrets.keys():
+        raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
     ignored = [key for key in IGNORED_KEYS if key in given]
     shown = {
         "scaleTier": inventory.scale_tier,
-        **{key: given[key] for key in given if key not in ("labels", "scaleTier")},
+        **{key: given[key] for key in given if key not in ("labels", "scaleTier", "environment")},
         "pythonModule": module,
         "args": args,
         "jobDir": chosen_dir or default_dir,
+        **({"environment": added} if added else {}),
     }
     return Job(
         id=job_id,
@@ -166,6 +180,8 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         policy=policy(scheduling, declared.strategy(strategy)),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
         declared=declared,
+        environment=added,
+        secrets=secrets,
         training_input=shown,
         notes=(f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it",) if ignored else (),
     )

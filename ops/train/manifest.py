@@ -16,7 +16,7 @@ from ops.train.config import Job
 _DIST = ".dist-info/"
 # What the record of a job has of it.
 _SHORT = ("cluster", "versions", "data", "reproduces")
-_OWN_KEYS = ("pythonModule", "args", "jobDir", "scaleTier")
+_OWN_KEYS = ("pythonModule", "args", "jobDir", "scaleTier", "environment")
 
 
 def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]:
@@ -33,6 +33,8 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
         "args": list(job.args),
         "jobDir": job.job_dir,
         "labels": dict(job.labels),
+        "environment": dict(job.environment),
+        "secrets": sorted(job.secrets),
         "config": {key: value for key, value in job.training_input.items() if key not in _OWN_KEYS},
         "cluster": cluster(inventory),
         "versions": {"scaletier": version("scaletier")},

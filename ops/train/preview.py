@@ -28,7 +28,8 @@ def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json
             if file.link is None:
                 terminal.out(file.content)
         terminal.out(terminal.paint(f"# {name}: the environment of {made.module}", "bold"))
-        for key, value in {"TF_CONFIG": made.tasks[name].tfConfig, **made.tasks[name].environment}.items():
+        hidden = dict.fromkeys(made.secrets, "(secret)")
+        for key, value in {"TF_CONFIG": made.tasks[name].tfConfig, **made.tasks[name].environment, **hidden}.items():
             terminal.out(f"{key}={value}")
         terminal.out()
     return DONE

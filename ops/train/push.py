@@ -7,10 +7,10 @@ import hashlib
 import io
 import shlex
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ops.package.package import compression
+from ops.package.package import compression, mode
 from ops.train.render import TIMER, UNIT, UNITS, File
 
 STATE_DIR = "/var/lib/scaletier"
@@ -62,7 +62,11 @@ def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int],
 
 
 def shared_stream(
-    code: Mapping[str, bytes], job_id: str = "", package: Mapping[str, bytes] | None = None, mark: str = ""
+    code: Mapping[str, bytes],
+    job_id: str = "",
+    package: Mapping[str, bytes] | None = None,
+    mark: str = "",
+    executables: Collection[str] = (),
 ) -> bytes:
     """The part that is the same for every host, compressed once: the replica's code, and a job's package.
 
@@ -78,7 +82,7 @@ def shared_stream(
             for directory in (f"{STATE_DIR}/jobs", home, f"{home}/package"):
                 tar.addfile(_entry(directory, 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
             for path, content in sorted(package.items()):
-                _add(tar, f"{home}/package/{path}", content, 0o644, "trainer", "trainer")
+                _add(tar, f"{home}/package/{path}", content, mode(path, executables), "trainer", "trainer")
             _add(tar, f"{home}/package.sha256", mark.encode(), 0o644, "trainer", "trainer")
         end = tar.offset
     return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
@@ -89,12 +93,14 @@ def host_stream(files: Iterable[File]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for file in files:
-            if file.link is not None:
+            if file.directory:
+                tar.addfile(_entry(file.path, file.mode, file.user, file.group, kind=tarfile.DIRTYPE))
+            elif file.link is not None:
                 entry = _entry(file.path, file.mode, "root", "root", kind=tarfile.SYMTYPE)
                 entry.linkname = file.link
                 tar.addfile(entry)
             else:
-                _add(tar, file.path, file.content.encode(), file.mode, "root", file.group)
+                _add(tar, file.path, file.content.encode(), file.mode, file.user, file.group)
     return gzip.compress(packed.getvalue(), 1, mtime=0)
 
 

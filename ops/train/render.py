@@ -16,25 +16,29 @@ from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import Host, Inventory
 from ops.train.arguments import data_paths
 from ops.train.config import Job
+from ops.train.environment import of_task, usual
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 UNIT = "scaletier.service"
 TIMER = "scaletier.timer"
 UNITS = "/etc/systemd/system"
 DATA = "data/mnist"
+SECRETS = "/var/lib/scaletier/secrets"
 # What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
 MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a host; `link` instead of `content` is a symbolic link. Owner is root, the group `group` reads it."""
+    """A file of a host; `link` instead of `content` is a symbolic link, and a directory has neither."""
 
     path: str
     content: str = ""
     mode: int = 0o644
     group: str = "root"
     link: str | None = None
+    user: str = "root"
+    directory: bool = False
 
 
 def render(inventory: Inventory) -> dict[str, list[File]]:
@@ -59,6 +63,16 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
     ]
 
 
+def secret_files(job: Job) -> list[File]:
+    """A job's secrets, the same on every host and the trainer's alone; nothing for a job without."""
+    if not job.secrets:
+        return []
+    return [
+        File(SECRETS, mode=0o700, group="trainer", user="trainer", directory=True),
+        File(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "trainer", user="trainer"),
+    ]
+
+
 def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
     """What the replicas of a job need to know; SpecError or UsageError have been raised before, where the job is wrong."""
     hosts = [inventory.host(name) for name in inventory.replicas]
@@ -70,6 +84,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         tasks={host.name: Task(tf_config(inventory, host, job), environment(inventory, host, job)) for host in hosts},
         packageSha256=package_sha256,
         data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"],
+        secrets=sorted(job.secrets),
         **job.policy,
     )
 
@@ -87,17 +102,9 @@ def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
 
 
 def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
-    """What a trainer finds in its environment, besides TF_CONFIG; TYPE is `master` on the chief, as in the seeds."""
-    return {
-        "TYPE": str(host.role),
-        "INDEX": str(host.index),
-        "JOB_ID": job.id,
-        "JOB_DIR": job.job_dir,
-        "SCALETIER_DATA": f"{inventory.bucket}/{DATA}",
-        "HOME": "/var/lib/scaletier",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-    }
+    """What a trainer finds in its environment, besides TF_CONFIG and secrets."""
+    told = of_task(inventory, host, job.id, job.job_dir, f"{inventory.bucket}/{DATA}")
+    return {**usual(host), **job.environment, **told}
 
 
 def unit_quoted(value: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from ops.package.package import Package, unpack
 from ops.train import compare, manifest, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy
+from ops.train.environment import secrets
 from ops.train.schema import check_job_id, scheduling
 from ops.train.submit import Submission, used_before
 
@@ -105,7 +107,8 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, decla
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
     config, args = whole["config"], redirected(whole["args"], folder)
     decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
-    shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder}
+    added = whole.get("environment", {})
+    shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder, **({"environment": added} if added else {})}
     return Job(
         id=new_id,
         module=whole["module"],
@@ -116,6 +119,8 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, decla
         policy=policy(decided, declared.strategy(chosen_strategy(args))),
         priority=decided.get("priority", 0),
         declared=declared,
+        environment=added,
+        secrets=secrets(whole.get("secrets", ()), None, os.environ),
         training_input={"scaleTier": inventory.scale_tier, **config, **shown},
         reproduces=whole["job"],
     )

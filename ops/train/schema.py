@@ -25,6 +25,7 @@ from ops.checks import (
     whole,
 )
 from ops.errors import UsageError
+from ops.train.environment import mapping
 
 ROLE_KEYS: Mapping[str, tuple[Role, bool]] = {
     "masterType": (Role.MASTER, False),
@@ -95,6 +96,7 @@ TRAINING_KEYS: Mapping[str, Check] = {
     "args": texts,
     "jobDir": text,
     "labels": labels,
+    "environment": mapping,
     "useChiefInTfConfig": truth,
     "scheduling": scheduling,
     "region": text,

@@ -183,12 +183,12 @@ def _push(fleet: Fleet, submission: Submission, plan: Plan, with_package: bool, 
     inventory, job_id = submission.inventory, submission.job.id
     code, version = push.code(ROOT)
     package = submission.package.pushed if with_package else None
-    shared = push.shared_stream(code, job_id, package, plan.packageSha256)
-    files = render.render(inventory)
+    shared = push.shared_stream(code, job_id, package, plan.packageSha256, submission.package.executables)
+    files, secrets = render.render(inventory), render.secret_files(submission.job)
     command = push.take_in_command(version)
 
     def take_in(name: str) -> None:
-        fleet.must(name, command, "could not start its replica, it ended", shared + push.host_stream(files[name]))
+        fleet.must(name, command, "could not start its replica, it ended", shared + push.host_stream([*files[name], *secrets]))
 
     outcome = fleet.each(inventory.names, take_in, _PUSH_SECONDS, done)
     if outcome.failures:

@@ -98,26 +98,26 @@ def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
         assert result.code == 0, result.text
         return result.out
 
-    assert cluster.fab("train", "--job", "turn0", *TINY, "--no-follow", "--", "--seconds", "15").code == 0
-    assert "turn1 is QUEUED behind turn0" in submit("turn1")
-    submit("turn2", "--priority", "5")
-    submit("turn3")
-    refused = cluster.fab("train", "--job", "turn4", *TINY, "--no-queue", "--", "--seconds", "2")
+    assert cluster.fab("train", "--job", "queue0", *TINY, "--no-follow", "--", "--seconds", "15").code == 0
+    assert "queue1 is QUEUED behind turn0" in submit("queue1")
+    submit("queue2", "--priority", "5")
+    submit("queue3")
+    refused = cluster.fab("train", "--job", "queue4", *TINY, "--no-queue", "--", "--seconds", "2")
     assert refused.code == 2
-    assert "turn0" in refused.err
-    assert cluster.fab("describe", "turn4").code == 2, "nothing was changed"
-    assert cluster.describe("turn3")["state"] == "QUEUED"
-    assert cluster.fab("cancel", "turn3").code == 0
-    follower = cluster.fab("train", "--job", "turn5", *TINY, "--", "--seconds", "2")
+    assert "queue0" in refused.err
+    assert cluster.fab("describe", "queue4").code == 2, "nothing was changed"
+    assert cluster.describe("queue3")["state"] == "QUEUED"
+    assert cluster.fab("cancel", "queue3").code == 0
+    follower = cluster.fab("train", "--job", "queue5", *TINY, "--", "--seconds", "2")
     assert follower.code == 0, follower.text
-    assert "turn5 is QUEUED behind" in follower.err
+    assert "queue5 is QUEUED behind" in follower.err
     assert "Final metrics" in follower.out
-    records = {job: cluster.describe(job) for job in ("turn0", "turn1", "turn2", "turn5")}
+    records = {job: cluster.describe(job) for job in ("queue0", "queue1", "queue2", "queue5")}
     assert {record["state"] for record in records.values()} == {"SUCCEEDED"}
-    assert sorted(records, key=lambda job: records[job]["startTime"]) == ["turn0", "turn2", "turn1", "turn5"]
-    assert cluster.describe("turn3")["state"] == "CANCELLED"
-    assert cluster.fab("wait", "turn2").code == 0
-    assert cluster.fab("wait", "turn3").code == 1
+    assert sorted(records, key=lambda job: records[job]["startTime"]) == ["queue0", "queue2", "queue1", "queue5"]
+    assert cluster.describe("queue3")["state"] == "CANCELLED"
+    assert cluster.fab("wait", "queue2").code == 0
+    assert cluster.fab("wait", "queue3").code == 1
 
 
 def test_a_submission_that_is_killed_anywhere_blocks_nobody(cluster: Stack) -> None:

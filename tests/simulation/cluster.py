@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -126,6 +126,9 @@ class Site:
 
     def facts(self) -> dict[str, Any] | None:
         return None
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        pass
 
     def finish(self) -> bool:
         return True

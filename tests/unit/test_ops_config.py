@@ -148,6 +148,82 @@ def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, 
     assert says in refused(inventory, tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("code", "args", "passed"),
+    [
+        (b"p.add_argument('--job-dir')", [], ["--job-dir", "/bucket/jobs/j/output"]),
+        (b'p.add_argument("--job_dir")', [], ["--job_dir", "/bucket/jobs/j/output"]),
+        (b"flags.DEFINE_string(\n    'job_dir', '', '')", [], ["--job_dir", "/bucket/jobs/j/output"]),
+        (b"p.add_argument('--job-dir', '--job_dir')", [], ["--job-dir", "/bucket/jobs/j/output"]),
+        (b"p.add_argument('--job-directory')", [], []),
+        (b"os.environ['JOB_DIR']", [], []),
+        (b"p.add_argument('--job-dir')", ["--job-dir=/x"], []),
+        (b"p.add_argument('--job-dir')", ["--output-dir", "/x"], []),
+    ],
+)
+def test_a_trainer_that_knows_job_dir_is_told_it(inventory: Inventory, code: bytes, args: list[str], passed: list[str]) -> None:
+    files = {"mine/__init__.py": b"", "mine/task.py": code, "mine/notes.txt": b"'--job-dir'"}
+    assert build_job(Flags("j", more_args=args), inventory, "mine", files).args == (*args, *passed)
+    off = files | {f"mine/{FILE}": b"jobDir: false"}
+    assert build_job(Flags("j", more_args=args), inventory, "mine", off).args == tuple(args)
+
+
+def test_a_job_dir_that_is_named_is_passed_in_any_case(inventory: Inventory) -> None:
+    files = {"mine/task.py": b"p.add_argument('--job_dir')"}
+    flags = Flags("j", job_dir="/bucket/there")
+    assert build_job(flags, inventory, "mine", files).args == ("--job_dir", "/bucket/there")
+    assert build_job(flags, inventory, "mine", {}).args == ("--job-dir", "/bucket/there")
+
+
+def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:
+    where = config(tmp_path, "trainingInput: {environment: {A: one, B: 2, C: x}}")
+    (tmp_path / "vars").write_text("B=from the file\n  # no\n\nC=c=c\n")
+    job = build_job(Flags("j", config=where, env_file=str(tmp_path / "vars"), env=["C=", "_d=1"]), inventory)
+    assert job.environment == {"A": "one", "B": "from the file", "C": "", "_d": "1"}
+    assert job.training_input["environment"] == job.environment
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"env": ["A"]}, "--env 'A' is not of the form NAME=VALUE"),
+        ({"env": ["1A=x"]}, "--env: '1A' is no name of a variable"),
+        ({"env": ["=x"]}, "--env: '' is no name of a variable"),
+        ({"env": ["TF_CONFIG={}"]}, "--env: TF_CONFIG is what the cluster tells the trainer, and cannot be set"),
+        ({"env": ["A=\0"]}, "the environment's A holds a NUL character"),
+        ({"env_file": "nowhere"}, "--env-file nowhere cannot be read: No such file"),
+        ({"secret": ["SURELY_NOT_SET"]}, "--secret SURELY_NOT_SET is not set in this shell: export SURELY_NOT_SET=…"),
+        ({"secret": ["a-b"]}, "--secret: 'a-b' is no name of a variable"),
+        ({"secret": ["RANK"]}, "--secret: RANK is what the cluster tells the trainer"),
+        ({"secret_file": "nowhere"}, "--secret-file nowhere cannot be read"),
+        ({"secret": ["HOME"], "env": ["HOME=/x"]}, "HOME is a secret and a variable that is written down"),
+    ],
+)
+def test_an_environment_that_is_wrong(inventory: Inventory, changes: dict[str, list[str]], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        build_job(Flags("j", **changes), inventory)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[A]", "trainingInput.environment must be a mapping of names to values"),
+        ("{A: [1]}", "trainingInput.environment.A must be a string, not [1]: quote it"),
+        ("{A: true}", "trainingInput.environment.A must be a string, not True: quote it"),
+        ("{a b: x}", "trainingInput.environment: 'a b' is no name of a variable"),
+    ],
+)
+def test_an_environment_in_config_that_is_wrong(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        build_job(Flags("j", config=config(tmp_path, f"trainingInput: {{environment: {text}}}")), inventory)
+
+
+def test_a_file_of_variables_names_its_bad_line(inventory: Inventory, tmp_path: Path) -> None:
+    (tmp_path / "vars").write_text("A=1\nexport B=2\n")
+    with pytest.raises(UsageError, match=r"--env-file .*vars:2: 'export B' is no name of a variable"):
+        build_job(Flags("j", env_file=str(tmp_path / "vars")), inventory)
+
+
 def test_a_strategy_goes_to_the_trainer_between_config_and_args(inventory: Inventory, tmp_path: Path) -> None:
     flags = Flags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), "--max-steps 9", strategy="any")
     job = build_job(flags, inventory)

@@ -12,6 +12,7 @@ import pytest
 from ops.errors import UsageError
 from ops.package import package
 from ops.package.imports import missing_line
+from ops.train import push
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 
@@ -35,7 +36,7 @@ def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:
     root = make(tmp_path, {"task.py": "import os\n", "sub/__init__.py": "", "data.json": "{}"})
     first = package.build(root, "mine.task")
     os.utime(root / "task.py", (0, 0))
-    (root / "task.py").chmod(0o755)
+    (root / "task.py").chmod(0o600)
     (root / "__pycache__").mkdir()
     (root / "__pycache__" / "task.pyc").write_text("x")
     (root / ".git").mkdir()
@@ -45,6 +46,22 @@ def test_the_same_package_gives_the_same_bytes(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(first.archive)) as tar:
         assert tar.getnames() == ["mine/__init__.py", "mine/data.json", "mine/sub/__init__.py", "mine/task.py"]
         assert {(entry.mtime, entry.uid, entry.mode) for entry in tar} == {(0, 0, 0o644)}
+
+
+def test_programs_stay_programs(tmp_path: Path) -> None:
+    root = make(tmp_path, {"task.py": "", "run.sh": "#!/bin/sh\n", "tool": ""})
+    (root / "run.sh").chmod(0o700)
+    (root / "tool").chmod(0o4755)
+    built = package.build(root, "mine.task")
+    assert built.executables == {"mine/run.sh", "mine/tool"}
+    with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
+        modes = {entry.name: entry.mode for entry in tar}
+    assert modes == {"mine/__init__.py": 0o644, "mine/run.sh": 0o755, "mine/task.py": 0o644, "mine/tool": 0o755}
+    assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
+    pushed = push.shared_stream({}, "job01", built.pushed, "", built.executables) + push.host_stream([])
+    with tarfile.open(fileobj=io.BytesIO(pushed)) as tar:
+        sent = {entry.name.partition("/package/")[2]: entry.mode for entry in tar if entry.isfile()}
+    assert sent | modes == sent
 
 
 def test_the_tiny_trainer_needs_nothing() -> None:

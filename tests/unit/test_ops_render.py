@@ -14,9 +14,11 @@ from opsdata import inventory_json
 
 from jobs.records import HostFile, Plan
 from ops.cluster.inventory import Inventory, parse
+from ops.package.package import Package
 from ops.train.config import Flags, Job, build_job
+from ops.train.manifest import manifest
 from ops.train.preview import print_render
-from ops.train.render import plan, render, unit_quoted
+from ops.train.render import plan, render, secret_files, unit_quoted
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 UNIT, TIMER = "/etc/systemd/system/scaletier.service", "/etc/systemd/system/scaletier.timer"
@@ -95,10 +97,53 @@ def test_the_environment(inventory: Inventory) -> None:
         "HOME": "/var/lib/scaletier",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "GRPC_VERBOSITY": "ERROR",
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "MASTER_ADDR": "10.0.0.2",
+        "MASTER_PORT": "2222",
+        "RANK": "0",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
     }
+    ranks = {name: task.environment.get("RANK") for name, task in tasks.items()}
+    assert ranks == {"ps-0": None, "master-0": "0", "worker-0": "1", "worker-1": "2", "evaluator-0": None}
+    assert not {"MASTER_ADDR", "WORLD_SIZE"} & tasks["ps-0"].environment.keys()
     assert {name: (task.environment["TYPE"], task.environment["INDEX"]) for name, task in tasks.items()} == {
         name: tuple(name.split("-")) for name in inventory.names
     }
+
+
+def test_what_the_user_adds_wins_over_what_is_usual(inventory: Inventory) -> None:
+    job = build_job(Flags("job01", env=["TF_CPP_MIN_LOG_LEVEL=0", "A=b=c", "EMPTY="]), inventory)
+    for task in plan(inventory, job, "").tasks.values():
+        found = {name: task.environment[name] for name in ("TF_CPP_MIN_LOG_LEVEL", "A", "EMPTY", "JOB_ID")}
+        assert found == {"TF_CPP_MIN_LOG_LEVEL": "0", "A": "b=c", "EMPTY": "", "JOB_ID": "job01"}
+
+
+def test_secrets_go_to_the_hosts_and_nowhere_else(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOKEN", "s3cr3t-of-ann")
+    (tmp_path / "more").write_text("# a comment\n\nOTHER = s3cr3t 'too'\n")
+    flags = Flags("job01", secret=["TOKEN"], secret_file=str(tmp_path / "more"))
+    job = build_job(flags, inventory)
+    made = plan(inventory, job, "")
+    assert made.secrets == ["OTHER", "TOKEN"]
+    folder, file = secret_files(job)
+    assert (folder.path, folder.mode, folder.user, folder.directory) == ("/var/lib/scaletier/secrets", 0o700, "trainer", True)
+    assert (file.path, file.mode, file.user) == ("/var/lib/scaletier/secrets/job01.json", 0o600, "trainer")
+    assert json.loads(file.content) == {"TOKEN": "s3cr3t-of-ann", "OTHER": " s3cr3t 'too'"}
+    built = Package("trainer", {}, {}, b"")
+    print_render(inventory, flags, None, as_json=False)
+    print_render(inventory, flags, None, as_json=True)
+    shown = capsys.readouterr().out
+    assert "TOKEN=(secret)" in shown
+    for told in (made.to_json().decode(), repr(job), str(manifest(inventory, job, built)), shown):
+        assert "s3cr3t" not in told
+    assert manifest(inventory, job, built)["secrets"] == ["OTHER", "TOKEN"]
 
 
 def test_the_plan(inventory: Inventory, tmp_path: Path) -> None:

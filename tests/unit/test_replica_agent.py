@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Host:
         self.prepares: list[str] = []
         self.found: dict[str, Any] | None = None
         self.is_archived = True
+        self.kept: list[str] | None = None
         self.agent = Agent("master-0", life, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
 
     def prepare(self, plan: Plan) -> Assignment:
@@ -45,6 +47,9 @@ class Host:
     def facts(self) -> dict[str, Any] | None:
         found, self.found = self.found, None
         return found
+
+    def tidy(self, job_ids: Collection[str]) -> None:
+        self.kept = sorted(job_ids)
 
     def finish(self) -> bool:
         return self.is_archived
@@ -84,6 +89,18 @@ def test_a_host_that_nobody_wants_is_done(host: Host) -> None:
     host.rounds()
     assert host.agent.over
     assert host.agent.status == "no job has this host"
+
+
+def test_secrets_are_kept_of_jobs_that_run_or_wait(host: Host) -> None:
+    host.submit()
+    host.submit("job02")
+    host.agent.round()
+    assert host.kept == ["job01", "job02"]
+    host.ledger.free_hosts("job01")
+    host.ledger.free_hosts("job02")
+    other = Host(host.root)
+    other.agent.round()
+    assert other.kept == []
 
 
 def test_one_job_after_the_other_and_then_it_is_done(host: Host) -> None:

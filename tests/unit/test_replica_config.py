@@ -14,6 +14,7 @@ import pytest
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
+from jobs.store import StoreError
 from replica.config import ConfigError, load
 from replica.notify import notify
 from replica.site import HostSite
@@ -69,6 +70,9 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
     package = f"{tmp_path}/jobs/job01/package"
     rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"}
     assert prepared(environ, plan) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
+    out = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task("{}", {"JOB_DIR": f"{tmp_path}/a/output"})}, "abc", data=["/none"])
+    prepared({}, out)
+    assert (tmp_path / "a" / "output").is_dir()
     bare = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task('{"task": {}}')}, "abc", data=["/none"])
     assert prepared({}, bare) == {"PYTHONPATH": package} | rest
 
@@ -94,3 +98,23 @@ def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.startswith("False")
+
+
+def test_secrets_are_for_the_trainer_of_their_job(tmp_path: Path) -> None:
+    (tmp_path / "jobs/job01").mkdir(parents=True)
+    (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
+    (tmp_path / "secrets").mkdir()
+    for name in ("job01", "job02"):
+        (tmp_path / "secrets" / f"{name}.json").write_text(f'{{"TOKEN": "of {name}"}}')
+    plan = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task("{}", {"TOKEN": "no"})}, "abc", data=["/none"], secrets=["TOKEN"])
+    store = Folder(tmp_path)
+    site = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, {})
+    assert site.prepare(plan).environment["TOKEN"] == "of job01"
+    site.tidy(["job01"])
+    assert [path.name for path in (tmp_path / "secrets").iterdir()] == ["job01.json"]
+    site.tidy([])
+    assert list((tmp_path / "secrets").iterdir()) == []
+    with pytest.raises(StoreError, match="the secrets of job01 are not on this host"):
+        site.prepare(plan)
+    (tmp_path / "secrets").rmdir()
+    site.tidy([])

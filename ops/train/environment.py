@@ -1,0 +1,128 @@
+"""What a trainer finds in its environment besides TF_CONFIG: what every job has, what the user adds, and secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.spec import TENSORFLOW_PORT, Role
+from ops.cluster.inventory import Host, Inventory
+from ops.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Who trains together, as PyTorch counts them: the master is rank 0, and the workers follow.
+_RANKED = (Role.MASTER, Role.WORKER)
+# What the cluster itself tells a trainer: another value would be a lie.
+OURS = (
+    *("TF_CONFIG", "TYPE", "INDEX", "JOB_ID", "JOB_DIR", "SCALETIER_DATA"),
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+)
+
+
+def usual(host: Host) -> dict[str, str]:
+    """What is good for most, and may be set otherwise.
+
+    TensorFlow says what is wrong and nothing of the processor; a crash in native code shows its stack; libraries start a thread
+    for each processor that the host has, not for each that the machine below it has.
+    """
+    cpus = max(1, host.cpus)
+    return {
+        "HOME": "/var/lib/scaletier",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "GRPC_VERBOSITY": "ERROR",
+        "OMP_NUM_THREADS": str(cpus),
+        "TF_NUM_INTRAOP_THREADS": str(cpus),
+        "TF_NUM_INTEROP_THREADS": str(max(2, cpus)),
+    }
+
+
+def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:
+    """What tells a trainer who and where it is; TYPE is `master` on the chief, as in Cloud ML's samples."""
+    told = {"TYPE": str(host.role), "INDEX": str(host.index), "JOB_ID": job_id, "JOB_DIR": job_dir, "SCALETIER_DATA": data}
+    return told | ranks(inventory, host)
+
+
+def ranks(inventory: Inventory, host: Host) -> dict[str, str]:
+    """Where PyTorch and its like find one another, one process a host; nothing for a role that does not train.
+
+    Source: the environment variables of torch.distributed's `env://` and of torchrun.
+    """
+    peers = [inventory.chief, *(other for other in inventory.hosts if other.role is Role.WORKER)]
+    if host.role not in _RANKED:
+        return {}
+    return {
+        "MASTER_ADDR": inventory.chief.address,
+        "MASTER_PORT": str(TENSORFLOW_PORT),
+        "RANK": str(peers.index(host)),
+        "WORLD_SIZE": str(len(peers)),
+        "LOCAL_RANK": "0",
+    }
+
+
+def added(given: Mapping[str, str], file: str | None, pairs: Sequence[str], where: str) -> dict[str, str]:
+    """`environment:` of config.yaml, then `--env-file`, then `--env`, of which the later wins; UsageError for what is wrong."""
+    found = dict(given)
+    for name in found:
+        _check(name, f"{where}: trainingInput.environment")
+    if file is not None:
+        found |= _read(file, "--env-file")
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--env {pair!r} is not of the form NAME=VALUE")
+        _check(name, "--env")
+        found[name] = value
+    for name, value in found.items():
+        if "\0" in value:
+            raise UsageError(f"the environment's {name} holds a NUL character, which no program can receive")
+    return found
+
+
+def secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """`--secret NAME`, from the operator's own environment, and `--secret-file`; UsageError for one that is not set."""
+    found = _read(file, "--secret-file") if file is not None else {}
+    for name in names:
+        _check(name, "--secret")
+        if name not in environ:
+            raise UsageError(f"--secret {name} is not set in this shell: export {name}=…, or put it in a --secret-file")
+        found[name] = environ[name]
+    return found
+
+
+def mapping(value: Any, path: str) -> dict[str, str]:
+    """`environment:` of config.yaml; UsageError for values that are no text or number."""
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} must be a mapping of names to values, not {value!r}")
+    for name, item in value.items():
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise UsageError(f"{path}.{name} must be a string, not {item!r}: quote it")
+    return {str(name): str(item) for name, item in value.items()}
+
+
+def _check(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{where}: {name!r} is no name of a variable: letters, digits and _, and no digit first")
+    if name in OURS:
+        raise UsageError(f"{where}: {name} is what the cluster tells the trainer, and cannot be set; nor can {', '.join(OURS)}")
+
+
+def _read(file: str, flag: str) -> dict[str, str]:
+    """Lines NAME=VALUE, as `docker run --env-file` has them: nothing is unquoted, # at the beginning is a comment."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{flag} {file} cannot be read: {reason}") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            name, equals, value = line.partition("=")
+            if not equals:
+                raise UsageError(f"{flag} {file}:{number} is not of the form NAME=VALUE")
+            _check(name.strip(), f"{flag} {file}:{number}")
+            found[name.strip()] = value
+    return found
