@@ -99,7 +99,7 @@ def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
         return result.out
 
     assert cluster.fab("train", "--job", "queue0", *TINY, "--no-follow", "--", "--seconds", "15").code == 0
-    assert "queue1 is QUEUED behind turn0" in submit("queue1")
+    assert "queue1 is QUEUED behind queue0" in submit("queue1")
     submit("queue2", "--priority", "5")
     submit("queue3")
     refused = cluster.fab("train", "--job", "queue4", *TINY, "--no-queue", "--", "--seconds", "2")
