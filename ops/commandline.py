@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import fabric
 from fabric.main import Fab
 from invoke.exceptions import Exit, ParseError
-from invoke.parser import Argument
+from invoke.parser import Argument, ParserContext
+from invoke.parser.context import to_flag
 
 from ops.errors import WRONG_CALL, meant, one_line
 
@@ -106,6 +107,11 @@ def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], value
     return result
 
 
+def flags_with_values(context: ParserContext) -> set[str]:
+    """The flags of a task behind which a value follows, long and short."""
+    return {to_flag(name) for arg in context.args.values() if arg.takes_value for name in arg.names}
+
+
 def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: str = "") -> str:
     """invoke's message about a wrong command line, in words that say what to do."""
     if found := re.search(r"No idea what '(.*)' is!", message):
@@ -161,7 +167,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         """Fabric's, after words and help were understood; what is said of stack and project holds from here on."""
         contexts = self.collection.to_contexts()
         words = {context.name: self.collection[context.name].words for context in contexts}
-        valued = {c.name: {flag for flag, arg in c.flags.items() if arg.takes_value} for c in contexts}
+        valued = {context.name: flags_with_values(context) for context in contexts}
         wanted = asks_for_help(self.core.unparsed)
         if wanted is not None:
             self.core.unparsed[:] = []

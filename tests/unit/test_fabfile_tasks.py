@@ -141,8 +141,9 @@ def test_the_same_letter_means_the_same_everywhere() -> None:
     assert meanings == {"j": {"job"}, "f": {"follow"}, "n": {"lines"}}
 
 
-WORDS = {"logs": ("replica", "job"), "jobs": ()}
-VALUED = {"logs": {"--job", "-j", "--lines"}, "jobs": set()}
+CONTEXTS = {context.name: context for context in Collection.from_module(fabfile).to_contexts()}
+WORDS = {name: fabfile.__dict__[name].words for name in CONTEXTS}
+VALUED = {name: commandline.flags_with_values(context) for name, context in CONTEXTS.items()}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,8 @@ VALUED = {"logs": {"--job", "-j", "--lines"}, "jobs": set()}
         ("logs worker job01", "logs --replica=worker --job=job01"),
         ("logs --lines 5 worker", "logs --lines 5 --replica=worker"),
         ("logs -j job01 worker --json", "logs -j job01 --replica=worker --json"),
+        ("logs --follow -n 5 worker", "logs --follow -n 5 --replica=worker"),
+        ("train --secret-file f job01", "train --secret-file f --job=job01"),
         ("logs --lines=5 jobs", "logs --lines=5 --replica=jobs"),
         ("logs a b jobs", "logs --replica=a --job=b jobs"),
         ("jobs logs all", "jobs logs --replica=all"),
