@@ -43,8 +43,8 @@ class Asynchronous:
     def __init__(self, flags: Flags, cluster: Cluster) -> None:
         prepare_process()
         if not tf.config.list_physical_devices("GPU"):
-            # On processors no step is quicker for it, and every host on which the graph is new optimizes it anew: a quarter of the
-            # time from a worker's kill to its next step.
+            # On processors no step is quicker for it, and every host on which the graph is new optimizes it anew: that is a
+            # quarter of the time from a worker's kill to its next step.
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         tf.random.set_seed(flags.seed)
         self._flags, self._cluster = flags, cluster
