@@ -19,6 +19,7 @@ from tasks import JOB, JSON, NEW_JOB, task
         "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
         "labels": "labels of the job, key=value,key=value; may be given more than once",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
+        "resume": "id of a job that has ended: go on in its output, from its checkpoints",
         "env": "NAME=VALUE for the trainer's environment; may be given more than once, and is written down",
         "env-file": "file with a NAME=VALUE on each line; --env wins",
         "secret": "NAME of a variable of this shell for the trainer's environment; its value is written down nowhere",
@@ -38,6 +39,7 @@ def train(
     strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
+    resume: str | None = None,
     env: Any = None,
     env_file: str | None = None,
     secret: Any = None,
@@ -52,6 +54,7 @@ def train(
     fab train --job job01
     fab train --job job02 --config config.yaml --args "--max-steps 500"
     fab train --job job03 --strategy sync
+    fab train --resume job03 -- --max-steps 4000
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 
     Ctrl-C leaves the job running and says how to come back to it.
@@ -74,6 +77,7 @@ def train(
         env_file,
         secret or (),
         secret_file,
+        resume,
     )
     return run(Cluster.load(), flags, package, queue, follow)
 

@@ -44,6 +44,48 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
 
 
 @task(
+    words=["action", "what", "name"],
+    help={
+        "action": "ls (the default), put or rm",
+        "what": "file or folder of this machine to put there; or the name of what is there",
+        "name": "name below data/ to put it under (default: its own)",
+        "json": JSON,
+    },
+)
+def data(_: Any, action: str | None = None, what: str | None = None, name: str | None = None, json: bool = False) -> int:
+    """List, upload or remove data in the bucket, for trainers to read.
+
+    fab data ls
+    fab data put ~/pictures
+    fab data rm pictures
+
+    It says the path by which the hosts see it. What is there in the same size is not sent again.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.train.data import data as run
+
+    return run(Cluster.load(), action, what, name, json)
+
+
+@task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask"})
+def delete(_: Any, job: str | None = None, yes: bool = False) -> int:
+    """Delete a job that has ended, with its package, logs and output. Asks first."""
+    from ops.cluster.cluster import Cluster
+    from ops.train.delete import delete as run
+
+    return run(Cluster.load(), [job] if job else [], yes)
+
+
+@task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask"})
+def prune(_: Any, keep: str | None = None, yes: bool = False) -> int:
+    """Delete all jobs that have ended but the newest: fab prune --keep 10. Asks first."""
+    from ops.cluster.cluster import Cluster
+    from ops.train.delete import prune as run
+
+    return run(Cluster.load(), keep, yes)
+
+
+@task(
     words=["job", "dest"],
     help={
         "job": JOB,

@@ -41,6 +41,20 @@ class Bucket:
         """Take an object away; FileNotFoundError where there is none."""
         self._fs.rm_file(self.path(name))
 
+    def remove(self, folder: str) -> None:
+        """Take away an object, or a folder with all that is in it; nothing happens where neither is there."""
+        top = self.path(folder)
+        try:
+            found = self._fs.find(top, withdirs=True, detail=True)
+        except FileNotFoundError:
+            return
+        folders = [path for path, info in found.items() if info["type"] == "directory"]
+        for path in found.keys() - set(folders):
+            self._fs.rm_file(path)
+        if self._renames:  # elsewhere a folder is but a part of names
+            for path in sorted(folders, key=len, reverse=True):
+                self._fs.rmdir(path)
+
     def names(self, folder: str) -> dict[str, int]:
         """What lies in a folder, each with its size in bytes; empty where there is no such folder."""
         try:

@@ -40,6 +40,7 @@ class Flags:
     env_file: str | None = None
     secret: Sequence[str] = ()
     secret_file: str | None = None
+    resume: str | None = None
 
 
 @dataclass(frozen=True)

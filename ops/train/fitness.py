@@ -66,7 +66,9 @@ def _type_of(inventory: Inventory) -> str:
 
 
 def check_job_dir(job_dir: str, bucket: str, default: str) -> None:
-    """A path on a host is writable for the trainer only in the bucket; a URL is TensorFlow's affair."""
+    """A path on a host is writable for the trainer only in the bucket; a URL is TensorFlow's affair, where a host can reach it."""
     inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
+    if "://" in job_dir and "://" not in bucket:
+        raise UsageError(f"jobDir {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
     if not job_dir.isprintable() or not (inside or "://" in job_dir):
         raise UsageError(f"jobDir {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")

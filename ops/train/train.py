@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from jobs.records import JobRecord
@@ -11,12 +12,13 @@ from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import ROOT, Inventory
-from ops.cluster.ledger import find_job
+from ops.cluster.ledger import existing_job, find_job
 from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
+from ops.show import fetch
 from ops.train import push
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
@@ -31,7 +33,24 @@ _FREE_BYTES = 100_000_000
 
 def train(cluster: Cluster, flags: Flags, folder: str | None, may_wait: bool, follow: bool) -> int:
     """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False."""
+    if flags.resume is not None:
+        flags = resumed(cluster, flags)
     return run(cluster, prepare(cluster.inventory, flags, folder), may_wait, follow)
+
+
+def resumed(cluster: Cluster, flags: Flags) -> Flags:
+    """The flags of a job that goes on where an earlier one has left its checkpoints; UsageError where there are none."""
+    if flags.job_dir is not None:
+        raise UsageError("--resume goes on in the output of that job, and --job-dir names another: leave one of them out")
+    record = existing_job(cluster.ledger, flags.resume)
+    if not record.final:
+        raise UsageError(
+            f"job {record.jobId} is {record.state}, and two jobs cannot write to one output: wait for it, or cancel it"
+        )
+    output = fetch.find(cluster, record)
+    if not output.files:
+        raise UsageError(f"job {record.jobId} left no checkpoint in {output.job_dir}: there is nothing to go on from")
+    return replace(flags, job_dir=output.job_dir)
 
 
 def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool) -> int:

@@ -23,6 +23,8 @@ Fab = Callable[..., subprocess.CompletedProcess[str]]
 TASKS = [
     "cancel",
     "cost",
+    "data",
+    "delete",
     "describe",
     "export",
     "get",
@@ -30,6 +32,7 @@ TASKS = [
     "jobs",
     "logs",
     "plan",
+    "prune",
     "render",
     "reproduce",
     "shell",
@@ -71,7 +74,7 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["nope"], "there is no task 'nope'; valid are cancel, cost, describe"),
+        (["nope"], "there is no task 'nope'; valid are cancel, cost, data"),
         (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
         (["logs", "all", "--what"], "fab logs has no flag --what; fab logs --help lists the valid ones"),
         (["logs", "--folow"], "fab logs has no flag --folow; did you mean --follow?"),
