@@ -66,7 +66,7 @@ def _type_of(inventory: Inventory) -> str:
 
 
 def check_job_dir(job_dir: str, bucket: str, default: str) -> None:
-    """A path on a host is writable for the trainer only in the bucket; a URL is TensorFlow's affair, where a host can reach it."""
+    """A path on a host is writable only in the bucket; a URL is TensorFlow's affair, where a host can reach it."""
     inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
     if "://" in job_dir and "://" not in bucket:
         raise UsageError(f"jobDir {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
