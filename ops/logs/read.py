@@ -14,7 +14,7 @@ from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import EVERY
 from ops.cluster.ledger import existing_job, find_job
-from ops.errors import DETACHED, DONE, FAILED, HostError, OpsError, UsageError
+from ops.errors import DETACHED, DONE, FAILED, HostError, OpsError, UsageError, meant
 from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command, read_header
 
 _READ_SECONDS = 60.0
@@ -53,9 +53,14 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
     if word is None or _is_replica(cluster, word):
         return word or EVERY, job_id
     other = job_id if job_id is not None else EVERY
-    if JOB_ID.fullmatch(word) and _is_replica(cluster, other) and find_job(cluster.ledger, word):
+    if not JOB_ID.fullmatch(word) or not _is_replica(cluster, other):
+        return word, job_id
+    if find_job(cluster.ledger, word):
         return other, word
-    return word, job_id
+    there = [record.jobId for record in cluster.ledger.jobs()[0]]
+    valid = (*cluster.inventory.names, EVERY)
+    said = f"there is no replica and no job {word!r}{meant(word, (*valid, *there))}"
+    raise UsageError(f"{said}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
 
 def _is_replica(cluster: Cluster, word: str) -> bool:

@@ -34,7 +34,6 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
         ("worker-replica-0", None, "worker-replica-0", None),
         ("job01", None, "all", "job01"),
         ("job01", "worker-1", "worker-1", "job01"),
-        ("job02", None, "job02", None),
         ("job01", "job02", "job01", "job02"),
     ],
 )
@@ -43,5 +42,7 @@ def test_what_is_meant(cluster: Cluster, word: str | None, job: str | None, repl
 
 
 def test_a_word_that_is_neither(cluster: Cluster) -> None:
+    with pytest.raises(UsageError, match=r"there is no replica and no job 'job02'; did you mean job01[?]; replicas are ps-0, "):
+        show_logs(cluster, "job02", None, None, follow=False, as_json=False)
     with pytest.raises(UsageError, match=r"there is no replica 'worker-7'; did you mean worker-\d[?]; valid are ps-0, "):
         show_logs(cluster, "worker-7", None, None, follow=False, as_json=False)

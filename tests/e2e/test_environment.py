@@ -1,0 +1,79 @@
+"""What a trainer finds on real hosts: its output folder, peers, what its user adds, secrets; and jobs that are taken away."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from stacks import Stack
+
+_SECRET = "s3cr3t-of-ann"
+_PROGRAM = "#!/bin/sh\necho run by itself\n"
+_TRAINER = """
+import argparse, hashlib, json, os, pathlib, subprocess, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--job_dir")
+folder = pathlib.Path(parser.parse_args().job_dir)
+here = pathlib.Path(__file__).parent
+told = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING")}
+told["there"] = folder.is_dir()
+told["secret"] = hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest()
+told["program"] = subprocess.run([here / "run.sh"], capture_output=True, text=True).stdout
+(folder / f"{os.environ['TYPE']}-{os.environ['INDEX']}.json").write_text(json.dumps(told))
+while os.environ["TYPE"] == "master" and len(list(folder.glob("*.json"))) < 6:
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    root = tmp_path / "looker"
+    root.mkdir()
+    (root / "__init__.py").touch()
+    (root / "task.py").write_text(_TRAINER)
+    (root / "run.sh").write_text(_PROGRAM)
+    (root / "run.sh").chmod(0o755)
+    return root
+
+
+def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"TOKEN={_SECRET}\n")
+    flags = ("--package", str(package), "--env", "GREETING=good day", "--secret-file", str(tmp_path / "token"))
+    result = cluster.fab("train", "looks", *flags)
+    assert result.code == 0, result.text
+    assert cluster.fab("get", "looks", "--dest", str(tmp_path / "out")).code == 0
+    told = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").iterdir()}
+    assert sorted(told) == sorted(cluster.hosts())
+    master, worker, ps = told["master-0"], told["worker-1"], told["ps-0"]
+    assert (master["RANK"], worker["RANK"], ps["RANK"], master["WORLD_SIZE"]) == ("0", "2", None, "3")
+    assert master["MASTER_ADDR"] == worker["MASTER_ADDR"] is not None
+    for each in told.values():
+        assert (each["there"], each["GREETING"], each["program"]) == (True, "good day", "run by itself\n")
+        assert each["JOB_DIR"] == "/bucket/jobs/looks/output"
+        assert each["secret"] == hashlib.sha256(_SECRET.encode()).hexdigest()
+    assert cluster.describe("looks")["trainingInput"]["environment"] == {"GREETING": "good day"}
+    left = "sudo ls -A /var/lib/scaletier/secrets; sudo grep -rlF s3cr3t-of-ann /var/lib/scaletier /etc /bucket/jobs || true"
+    for host in ("master-0", "worker-1"):
+        assert cluster.ssh(host, left).out == ""
+
+
+def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("TOKEN=x\n")
+    flags = ("--package", str(package), "--secret-file", str(tmp_path / "token"))
+    assert cluster.fab("train", "goes", *flags).code == 0
+    assert cluster.fab("train", "resumed", "--resume", "goes", *flags).code == 0
+    refused = cluster.fab("delete", "goes")
+    assert (refused.code, "job resumed has its output in that of goes" in refused.err) == (2, True)
+    assert cluster.fab("delete", "resumed", "--yes").code == 0
+    asked = cluster.fab("delete", "goes")
+    assert (asked.code, "say --yes, as there is no terminal to ask on" in asked.err) == (2, True)
+    assert cluster.fab("delete", "goes", "--yes").code == 0
+    assert cluster.ssh("master-0", "ls -d /bucket/jobs/goes /bucket/jobs/resumed").code == 2
+    assert cluster.fab("data", "put", str(package), "mine").out.endswith("/bucket/data/mine\n")
+    assert cluster.ssh("ps-0", "sudo -u trainer cat /bucket/data/mine/run.sh").out == _PROGRAM
+    listed = json.loads(cluster.fab("data", "ls", "mine", "--json").out)
+    assert [file["name"] for file in listed["files"]] == ["__init__.py", "run.sh", "task.py"]
+    assert cluster.fab("data", "rm", "mine").code == 0
+    assert cluster.ssh("ps-0", "ls /bucket/data/mine").code == 2
