@@ -17,6 +17,7 @@ from pathlib import Path
 from replica.lines import Line, Messages, Splitter
 from replica.log import Log
 from replica.memory import oom_kills
+from replica.noise import is_quiet, is_remark
 
 TAIL_LINES = 20
 TAIL_CHARACTERS = 1000
@@ -30,6 +31,7 @@ class Trainer:
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Log) -> None:
         """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
+        self._quiet = is_quiet(env)
         self._oom_kills = oom_kills()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
@@ -122,6 +124,8 @@ class Trainer:
                 yield data
 
     def _take(self, log: Log, lines: list[Line]) -> None:
+        if self._quiet:
+            lines = [line for line in lines if not is_remark(line.message)]
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
             log.write(lines)
