@@ -11,8 +11,8 @@ from replica.noise import is_quiet, is_remark
 REMARKS = [
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
     "I0000 00:00:1795315086.015852     267 port.cc:153] oneDNN custom operations are on. You may see slightly different "
-    "numerical results due to floating-point round-off errors from different computation orders. To turn them off, set the environment "
-    "variable `TF_ENABLE_ONEDNN_OPTS=0`.",
+    "numerical results due to floating-point round-off errors from different computation orders. To turn them off, set the "
+    "environment variable `TF_ENABLE_ONEDNN_OPTS=0`.",
     "I0000 00:00:1795315086.082298     267 cpu_feature_guard.cc:227] This TensorFlow binary is optimized to use available CPU "
     "instructions in performance-critical operations.",
     "To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild TensorFlow with the appropriate "
