@@ -6,8 +6,14 @@ import re
 
 JOB_ID = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,127}$")
 JOBS = "jobs"
+DATA = "data"
 QUEUE = "cluster/queue.json"
 EVERY_JOB = f"{JOBS}/*/job.json"
+
+
+def folder(job_id: str) -> str:
+    """All that is a job's, its output too where nothing else was said."""
+    return f"{JOBS}/{job_id}"
 
 
 def job(job_id: str) -> str:

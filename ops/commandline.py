@@ -167,7 +167,8 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         """Fabric's, after words and help were understood; what is said of stack and project holds from here on."""
         contexts = self.collection.to_contexts()
         words = {context.name: self.collection[context.name].words for context in contexts}
-        valued = {context.name: flags_with_values(context) for context in contexts}
+        everywhere = flags_with_values(self.initial_context)
+        valued = {context.name: flags_with_values(context) | everywhere for context in contexts}
         wanted = asks_for_help(self.core.unparsed)
         if wanted is not None:
             self.core.unparsed[:] = []
@@ -212,7 +213,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         task = self.collection[name]
         words = "".join(f" [{word.upper()}]" for word in task.words)
         context = self.parser.contexts[name]
-        trainer = f" [{DASHES} …]" if "args" in context.args else ""
+        trainer = f" [{DASHES} …]" if "args" in context.args or name == "shell" else ""
         _say(f"Usage: {self.binary} {name}{words} [--flags]{trainer}\n")
         for line in (inspect.getdoc(task) or "").splitlines():
             _say(f"{self.leading_indent}{line}" if line else "")

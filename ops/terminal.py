@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Self, TextIO
 
+from ops.errors import UsageError
+
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36"}
 _STATES = {"SUCCEEDED": "green", "RUNNING": "blue", "FAILED": "red", "CANCELLED": "yellow", "no answer": "red"}
 
@@ -51,6 +53,18 @@ def error(text: str) -> None:
 def as_json(value: Any) -> None:
     """The result for programs."""
     write(sys.stdout, json.dumps(value, indent=1))
+
+
+def confirm(what: str, sure: bool = False) -> None:
+    """Ask whether that is to be done, unless the user is sure; UsageError for a no, and where nobody can be asked."""
+    if sure:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"this would {what}: say --yes, as there is no terminal to ask on")
+    sys.stderr.write(f"{what}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was changed")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

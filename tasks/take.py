@@ -1,4 +1,4 @@
-"""Tasks that reach into the cluster: a shell there, and what a job wrote."""
+"""Tasks that reach into the cluster: a shell there, what a job wrote, data, and what is to go."""
 
 import sys
 from typing import Any
@@ -7,7 +7,10 @@ from ops.commandline import after_dashes
 from tasks import JOB, JSON, task
 
 
-@task(words=["replica"], help={"replica": "a replica, which is also the name of its host, such as worker-2"})
+@task(
+    words=["replica"],
+    help={"replica": "a replica, the name of its host too, such as worker-2 (default: the chief)"},
+)
 def shell(_: Any, replica: str | None = None) -> int:
     """Open a shell on a replica's host, or run a command there.
 
@@ -49,10 +52,18 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
         "action": "ls (the default), put or rm",
         "what": "file or folder of this machine to put there; or the name of what is there",
         "name": "name below data/ to put it under (default: its own)",
+        "yes": "do not ask",
         "json": JSON,
     },
 )
-def data(_: Any, action: str | None = None, what: str | None = None, name: str | None = None, json: bool = False) -> int:
+def data(
+    _: Any,
+    action: str | None = None,
+    what: str | None = None,
+    name: str | None = None,
+    yes: bool = False,
+    json: bool = False,
+) -> int:
     """List, upload or remove data in the bucket, for trainers to read.
 
     fab data ls
@@ -64,16 +75,16 @@ def data(_: Any, action: str | None = None, what: str | None = None, name: str |
     from ops.cluster.cluster import Cluster
     from ops.train.data import data as run
 
-    return run(Cluster.load(), action, what, name, json)
+    return run(Cluster.load(), action, what, name, yes, json)
 
 
 @task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask"})
 def delete(_: Any, job: str | None = None, yes: bool = False) -> int:
-    """Delete a job that has ended, with its package, logs and output. Asks first."""
+    """Delete a job that has ended, with its package, logs and output; an output elsewhere (--job-dir) stays. Asks first."""
     from ops.cluster.cluster import Cluster
     from ops.train.delete import delete as run
 
-    return run(Cluster.load(), [job] if job else [], yes)
+    return run(Cluster.load(), job, yes)
 
 
 @task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask"})

@@ -41,15 +41,13 @@ class Bucket:
         """Take an object away; FileNotFoundError where there is none."""
         self._fs.rm_file(self.path(name))
 
-    def remove(self, folder: str) -> None:
-        """Take away an object, or a folder with all that is in it; nothing happens where neither is there."""
-        top = self.path(folder)
-        try:
-            found = self._fs.find(top, withdirs=True, detail=True)
-        except FileNotFoundError:
-            return
+    def remove(self, folder: str, last: str = "") -> None:
+        """Take away an object, or a folder with all that is in it, the object `last` at the end, so that an end that breaks off
+        can be made again; nothing happens where there is nothing.
+        """
+        found = self._found(folder, withdirs=True)
         folders = [path for path, info in found.items() if info["type"] == "directory"]
-        for path in found.keys() - set(folders):
+        for path in sorted(found.keys() - set(folders), key=lambda path: bool(last) and path.endswith(self.path(last))):
             self._fs.rm_file(path)
         if self._renames:  # elsewhere a folder is but a part of names
             for path in sorted(folders, key=len, reverse=True):
@@ -65,13 +63,17 @@ class Bucket:
         return {name: size for name, size in names.items() if name and not name.startswith(".")}
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Every object below a folder by its path from there, with its size in bytes."""
-        top = self.path(folder).lstrip("/") + "/"
+        """Every object below a folder by its path from there, with its size in bytes; an object of that very name is ``."""
+        top = self.path(folder).lstrip("/")
+        found = self._found(folder)
+        return {path.lstrip("/").removeprefix(top).lstrip("/"): info["size"] or 0 for path, info in found.items()}
+
+    def _found(self, folder: str, **options: Any) -> dict[str, dict[str, Any]]:
         try:
-            found = self._fs.find(self.path(folder), detail=True)
+            found = self._fs.find(self.path(folder), detail=True, **options)
+            return {path: info or self._fs.info(path) for path, info in found.items()}  # fsspec tells nothing of a file itself
         except FileNotFoundError:
             return {}
-        return {path.lstrip("/").removeprefix(top): info["size"] or 0 for path, info in found.items()}
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = lambda _: None) -> None:
         """Make or replace an object with bytes, or with a file's content; `progress` is called with each piece's bytes."""

@@ -13,8 +13,10 @@ from typing import Any
 from infra.spec import TENSORFLOW_PORT, Role, SpecError, parse_replica
 from ops.errors import UsageError, meant
 
-ROOT = Path(os.environ.get("SCALETIER_PROJECT") or Path(__file__).parents[2]).resolve()
-"""The checkout: where Pulumi's program, the state of its stacks and what set-up keeps are."""
+HERE = Path(__file__).resolve().parents[2]
+"""This program: what it brings to hosts, its templates and its trainer."""
+ROOT = Path(os.environ.get("SCALETIER_PROJECT") or HERE).resolve()
+"""The project: the state of its stacks, and what set-up keeps."""
 EVERY = "all"
 SCHEMA = 1
 

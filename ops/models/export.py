@@ -11,11 +11,11 @@ from jobs import paths
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
+from ops.cluster.output import Output, find
 from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
 from ops.package import declared
-from ops.show import fetch
-from ops.show.fetch import Output, check_free
+from ops.show.fetch import check_free
 from ops.train.push import PYTHON
 
 _MODEL = "saved_model.pb"
@@ -36,11 +36,11 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
     job_id = record.jobId
     if dest is not None:
         check_free(Path(dest))
-    found = fetch.find(cluster, record)
+    found = find(cluster, record)
     folder = newest(found)
     if folder is None:
         exporter = _make(cluster, found)
-        found = fetch.find(cluster, record)
+        found = find(cluster, record)
         folder = newest(found)
         if folder is None:
             raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {found.job_dir}")

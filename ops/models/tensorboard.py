@@ -14,8 +14,8 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
 from ops.cluster.ledger import existing_job
+from ops.cluster.output import find
 from ops.errors import DONE, HostError, OpsError, UsageError
-from ops.show import fetch
 from ops.train.push import PYTHON
 
 _PORT = 6006
@@ -89,7 +89,7 @@ def _ports(port: str | None) -> range:
 def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:
     """Where a job's summaries are, as the hosts see it, and its id; an error where there are none."""
     record = existing_job(cluster.ledger, job_id)
-    found = fetch.find(cluster, record)
+    found = find(cluster, record)
     if not any(_EVENTS in path for path in found.files):
         later = "" if record.final else ", try again in a moment"
         raise OpsError(f"job {record.jobId} ({record.state}) has no summaries in {found.job_dir}{later}")

@@ -76,7 +76,7 @@ class Pace:
 class Declared:
     """A trainer's declaration: `strategies` by their names, `default` the one that it takes by itself, `export` a module.
 
-    Where `job_dir` is False, the trainer goes by JOB_DIR and is not to be passed a flag that its code seems to know.
+    Where `pass_job_dir` is False, the trainer goes by JOB_DIR and is not to be passed a flag that its code seems to know.
     """
 
     data: Data | None = None
@@ -84,7 +84,7 @@ class Declared:
     default: str | None = None
     plan: Pace = field(default_factory=Pace)
     export: str | None = None
-    job_dir: bool = True
+    pass_job_dir: bool = True
 
     def strategy(self, name: str | None) -> Strategy:
         """What a strategy means, the default one where none is named; nothing in particular where it is not declared."""
@@ -111,7 +111,7 @@ _KEYS: Mapping[str, Check] = {
     "strategies": named(nested(_STRATEGY_KEYS)),
     "plan": nested(_PLAN_KEYS),
     "export": text,
-    "jobDir": truth,
+    "passJobDir": truth,
 }
 
 
@@ -130,8 +130,8 @@ def read(files: Mapping[str, bytes], package: str) -> Declared:
         )
     if export is not None and f"{export.replace('.', '/')}.py" not in files:
         raise UsageError(f"{path}: export {export!r} is not a module of the package")
-    pace, job_dir = _pace(given.get("plan", {})), given.get("jobDir", True)
-    return Declared(_data(given.get("data"), path), strategies, default, pace, export, job_dir)
+    pace, pass_job_dir = _pace(given.get("plan", {})), given.get("passJobDir", True)
+    return Declared(_data(given.get("data"), path), strategies, default, pace, export, pass_job_dir)
 
 
 def read_archive(archive: bytes, package: str) -> Declared:

@@ -13,10 +13,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 
-from ops.cluster.inventory import ROOT
+from ops.cluster.inventory import HERE
 from ops.errors import UsageError
 
-REQUIREMENTS = ROOT / "trainer" / "requirements.txt"
+REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 # Debian 12's Python and C library.
 _PYTHON, _GLIBC = (3, 11), 36
 # A distribution that is another by name alone, and the one that the hosts have.

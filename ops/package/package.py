@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops import terminal
-from ops.cluster.inventory import ROOT
+from ops.cluster.inventory import HERE
 from ops.errors import UsageError
 from ops.package import declared
 from ops.package.imports import check_module
@@ -22,7 +22,7 @@ MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
 # What the hosts have; importing all that finds out what others want takes time.
-_HOSTS_HAVE = ROOT / "trainer" / "requirements.txt"
+_HOSTS_HAVE = HERE / "trainer" / "requirements.txt"
 _SKIPPED_DIRS = frozenset(
     {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
 )

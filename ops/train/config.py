@@ -48,7 +48,8 @@ class Job:
     """A job ready to be rendered. `job_dir` is where its output goes, as the hosts see it; `reproduces` is the id of a job.
 
     `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is what the package
-    says of itself. `environment` is what the user adds to it; of `secrets` only the names are ever written down.
+    says of itself. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is what the user
+    adds to it; of `secrets` only the names are ever written down.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Job:
     priority: int = 0
     declared: Declared = field(default_factory=Declared)
     labels: Mapping[str, str] = field(default_factory=dict)
+    job_dir_flag: str | None = None
     use_chief: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -99,6 +101,12 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
         check_label(key, value, "--labels")
         labels[key] = value
     return labels
+
+
+def told_job_dir(args: Sequence[str], declared: Declared, files: Mapping[str, bytes]) -> str | None:
+    """The flag by which a trainer is told its output folder, as Cloud ML told every one; None where nobody asked for it."""
+    wanted = declared.pass_job_dir and not arguments.names_output(args)
+    return arguments.job_dir_flag(files) if wanted else None
 
 
 def chosen_strategy(args: Sequence[str]) -> str | None:
@@ -150,9 +158,9 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
     module = flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0])
-    known = arguments.job_dir_flag(files or {}) if declared.job_dir else None
-    if chosen_dir or (known and not arguments.names_output(args)):
-        args += [known or "--job-dir", chosen_dir or default_dir]  # as Cloud ML does
+    told = told_job_dir(args, declared, files or {})
+    if chosen_dir:
+        args += [told or "--job-dir", chosen_dir]  # as Cloud ML does
     strategy = chosen_strategy(args)
     for name in {flags.strategy or strategy, strategy}:
         fitness.check_strategy(name, declared, inventory)
@@ -177,6 +185,7 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         args=tuple(args),
         job_dir=chosen_dir or default_dir,
         labels=labels,
+        job_dir_flag=None if chosen_dir else told,
         use_chief=given.get("useChiefInTfConfig", True),
         policy=policy(scheduling, declared.strategy(strategy)),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),

@@ -6,59 +6,65 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
+from jobs.paths import DATA
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, UsageError, meant
 
-FOLDER = "data"
 _ACTIONS = ("ls", "put", "rm")
 
 
-def data(cluster: Cluster, action: str | None, what: str | None, name: str | None, as_json: bool) -> int:
-    """`ls [NAME]`, `put PATH [NAME]`, `rm NAME`."""
-    if action is None or action == "ls":
-        return _list(cluster, what or "", as_json)
+def data(cluster: Cluster, action: str | None, what: str | None, name: str | None, sure: bool, as_json: bool) -> int:
+    """`ls [NAME]`, `put PATH [NAME]`, `rm NAME`; UsageError for what is none of them."""
+    action = action or "ls"
     if action not in _ACTIONS:
         raise UsageError(f"fab data {action} is unknown{meant(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
-    if what is None:
+    if what is None and action != "ls":
         raise UsageError(f"fab data {action} needs {'the PATH of a file or folder' if action == 'put' else 'a NAME'}")
-    return _put(cluster, Path(what), name) if action == "put" else _remove(cluster, what)
-
-
-def _list(cluster: Cluster, name: str, as_json: bool) -> int:
-    folder = _below(name) if name else FOLDER
-    with terminal.Step(f"looking through {folder}"):
-        files = cluster.bucket.walk(folder)
+    if name is not None and action != "put":
+        raise UsageError(f"fab data {action} takes one NAME, and {name!r} is a second one")
+    if action == "put":
+        told = _put(cluster, Path(what or ""), name, as_json)
+    elif action == "rm":
+        told = _remove(cluster, what or "", sure)
+    else:
+        told = _list(cluster, what, as_json)
     if as_json:
-        terminal.as_json(
-            {"folder": _seen(cluster, folder), "files": [{"name": n, "bytes": s} for n, s in sorted(files.items())]}
-        )
-        return DONE
-    if not files:
-        terminal.note(f"nothing is in {_seen(cluster, folder)}: fab data put PATH puts a file or a folder there")
-        return DONE
-    terminal.note(f"{len(files)} files, {terminal.size(sum(files.values()))}, in {_seen(cluster, folder)}")
-    terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in sorted(files.items())])
+        terminal.as_json(told)
     return DONE
 
 
-def _put(cluster: Cluster, source: Path, name: str | None) -> int:
+def _list(cluster: Cluster, name: str | None, as_json: bool) -> dict[str, object]:
+    folder = _below(name) if name else DATA
+    with terminal.Step(f"looking through {folder}"):
+        files = cluster.bucket.walk(folder)
+    files = {path or posixpath.basename(folder): size for path, size in sorted(files.items())}
+    seen = _seen(cluster, folder)
+    if not as_json and not files:
+        terminal.note(f"nothing is in {seen}: fab data put PATH puts a file or a folder there")
+    elif not as_json:
+        terminal.note(f"{len(files)} files, {terminal.size(sum(files.values()))}, in {seen}")
+        terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
+    return {"folder": seen, "files": [{"name": path, "bytes": size} for path, size in files.items()]}
+
+
+def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dict[str, object]:
     files = dict(_files(source))
     if not files:
-        raise UsageError(
-            f"{source} {'holds no file' if source.is_dir() else 'is not there'}: give the path of a file or a folder"
-        )
+        why = "holds no file" if source.is_dir() else "is not there"
+        raise UsageError(f"{source} {why}: give the path of a file or a folder")
     target = _below(name or source.resolve().name)
     there = cluster.bucket.walk(target)
     sizes = {path: file.stat().st_size for path, file in files.items()}
-    missing = [path for path in files if there.get(path) != sizes[path]]
+    wanted = [path for path in files if there.get(path) != sizes[path]]
     with terminal.Step(f"uploading {source}", always=True) as step:
-        progress = terminal.sizer(step, sum(sizes[path] for path in missing))
-        for path in missing:
+        progress = terminal.sizer(step, sum(sizes[path] for path in wanted))
+        for path in wanted:
             cluster.bucket.upload(f"{target}/{path}" if path else target, files[path], progress)
-    same = f", {len(files) - len(missing)} were there in their size" if len(missing) < len(files) else ""
-    terminal.out(f"{len(files)} files{same}: {_seen(cluster, target)}")
-    return DONE
+    if not as_json:
+        same = f", {len(files) - len(wanted)} were there in their size" if len(wanted) < len(files) else ""
+        terminal.out(f"{len(files)} files{same}: {_seen(cluster, target)}")
+    return {"folder": _seen(cluster, target), "uploaded": wanted}
 
 
 def _files(source: Path) -> Iterator[tuple[str, Path]]:
@@ -70,24 +76,26 @@ def _files(source: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(source).as_posix(), path
 
 
-def _remove(cluster: Cluster, name: str) -> int:
+def _remove(cluster: Cluster, name: str, sure: bool) -> dict[str, object]:
     target = _below(name)
     files = cluster.bucket.walk(target)
     if not files:
-        tops = sorted({path.partition("/")[0] for path in cluster.bucket.walk(FOLDER)})
+        tops = sorted({path.partition("/")[0] for path in cluster.bucket.walk(DATA)})
         raise UsageError(f"there is no {name} in the bucket's data{meant(name, tops)}; there are {', '.join(tops) or 'none'}")
+    what = f"{len(files)} files, {terminal.size(sum(files.values()))}"
+    terminal.confirm(f"remove {_seen(cluster, target)}, {what}", sure)
     with terminal.Step(f"removing {name}"):
         cluster.bucket.remove(target)
-    terminal.out(f"{len(files)} files removed: {_seen(cluster, target)}")
-    return DONE
+    terminal.note(f"{what} removed: {_seen(cluster, target)}")
+    return {"folder": _seen(cluster, target), "removed": len(files)}
 
 
 def _below(name: str) -> str:
     """The place of a name below data/; UsageError for one that leads out of it."""
     path = posixpath.normpath(name)
     if posixpath.isabs(path) or path.split("/")[0] in ("..", ".") or not name.isprintable():
-        raise UsageError(f"{name!r} is no name below {FOLDER}/: take one such as pictures or pictures/train")
-    return f"{FOLDER}/{path}"
+        raise UsageError(f"{name!r} is no name below {DATA}/: take one such as pictures or pictures/train")
+    return f"{DATA}/{path}"
 
 
 def _seen(cluster: Cluster, path: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jobs import paths
 from jobs.records import JobRecord
@@ -13,70 +12,62 @@ from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
 
 
-def delete(cluster: Cluster, job_ids: Sequence[str], sure: bool) -> int:
-    """Take jobs out of the bucket: record, package, logs and output."""
-    if not job_ids:
+def delete(cluster: Cluster, job_id: str | None, sure: bool) -> int:
+    """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
+    if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
-    return _delete(cluster, [existing_job(cluster.ledger, job_id) for job_id in dict.fromkeys(job_ids)], sure)
+    record = existing_job(cluster.ledger, job_id)
+    if not record.final:
+        raise UsageError(f"job {job_id} is {record.state}: fab cancel {job_id} ends it first")
+    if cluster.ledger.queue().entry(job_id):
+        raise UsageError(f"job {job_id} is {record.state}, but its replicas have not all stopped: try again in a moment")
+    if user := _users(cluster, cluster.ledger.jobs()[0], [job_id]).get(job_id):
+        raise UsageError(f"job {user} has its output in that of {job_id}: delete it first, or keep both")
+    return _delete(cluster, [record], sure)
 
 
 def prune(cluster: Cluster, keep: str | None, sure: bool) -> int:
-    """Take all jobs out of the bucket that have ended, but for the newest."""
+    """Take all jobs out of the bucket that have ended, but for those made last."""
     if keep is None or not keep.isdecimal():
         said = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
         raise UsageError(f"{said} fab prune --keep 10 deletes all jobs that have ended but the newest 10")
     with terminal.Step("reading the jobs"):
-        records, _ = cluster.ledger.jobs()
-    ended = [record for record in records if record.final][int(keep) :]
-    used = {record.jobId for record in ended for other in records if other not in ended and _writes_into(other, record)}
-    chosen = [record for record in ended if record.jobId not in used]
-    for job_id in sorted(used):
-        terminal.note(f"{job_id} stays: a job that stays has its output there")
+        records, unreadable = cluster.ledger.jobs()
+    if unreadable:
+        raise UsageError(f"which output is whose cannot be known: {'; '.join(unreadable)}")
+    queue = cluster.ledger.queue()
+    ended = [record for record in records if record.final and not queue.entry(record.jobId)][int(keep) :]
+    users = _users(cluster, records, {record.jobId for record in ended})
+    for job_id, user in sorted(users.items()):
+        terminal.note(f"{job_id} stays, as {user} has its output there")
+    chosen = [record for record in ended if record.jobId not in users]
     if not chosen:
         terminal.note(f"nothing to delete: {len(records)} jobs are there, and the newest {keep} that have ended stay")
         return DONE
     return _delete(cluster, chosen, sure)
 
 
+def _users(cluster: Cluster, records: Sequence[JobRecord], gone: Collection[str]) -> dict[str, str]:
+    """Of the jobs that are to go, those in whose folder a job writes that stays, and which one that is."""
+    bucket = cluster.inventory.bucket
+    stay = {record.jobId: f"{record.trainingInput.get('jobDir', '')}/" for record in records if record.jobId not in gone}
+    found = {}
+    for job_id in gone:
+        own = f"{bucket}/{paths.folder(job_id)}/"
+        if users := [user for user, job_dir in stay.items() if job_dir.startswith(own)]:
+            found[job_id] = users[0]
+    return found
+
+
 def _delete(cluster: Cluster, records: Sequence[JobRecord], sure: bool) -> int:
-    """All of these, or none of them where one may not go or the user has second thoughts."""
-    for record in records:
-        if not record.final:
-            raise UsageError(f"job {record.jobId} is {record.state}: fab cancel {record.jobId} ends it first")
-    gone = {record.jobId for record in records}
-    for other in cluster.ledger.jobs()[0]:
-        if other.jobId in gone:
-            continue
-        if into := next((record.jobId for record in records if _writes_into(other, record)), None):
-            raise UsageError(f"job {other.jobId} has its output in that of {into}: delete it, too, or keep both")
     sizes = {}
     for record in records:
         with terminal.Step(f"looking through {record.jobId}"):
-            sizes[record.jobId] = sum(cluster.bucket.walk(_folder(record)).values())
-    what = f"{len(records)} jobs" if len(records) > 1 else records[0].jobId
-    if not sure:
-        _ask(f"delete {what}, {terminal.size(sum(sizes.values()))}, with logs and output ({', '.join(sizes)})")
-    for record in records:
-        with terminal.Step(f"deleting {record.jobId}"):
-            cluster.bucket.remove(_folder(record))
-        terminal.out(f"{record.jobId} deleted, {terminal.size(sizes[record.jobId])}")
+            sizes[record.jobId] = sum(cluster.bucket.walk(paths.folder(record.jobId)).values())
+    what = f"{len(records)} jobs ({', '.join(sizes)})" if len(records) > 1 else records[0].jobId
+    terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}", sure)
+    for job_id, size in sizes.items():
+        with terminal.Step(f"deleting {job_id}"):
+            cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
+        terminal.out(f"{job_id} deleted, {terminal.size(size)}")
     return DONE
-
-
-def _folder(record: JobRecord) -> str:
-    return f"{paths.JOBS}/{record.jobId}"
-
-
-def _writes_into(other: JobRecord, record: JobRecord) -> bool:
-    """True where a job's output lies in the folder of another."""
-    return f"/{paths.output(record.jobId)}" in f"{other.trainingInput.get('jobDir', '')}/" and other.jobId != record.jobId
-
-
-def _ask(what: str) -> None:
-    """Nothing of a user's is deleted without being asked; where nobody can be asked, --yes says it beforehand."""
-    if not sys.stdin.isatty():
-        raise UsageError(f"this would {what}: say --yes, as there is no terminal to ask on")
-    sys.stderr.write(f"{what}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("nothing was deleted")

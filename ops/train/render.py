@@ -80,7 +80,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         jobId=job.id,
         replicas=[host.name for host in hosts],
         module=job.module,
-        args=list(job.args),
+        args=[*job.args, *((job.job_dir_flag, job.job_dir) if job.job_dir_flag else ())],
         tasks={host.name: Task(tf_config(inventory, host, job), environment(inventory, host, job)) for host in hosts},
         packageSha256=package_sha256,
         data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"],

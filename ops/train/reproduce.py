@@ -22,12 +22,10 @@ from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.logs import progress
 from ops.logs.read import read_logs
-from ops.package.declared import Declared
 from ops.package.package import Package, unpack
 from ops.train import compare, manifest, train
 from ops.train.arguments import redirected
-from ops.train.config import Job, chosen_strategy, policy
-from ops.train.environment import secrets
+from ops.train.config import Job, chosen_strategy, policy, told_job_dir
 from ops.train.schema import check_job_id, scheduling
 from ops.train.submit import Submission, used_before
 
@@ -72,9 +70,7 @@ def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> 
         lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
     built = read_package(cluster.bucket, original.jobId, whole)
-    return train.run(
-        cluster, Submission(inventory, build_job(inventory, whole, new_id, built.declared), built, {}), True, follow
-    )
+    return train.run(cluster, Submission(inventory, build_job(inventory, whole, new_id, built), built, {}), True, follow)
 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
@@ -102,8 +98,9 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
     return unpack(archive, name, whole["package"]["files"], whole["module"])
 
 
-def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, declared: Declared) -> Job:
-    """The job of a manifest under another id, with an output folder of its own."""
+def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, package: Package) -> Job:
+    """The job of a manifest under another id, with an output folder of its own; UsageError for a secret that is not set."""
+    declared = package.declared
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
     config, args = whole["config"], redirected(whole["args"], folder)
     decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
@@ -115,15 +112,24 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, decla
         args=tuple(args),
         job_dir=folder,
         labels=whole["labels"],
+        job_dir_flag=told_job_dir(args, declared, package.files),
         use_chief=config.get("useChiefInTfConfig", True),
         policy=policy(decided, declared.strategy(chosen_strategy(args))),
         priority=decided.get("priority", 0),
         declared=declared,
         environment=added,
-        secrets=secrets(whole.get("secrets", ()), None, os.environ),
+        secrets=_secrets(whole),
         training_input={"scaleTier": inventory.scale_tier, **config, **shown},
         reproduces=whole["job"],
     )
+
+
+def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
+    """The secrets of a manifest, which has their names alone, from the operator's environment."""
+    names: list[str] = whole.get("secrets", [])
+    if missing := [name for name in names if name not in os.environ]:
+        raise UsageError(f"job {whole['job']} had the secret {missing[0]}, which nothing has kept: export {missing[0]}=… first")
+    return {name: os.environ[name] for name in names}
 
 
 def _final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:

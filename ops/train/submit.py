@@ -26,7 +26,7 @@ from jobs.tender import Tender
 from ops import terminal
 from ops.cluster.bucket import Bucket, missing
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.inventory import HERE, Inventory
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
@@ -181,7 +181,7 @@ def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
 def _push(fleet: Fleet, submission: Submission, plan: Plan, with_package: bool, done: Callable[[str], None]) -> None:
     """Bring every host its units and the code of the replica, and wake it; its package, too, where it is to start now."""
     inventory, job_id = submission.inventory, submission.job.id
-    code, version = push.code(ROOT)
+    code, version = push.code(HERE)
     package = submission.package.pushed if with_package else None
     shared = push.shared_stream(code, job_id, package, plan.packageSha256, submission.package.executables)
     files, secrets = render.render(inventory), render.secret_files(submission.job)

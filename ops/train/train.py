@@ -11,20 +11,20 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.inventory import HERE, ROOT, Inventory
 from ops.cluster.ledger import existing_job, find_job
+from ops.cluster.output import find
 from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
-from ops.show import fetch
 from ops.train import push
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
 from ops.train.submit import Submission, submit, used_before
 
-SHIPPED = ROOT / "trainer"
+SHIPPED = HERE / "trainer"
 MNIST = ROOT / ".cache" / "mnist"
 _CHECK_SECONDS = 30.0
 # What a job needs on a host besides its package: logs, and TensorFlow's temporary files.
@@ -47,10 +47,10 @@ def resumed(cluster: Cluster, flags: Flags) -> Flags:
         raise UsageError(
             f"job {record.jobId} is {record.state}, and two jobs cannot write to one output: wait for it, or cancel it"
         )
-    output = fetch.find(cluster, record)
-    if not output.files:
-        raise UsageError(f"job {record.jobId} left no checkpoint in {output.job_dir}: there is nothing to go on from")
-    return replace(flags, job_dir=output.job_dir)
+    found = find(cluster, record)
+    if not found.files:
+        raise UsageError(f"job {record.jobId} left no checkpoint in {found.job_dir}: there is nothing to go on from")
+    return replace(flags, job_dir=found.job_dir)
 
 
 def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool) -> int:

@@ -70,10 +70,15 @@ def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: P
     asked = cluster.fab("delete", "goes")
     assert (asked.code, "say --yes, as there is no terminal to ask on" in asked.err) == (2, True)
     assert cluster.fab("delete", "goes", "--yes").code == 0
-    assert cluster.ssh("master-0", "ls -d /bucket/jobs/goes /bucket/jobs/resumed").code == 2
+    assert not {"goes", "resumed"} & set(cluster.ssh("master-0", "ls /bucket/jobs").out.split())
     assert cluster.fab("data", "put", str(package), "mine").out.endswith("/bucket/data/mine\n")
     assert cluster.ssh("ps-0", "sudo -u trainer cat /bucket/data/mine/run.sh").out == _PROGRAM
     listed = json.loads(cluster.fab("data", "ls", "mine", "--json").out)
     assert [file["name"] for file in listed["files"]] == ["__init__.py", "run.sh", "task.py"]
-    assert cluster.fab("data", "rm", "mine").code == 0
-    assert cluster.ssh("ps-0", "ls /bucket/data/mine").code == 2
+    program = str(package / "run.sh")
+    assert cluster.fab("data", "put", program, "one").out == "1 files: /bucket/data/one\n"
+    assert cluster.fab("data", "put", program, "one").out == "1 files, 1 were there in their size: /bucket/data/one\n"
+    assert json.loads(cluster.fab("data", "ls", "one", "--json").out)["files"] == [{"name": "one", "bytes": len(_PROGRAM)}]
+    for name in ("mine", "one"):
+        assert cluster.fab("data", "rm", name, "--yes").code == 0
+    assert not {"mine", "one"} & set(cluster.ssh("ps-0", "ls /bucket/data").out.split())

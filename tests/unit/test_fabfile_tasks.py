@@ -82,6 +82,7 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
         (["train", "--prioritty", "3"], "fab train has no flag --prioritty; did you mean --priority?"),
         (["describe", "job01", "job02"], "fab describe has no use for 'job02': see fab describe --help"),
         (["nope", "--help"], "there is no task 'nope'"),
+        (["logs", "--stack", "elsewhere", "worker"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
         (["jobs", "--stack", "elsewhere"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
         (["logs"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["logs", "all", "--lines"], "--lines needs a value"),
@@ -146,7 +147,8 @@ def test_the_same_letter_means_the_same_everywhere() -> None:
 
 CONTEXTS = {context.name: context for context in Collection.from_module(fabfile).to_contexts()}
 WORDS = {name: fabfile.__dict__[name].words for name in CONTEXTS}
-VALUED = {name: commandline.flags_with_values(context) for name, context in CONTEXTS.items()}
+CORE = commandline.flags_with_values(commandline.Program().initial_context)
+VALUED = {name: commandline.flags_with_values(context) | CORE for name, context in CONTEXTS.items()}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,7 @@ VALUED = {name: commandline.flags_with_values(context) for name, context in CONT
         ("logs -j job01 worker --json", "logs -j job01 --replica=worker --json"),
         ("logs --follow -n 5 worker", "logs --follow -n 5 --replica=worker"),
         ("train --secret-file f job01", "train --secret-file f --job=job01"),
+        ("logs --stack e2e worker", "logs --stack e2e --replica=worker"),
         ("logs --lines=5 jobs", "logs --lines=5 --replica=jobs"),
         ("logs a b jobs", "logs --replica=a --job=b jobs"),
         ("jobs logs all", "jobs logs --replica=all"),

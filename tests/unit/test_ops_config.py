@@ -16,6 +16,7 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package.declared import FILE, read
 from ops.train.config import Flags, build_job, split_args, split_labels
+from ops.train.render import plan
 
 DECLARES = {
     f"mine/{FILE}": b"""
@@ -163,16 +164,18 @@ def test_a_custom_cluster_that_is_another(inventory: Inventory, tmp_path: Path, 
 )
 def test_a_trainer_that_knows_job_dir_is_told_it(inventory: Inventory, code: bytes, args: list[str], passed: list[str]) -> None:
     files = {"mine/__init__.py": b"", "mine/task.py": code, "mine/notes.txt": b"'--job-dir'"}
-    assert build_job(Flags("j", more_args=args), inventory, "mine", files).args == (*args, *passed)
-    off = files | {f"mine/{FILE}": b"jobDir: false"}
-    assert build_job(Flags("j", more_args=args), inventory, "mine", off).args == tuple(args)
+    job = build_job(Flags("j", more_args=args), inventory, "mine", files)
+    assert (job.args, plan(inventory, job, "").args) == (tuple(args), [*args, *passed])
+    off = build_job(Flags("j", more_args=args), inventory, "mine", files | {f"mine/{FILE}": b"passJobDir: false"})
+    assert plan(inventory, off, "").args == args
 
 
 def test_a_job_dir_that_is_named_is_passed_in_any_case(inventory: Inventory) -> None:
     files = {"mine/task.py": b"p.add_argument('--job_dir')"}
     flags = Flags("j", job_dir="/bucket/there")
-    assert build_job(flags, inventory, "mine", files).args == ("--job_dir", "/bucket/there")
-    assert build_job(flags, inventory, "mine", {}).args == ("--job-dir", "/bucket/there")
+    for known, flag in ((files, "--job_dir"), ({}, "--job-dir")):
+        job = build_job(flags, inventory, "mine", known)
+        assert list(job.args) == plan(inventory, job, "").args == [flag, "/bucket/there"]
 
 
 def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""`fab data` against a bucket that is a directory: what goes there, what is told, and that nothing else is reached."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from opsdata import inventory_json
+
+from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import parse
+from ops.errors import UsageError
+from ops.train.data import data
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+@pytest.fixture
+def cluster(bucket: Path, tmp_path: Path) -> Cluster:
+    inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
+    return Cluster(inventory, object(), open_bucket(str(bucket), lambda: None), object())  # type: ignore[arg-type]
+
+
+def test_data_is_put_listed_and_removed(
+    cluster: Cluster, bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "pictures"
+    (mine / "train").mkdir(parents=True)
+    (mine / "train" / "a").write_bytes(b"12")
+    (mine / "b").write_bytes(b"3")
+    assert data(cluster, None, None, None, sure=True, as_json=False) == 0
+    assert "fab data put PATH" in capsys.readouterr().err
+    assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
+    assert capsys.readouterr().out == f"2 files: {bucket}/data/pictures\n"
+    (mine / "b").write_bytes(b"345")
+    assert data(cluster, "put", str(mine), None, sure=True, as_json=False) == 0
+    assert capsys.readouterr().out == f"2 files, 1 were there in their size: {bucket}/data/pictures\n"
+    assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
+    assert (bucket / "data" / "other" / "name").read_bytes() == b"345"
+    capsys.readouterr()
+    assert data(cluster, "put", str(mine / "b"), "other/name", sure=True, as_json=False) == 0
+    assert capsys.readouterr().out == f"1 files, 1 were there in their size: {bucket}/data/other/name\n"
+    assert data(cluster, "ls", "other/name", None, sure=True, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == [{"name": "name", "bytes": 3}]
+    capsys.readouterr()
+    assert data(cluster, "ls", "pictures", None, sure=True, as_json=True) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed == {
+        "folder": f"{bucket}/data/pictures",
+        "files": [{"name": "b", "bytes": 3}, {"name": "train/a", "bytes": 2}],
+    }
+    assert data(cluster, "rm", "pictures", None, sure=True, as_json=False) == 0
+    assert data(cluster, "rm", "other/name", None, sure=True, as_json=False) == 0
+    assert not (bucket / "data" / "pictures").exists()
+    assert not (bucket / "data" / "other" / "name").exists()
+
+
+@pytest.mark.parametrize(
+    ("action", "what", "name", "says"),
+    [
+        ("lst", None, None, "fab data lst is unknown; did you mean ls?; valid are ls, put, rm"),
+        ("put", None, None, "fab data put needs the PATH of a file or folder"),
+        ("rm", None, None, "fab data rm needs a NAME"),
+        ("rm", "nothing", None, "there is no nothing in the bucket's data; there are none"),
+        ("put", "/nowhere", None, "/nowhere is not there: give the path of a file or a folder"),
+        ("rm", "../jobs", None, "'../jobs' is no name below data/"),
+        ("rm", "pictures", "more", "fab data rm takes one NAME, and 'more' is a second one"),
+        ("rm", ".", None, "'.' is no name below data/"),
+        ("rm", "/jobs", None, "'/jobs' is no name below data/"),
+        ("put", __file__, "a/../../jobs", "'a/../../jobs' is no name below data/"),
+    ],
+)
+def test_data_that_is_wrong(cluster: Cluster, bucket: Path, action: str, what: str | None, name: str | None, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        data(cluster, action, what, name, sure=True, as_json=False)
+    assert not (bucket / "data").exists()
+
+
+def test_it_asks_before_data_goes(cluster: Cluster, bucket: Path) -> None:
+    (bucket / "data").mkdir()
+    (bucket / "data" / "mine").write_bytes(b"1")
+    with pytest.raises(UsageError, match=r"this would remove .*/data/mine, 1 files, 1 B: say --yes"):
+        data(cluster, "rm", "mine", None, sure=False, as_json=False)
+    assert (bucket / "data" / "mine").exists()
