@@ -40,7 +40,10 @@ class Ledger:
 
     def job(self, job_id: str) -> Stored[JobRecord] | None:
         """A job's record, None where there is none."""
-        return _stored(JobRecord, self.store.read(paths.job(job_id)))
+        stored = _stored(JobRecord, self.store.read(paths.job(job_id)))
+        if stored and stored.record.jobId != job_id:
+            raise _another(stored.record)
+        return stored
 
     def jobs_named(self, job_ids: Iterable[str]) -> dict[str, Stored[JobRecord] | RecordError]:
         """The records of those jobs that have one, or what is wrong with it; one call of the store."""
@@ -67,7 +70,10 @@ class Ledger:
         found, bad = [], []
         for name, content in self.store.scan(paths.EVERY_JOB).items():
             try:
-                found.append(JobRecord.from_json(content))
+                record = JobRecord.from_json(content)
+                if record.jobId != paths.job_of(name):
+                    raise _another(record)
+                found.append(record)
             except RecordError as error:
                 bad.append(f"{paths.job_of(name)}: {error}")
         return sorted(found, key=lambda record: record.createTime, reverse=True), bad
@@ -167,6 +173,10 @@ class Ledger:
             for job in going_on
         ]
         return Queue(entries).promoted()
+
+
+def _another(record: JobRecord) -> RecordError:
+    return RecordError(f"job.json says that it is that of job {record.jobId!r}")
 
 
 def _is_newer(content: bytes) -> bool:

@@ -12,7 +12,9 @@ EVERY_JOB = f"{JOBS}/*/job.json"
 
 
 def folder(job_id: str) -> str:
-    """All that is a job's, its output too where nothing else was said."""
+    """All that is a job's, its output too where nothing else was said; ValueError for what is no id."""
+    if not JOB_ID.fullmatch(job_id):
+        raise ValueError(f"{job_id!r} is no id of a job")
     return f"{JOBS}/{job_id}"
 
 

@@ -97,7 +97,8 @@ def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], value
         if value_follows:
             value_follows = False
         elif token.startswith("-"):
-            value_follows = token in valued.get(task, ())
+            last = token if token.startswith("--") else f"-{token[-1]}"  # of -fn 20
+            value_follows = last in valued.get(task, ())
         elif left:
             result.append(f"--{left.pop(0)}={token}")
             continue

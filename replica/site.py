@@ -49,6 +49,9 @@ class HostSite:
         self.finish()  # of a job, or an attempt, before
         name = self._host.name
         folder = self._package(plan)
+        environment = self._environment(plan, folder)
+        if environment.get("JOB_DIR", "").startswith("/"):
+            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
         archive = paths.log(plan.jobId, name)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
@@ -57,9 +60,6 @@ class HostSite:
         self._log.adopt(self._files, archive)
         self._archive = Archive(self._log, self._files, archive)
         self._manifest = Manifest(plan, self._host.python, self._ledger) if name == plan.chief else None
-        environment = self._environment(plan, folder)
-        if environment.get("JOB_DIR", "").startswith("/"):
-            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
         return Assignment(plan, name, folder, environment, self._host.python, self._log)
 
     def facts(self) -> dict[str, Any] | None:

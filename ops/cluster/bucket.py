@@ -45,13 +45,22 @@ class Bucket:
         """Take away an object, or a folder with all that is in it, the object `last` at the end, so that an end that breaks off
         can be made again; nothing happens where there is nothing.
         """
+        top = self.path(folder)
+        if self._renames and self._fs.islink(top):
+            self._fs.rm_file(top)  # and what it leads to stays
+            return
         found = self._found(folder, withdirs=True)
         folders = [path for path, info in found.items() if info["type"] == "directory"]
-        for path in sorted(found.keys() - set(folders), key=lambda path: bool(last) and path.endswith(self.path(last))):
+        kept = self.path(last) if last else ""
+        for path in found.keys() - set(folders) - {kept}:
             self._fs.rm_file(path)
         if self._renames:  # elsewhere a folder is but a part of names
-            for path in sorted(folders, key=len, reverse=True):
+            for path in sorted(set(folders) - {top}, key=len, reverse=True):
                 self._fs.rmdir(path)
+        if kept in found:
+            self._fs.rm_file(kept)
+        if self._renames and top in folders:
+            self._fs.rmdir(top)
 
     def names(self, folder: str) -> dict[str, int]:
         """What lies in a folder, each with its size in bytes; empty where there is no such folder."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import stat
 from typing import Any
 
 from fsspec.implementations.sftp import SFTPFileSystem
 from fsspec.spec import AbstractFileSystem
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
@@ -22,6 +28,17 @@ class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
         """Remove a file, which may be gone."""
         with contextlib.suppress(FileNotFoundError):
             self.ftp.remove(path)
+
+    def islink(self, path: str) -> bool:
+        """True for a symbolic link."""
+        try:
+            return stat.S_ISLNK(self.ftp.lstat(path).st_mode or 0)
+        except FileNotFoundError:
+            return False
+
+    def walk(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """fsspec's, except that a folder that may not be read is an error, and not one with nothing in it."""
+        return super().walk(path, *args, **{**kwargs, "on_error": _raise_unless_gone})
 
     def mv(self, old: str, new: str, **_: Any) -> None:
         """Rename, replacing what is there."""

@@ -158,9 +158,8 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
     module = flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0])
-    told = told_job_dir(args, declared, files or {})
-    if chosen_dir:
-        args += [told or "--job-dir", chosen_dir]  # as Cloud ML does
+    if asked := (flags.job_dir and flags.resume is None) or given.get("jobDir"):
+        args += [arguments.job_dir_flag(files or {}) or "--job-dir", str(chosen_dir)]  # as Cloud ML does
     strategy = chosen_strategy(args)
     for name in {flags.strategy or strategy, strategy}:
         fitness.check_strategy(name, declared, inventory)
@@ -185,7 +184,7 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         args=tuple(args),
         job_dir=chosen_dir or default_dir,
         labels=labels,
-        job_dir_flag=None if chosen_dir else told,
+        job_dir_flag=None if asked else told_job_dir(args, declared, files or {}),
         use_chief=given.get("useChiefInTfConfig", True),
         policy=policy(scheduling, declared.strategy(strategy)),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 from collections.abc import Collection, Sequence
 
 from jobs import paths
@@ -10,20 +12,17 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
+from ops.train.push import STATE_DIR
+
+_LOGS_SECONDS = 30.0
 
 
 def delete(cluster: Cluster, job_id: str | None, sure: bool) -> int:
     """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
     if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
-    record = existing_job(cluster.ledger, job_id)
-    if not record.final:
-        raise UsageError(f"job {job_id} is {record.state}: fab cancel {job_id} ends it first")
-    if cluster.ledger.queue().entry(job_id):
-        raise UsageError(f"job {job_id} is {record.state}, but its replicas have not all stopped: try again in a moment")
-    if user := _users(cluster, cluster.ledger.jobs()[0], [job_id]).get(job_id):
-        raise UsageError(f"job {user} has its output in that of {job_id}: delete it first, or keep both")
-    return _delete(cluster, [record], sure)
+    existing_job(cluster.ledger, job_id)
+    return _delete(cluster, [job_id], sure)
 
 
 def prune(cluster: Cluster, keep: str | None, sure: bool) -> int:
@@ -31,43 +30,84 @@ def prune(cluster: Cluster, keep: str | None, sure: bool) -> int:
     if keep is None or not keep.isdecimal():
         said = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
         raise UsageError(f"{said} fab prune --keep 10 deletes all jobs that have ended but the newest 10")
-    with terminal.Step("reading the jobs"):
-        records, unreadable = cluster.ledger.jobs()
-    if unreadable:
-        raise UsageError(f"which output is whose cannot be known: {'; '.join(unreadable)}")
+    records = _records(cluster)
     queue = cluster.ledger.queue()
-    ended = [record for record in records if record.final and not queue.entry(record.jobId)][int(keep) :]
-    users = _users(cluster, records, {record.jobId for record in ended})
-    for job_id, user in sorted(users.items()):
-        terminal.note(f"{job_id} stays, as {user} has its output there")
-    chosen = [record for record in ended if record.jobId not in users]
+    ended = [record.jobId for record in records if record.final and not queue.entry(record.jobId)]
+    chosen = ended[int(keep) :]
+    while users := _users(cluster, records, chosen):  # who stays may itself be used by one that was to go
+        for job_id, user in users.items():
+            terminal.note(f"{job_id} stays, as {user} has its output there")
+        chosen = [job_id for job_id in chosen if job_id not in users]
     if not chosen:
         terminal.note(f"nothing to delete: {len(records)} jobs are there, and the newest {keep} that have ended stay")
         return DONE
     return _delete(cluster, chosen, sure)
 
 
+def _records(cluster: Cluster) -> list[JobRecord]:
+    """Every job; UsageError where one cannot be read, for it may have its output in that of any other."""
+    with terminal.Step("reading the jobs"):
+        records, unreadable = cluster.ledger.jobs()
+    if unreadable:
+        raise UsageError(f"nothing can be deleted while it is not known whose output is where: {'; '.join(unreadable)}")
+    return records
+
+
+def _check(cluster: Cluster, job_ids: Sequence[str]) -> None:
+    """UsageError for a job that has not ended, or whose output another one goes on in."""
+    records = _records(cluster)
+    there = {record.jobId: record for record in records}
+    queue = cluster.ledger.queue()
+    for job_id in job_ids:
+        record = there.get(job_id)
+        if record is None:
+            raise UsageError(f"job {job_id} is gone: somebody else has deleted it")
+        if not record.final:
+            raise UsageError(f"job {job_id} is {record.state}: fab cancel {job_id} ends it first")
+        if queue.entry(job_id):
+            raise UsageError(f"job {job_id} is {record.state}, but its replicas have not all stopped: try again in a moment")
+    for job_id, user in _users(cluster, records, job_ids).items():
+        raise UsageError(f"job {user} has its output in that of {job_id}: delete it first, or keep both")
+
+
 def _users(cluster: Cluster, records: Sequence[JobRecord], gone: Collection[str]) -> dict[str, str]:
     """Of the jobs that are to go, those in whose folder a job writes that stays, and which one that is."""
-    bucket = cluster.inventory.bucket
-    stay = {record.jobId: f"{record.trainingInput.get('jobDir', '')}/" for record in records if record.jobId not in gone}
+    stay = {record.jobId: f"{_normal(record.trainingInput.get('jobDir'))}/" for record in records if record.jobId not in gone}
     found = {}
     for job_id in gone:
-        own = f"{bucket}/{paths.folder(job_id)}/"
+        own = f"{_normal(cluster.inventory.bucket)}/{paths.folder(job_id)}/"
         if users := [user for user, job_dir in stay.items() if job_dir.startswith(own)]:
             found[job_id] = users[0]
     return found
 
 
-def _delete(cluster: Cluster, records: Sequence[JobRecord], sure: bool) -> int:
+def _normal(path: object) -> str:
+    """A path, or a URL, without what leads nowhere: `//`, `/./`."""
+    scheme, separator, rest = str(path or "").rpartition("://")
+    return f"{scheme}{separator}{posixpath.normpath(rest)}"
+
+
+def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool) -> int:
+    _check(cluster, job_ids)
     sizes = {}
-    for record in records:
-        with terminal.Step(f"looking through {record.jobId}"):
-            sizes[record.jobId] = sum(cluster.bucket.walk(paths.folder(record.jobId)).values())
-    what = f"{len(records)} jobs ({', '.join(sizes)})" if len(records) > 1 else records[0].jobId
+    for job_id in job_ids:
+        with terminal.Step(f"looking through {job_id}"):
+            sizes[job_id] = sum(cluster.bucket.walk(paths.folder(job_id)).values())
+    what = f"{len(sizes)} jobs ({', '.join(sizes)})" if len(sizes) > 1 else job_ids[0]
     terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}", sure)
+    _check(cluster, job_ids)  # the answer may have taken its time
     for job_id, size in sizes.items():
         with terminal.Step(f"deleting {job_id}"):
             cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
         terminal.out(f"{job_id} deleted, {terminal.size(size)}")
+    _forget_logs(cluster, job_ids)
     return DONE
+
+
+def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
+    """What the hosts that answer have kept: another job of that id must not go on in it."""
+    fleet = cluster.fleet
+    line = shlex.join(["sudo", "-n", "rm", "-f", "--", *(f"{STATE_DIR}/logs/{job_id}.jsonl" for job_id in job_ids)])
+    failures = fleet.each(cluster.inventory.names, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS).failures
+    for error in failures.values():
+        terminal.note(f"{error}; take another id for the next job")

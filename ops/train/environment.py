@@ -84,12 +84,17 @@ def added(given: Mapping[str, str], file: str | None, pairs: Sequence[str], wher
 
 def secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """`--secret NAME`, from the operator's own environment, and `--secret-file`; UsageError for one that is not set."""
-    found = _read(file, "--secret-file") if file is not None else {}
+    found = _read(file, "--secret-file", hidden=True) if file is not None else {}
     for name in names:
+        if not _NAME.fullmatch(name):  # and not shown: it may be the secret itself
+            raise UsageError("--secret takes the NAME of a variable of this shell, and no value: --secret TOKEN")
         _check(name, "--secret")
         if name not in environ:
             raise UsageError(f"--secret {name} is not set in this shell: export {name}=…, or put it in a --secret-file")
         found[name] = environ[name]
+    for value in found.values():  # without its name, which may be the secret itself: a token may end in =
+        if not value or "\0" in value:
+            raise UsageError(f"a secret {'holds a NUL character' if value else 'is empty, and NAME=VALUE is the form'}")
     return found
 
 
@@ -110,8 +115,11 @@ def _check(name: str, where: str) -> None:
         raise UsageError(f"{where}: {name} is what the cluster tells the trainer, and cannot be set; nor can {', '.join(OURS)}")
 
 
-def _read(file: str, flag: str) -> dict[str, str]:
-    """Lines NAME=VALUE, as `docker run --env-file` has them: nothing is unquoted, # at the beginning is a comment."""
+def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:
+    """Lines NAME=VALUE, as `docker run --env-file` has them: nothing is unquoted, # at the beginning is a comment.
+
+    No message shows what is `hidden`.
+    """
     try:
         lines = Path(file).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -121,7 +129,7 @@ def _read(file: str, flag: str) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
             name, equals, value = line.partition("=")
-            if not equals:
+            if not equals or (hidden and not _NAME.fullmatch(name.strip())):
                 raise UsageError(f"{flag} {file}:{number} is not of the form NAME=VALUE")
             _check(name.strip(), f"{flag} {file}:{number}")
             found[name.strip()] = value

@@ -160,6 +160,7 @@ VALUED = {name: commandline.flags_with_values(context) | CORE for name, context 
         ("logs --lines 5 worker", "logs --lines 5 --replica=worker"),
         ("logs -j job01 worker --json", "logs -j job01 --replica=worker --json"),
         ("logs --follow -n 5 worker", "logs --follow -n 5 --replica=worker"),
+        ("logs -fn 20 worker", "logs -fn 20 --replica=worker"),
         ("train --secret-file f job01", "train --secret-file f --job=job01"),
         ("logs --stack e2e worker", "logs --stack e2e --replica=worker"),
         ("logs --lines=5 jobs", "logs --lines=5 --replica=jobs"),

@@ -196,7 +196,7 @@ def test_the_environment_of_a_job(inventory: Inventory, tmp_path: Path) -> None:
         ({"env": ["A=\0"]}, "the environment's A holds a NUL character"),
         ({"env_file": "nowhere"}, "--env-file nowhere cannot be read: No such file"),
         ({"secret": ["SURELY_NOT_SET"]}, "--secret SURELY_NOT_SET is not set in this shell: export SURELY_NOT_SET=…"),
-        ({"secret": ["a-b"]}, "--secret: 'a-b' is no name of a variable"),
+        ({"secret": ["TOKEN=hunter2"]}, "--secret takes the NAME of a variable of this shell, and no value: --secret TOKEN"),
         ({"secret": ["RANK"]}, "--secret: RANK is what the cluster tells the trainer"),
         ({"secret_file": "nowhere"}, "--secret-file nowhere cannot be read"),
         ({"secret": ["HOME"], "env": ["HOME=/x"]}, "HOME is a secret and a variable that is written down"),
@@ -219,6 +219,25 @@ def test_an_environment_that_is_wrong(inventory: Inventory, changes: dict[str, l
 def test_an_environment_in_config_that_is_wrong(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         build_job(Flags("j", config=config(tmp_path, f"trainingInput: {{environment: {text}}}")), inventory)
+
+
+@pytest.mark.parametrize("line", ["hunter2", "hunter2=", "TOKEN=", "TOKEN=a\0b", "hun/ter=2"])
+def test_a_message_about_secrets_never_shows_one(inventory: Inventory, tmp_path: Path, line: str) -> None:
+    (tmp_path / "secrets").write_text(f"{line}\n")
+    with pytest.raises(UsageError) as error:
+        build_job(Flags("j", secret_file=str(tmp_path / "secrets")), inventory)
+    assert line.partition("=")[0] not in str(error.value)
+    with pytest.raises(UsageError) as error:
+        build_job(Flags("j", secret=["TOKEN=hunter2"]), inventory)
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_a_job_that_goes_on_is_told_its_output_as_any_other(inventory: Inventory, off: bool) -> None:
+    files = {"mine/task.py": b"p.add_argument('--job_dir')", f"mine/{FILE}": b"passJobDir: false" if off else b""}
+    for known, passed in ((files, [] if off else ["--job_dir", "/bucket/there"]), ({"mine/task.py": b""}, [])):
+        job = build_job(Flags("j", job_dir="/bucket/there", resume="old"), inventory, "mine", known)
+        assert (job.job_dir, plan(inventory, job, "").args) == ("/bucket/there", passed)
 
 
 def test_a_file_of_variables_names_its_bad_line(inventory: Inventory, tmp_path: Path) -> None:

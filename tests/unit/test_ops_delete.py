@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,29 @@ from jobs.states import JobState
 from ops import terminal
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
-from ops.errors import UsageError
+from ops.errors import HostError, OpsError, UsageError
 from ops.train.config import Flags
 from ops.train.delete import delete, prune
 from ops.train.train import resumed
 
 STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING, JobState.CANCELLED)
+
+
+class FakeFleet:
+    """Hosts that do what they are asked, all but one."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def must(self, name: str, command: str, what: str) -> str:
+        self.asked.append((name, command))
+        return ""
+
+    def each(self, names: Iterable[str], work: Callable[[str], str], seconds: float) -> Outcome[str]:
+        gone = {"ps-0": HostError("ps-0", "does not answer")}
+        return Outcome({name: work(name) for name in names if name not in gone}, gone)
 
 
 @pytest.fixture
@@ -42,7 +60,7 @@ def cluster(bucket: Path, tmp_path: Path) -> Cluster:
         model = bucket / "jobs" / f"job0{n}" / "output" / "deep" / "model"
         model.parent.mkdir(parents=True)
         model.write_bytes(b"123")
-    return Cluster(inventory, object(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
+    return Cluster(inventory, FakeFleet(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
 
 
 def there(bucket: Path) -> list[str]:
@@ -52,7 +70,41 @@ def there(bucket: Path) -> list[str]:
 def test_a_job_is_deleted_with_all_that_is_its(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert delete(cluster, "job00", sure=True) == 0
     assert there(bucket) == ["job01", "job02", "job03"]
-    assert capsys.readouterr().out.startswith("job00 deleted, ")
+    out, err = capsys.readouterr()
+    assert out.startswith("job00 deleted, ")
+    assert err.splitlines()[-1] == "ps-0 does not answer; take another id for the next job"
+    line = "sudo -n rm -f -- /var/lib/scaletier/logs/job00.jsonl"
+    assert ("master-0", line) in cluster.fleet.asked  # type: ignore[attr-defined]
+
+
+def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: Cluster, bucket: Path) -> None:
+    """Anyone who trains can write to the bucket: a copy of a job, or an id that leads elsewhere, deletes nothing else."""
+    (bucket / "data").mkdir()
+    (bucket / "data" / "mine").write_bytes(b"1")
+    shutil.copytree(bucket / "jobs" / "job00", bucket / "jobs" / "copy")
+    for n, evil in enumerate(("../data", "..", "", "job01")):
+        (bucket / "jobs" / f"evil{n}").mkdir()
+        record = JobRecord("x", JobState.FAILED, createTime="2026-01-01T12:00:00.000Z")
+        (bucket / "jobs" / f"evil{n}" / "job.json").write_bytes(record.to_json().replace(b'"x"', b'"' + evil.encode() + b'"'))
+    before = there(bucket)
+    with pytest.raises(
+        UsageError, match=r"it is not known whose output is where: copy: job\.json says"
+    ):
+        prune(cluster, "0", sure=True)
+    for name in ("copy", "evil0", "job01", "../data", ""):
+        with pytest.raises((UsageError, OpsError)):
+            delete(cluster, name, sure=True)
+    assert (there(bucket), (bucket / "data" / "mine").exists()) == (before, True)
+
+
+def test_what_changes_while_the_user_thinks_counts(cluster: Cluster, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def confirm(what: str, sure: bool) -> None:
+        put_job(cluster.ledger, JobRecord("late", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job00/output"}))
+
+    monkeypatch.setattr(terminal, "confirm", confirm)
+    with pytest.raises(UsageError, match="job late has its output in that of job00"):
+        delete(cluster, "job00", sure=False)
+    assert "job00" in there(bucket)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +155,7 @@ def test_it_asks_first(cluster: Cluster, bucket: Path, monkeypatch: pytest.Monke
     assert ("job00" in there(bucket)) is not gone
 
 
-@pytest.mark.parametrize("folder", ["output", "more", "output/deep"])
+@pytest.mark.parametrize("folder", ["output", "more", "output/deep", "/output", "./output"])
 def test_an_output_that_another_job_goes_on_in_stays(cluster: Cluster, bucket: Path, folder: str) -> None:
     put_job(cluster.ledger, JobRecord("later", JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/job00/{folder}"}))
     for n, elsewhere in enumerate((f"{bucket}/jobs/job001/output", "gs://b/jobs/job00/output", f"{bucket}/old/jobs/job00/x")):
@@ -135,6 +187,14 @@ def test_what_others_go_on_in_is_not_pruned(cluster: Cluster, bucket: Path, caps
     assert prune(cluster, "0", sure=True) == 0
     assert there(bucket) == ["job00", "job02"]
     assert "job00 stays, as job02 has its output there" in capsys.readouterr().err
+
+
+def test_who_stays_keeps_what_it_goes_on_in_all_along(cluster: Cluster, bucket: Path) -> None:
+    for job_id, into in (("job01", "job00/output"), ("job02", "job01/output/deep")):
+        put_job(cluster.ledger, JobRecord(job_id, JobState.FAILED, trainingInput={"jobDir": f"{bucket}/jobs/{into}"}))
+    put_job(cluster.ledger, JobRecord("job02", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job01/output/deep"}))
+    assert prune(cluster, "0", sure=True) == 0
+    assert there(bucket) == ["job00", "job01", "job02"]
 
 
 @pytest.mark.parametrize(("keep", "says"), [(None, "how many are to stay?"), ("few", "--keep 'few' is no number of jobs")])
