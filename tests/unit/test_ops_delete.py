@@ -87,9 +87,7 @@ def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: Cluster, bucket: P
         record = JobRecord("x", JobState.FAILED, createTime="2026-01-01T12:00:00.000Z")
         (bucket / "jobs" / f"evil{n}" / "job.json").write_bytes(record.to_json().replace(b'"x"', b'"' + evil.encode() + b'"'))
     before = there(bucket)
-    with pytest.raises(
-        UsageError, match=r"it is not known whose output is where: copy: job\.json says"
-    ):
+    with pytest.raises(UsageError, match=r"it is not known whose output is where: copy: job\.json says"):
         prune(cluster, "0", sure=True)
     for name in ("copy", "evil0", "job01", "../data", ""):
         with pytest.raises((UsageError, OpsError)):
