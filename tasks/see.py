@@ -81,7 +81,7 @@ def cost(_: Any, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def hosts(_: Any, json: bool = False) -> int:
-    """List the hosts of the cluster, and whether each of them answers."""
+    """List the hosts of the cluster, and whether each of them answers; exit code 1 where none does."""
     from ops.cluster.cluster import Cluster
     from ops.show.views import hosts as run
 

@@ -1,4 +1,4 @@
-"""What reads a job or the cluster: `fab jobs`, `describe`, `hosts`, `render`."""
+"""What reads a job or the cluster: `fab jobs`, `describe`, `hosts`."""
 
 from __future__ import annotations
 

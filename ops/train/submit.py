@@ -213,7 +213,7 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
                 terminal.note(f"{job_id} is {record.state}, and {how}")
         except Exception as second:  # noqa: BLE001  the first error is the one to report
             if one_line(second) != one_line(error):
-                how = "within a minute its hosts find out by themselves"
+                how = "within two minutes its hosts find out by themselves"
                 terminal.note(f"job {job_id} could not be ended ({one_line(second)}): {how}")
 
 
