@@ -16,6 +16,7 @@ from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan
 from jobs.store import Files, StoreError
+from replica import processors
 from replica.archive import Archive
 from replica.log import Log
 from replica.manifest import Manifest
@@ -117,7 +118,7 @@ class HostSite:
         task = plan.tasks[self._host.name]
         env = {key: value for key, value in self._environ.items() if key not in _PRIVATE} | task.environment
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
-        usual = {"PYTHONUNBUFFERED": "1"}
+        usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}
         return usual | env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path} | self._told_secrets(plan)
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:

@@ -21,23 +21,16 @@ OURS = (
 )
 
 
-def usual(host: Host) -> dict[str, str]:
-    """What is good for most, and may be set otherwise.
-
-    TensorFlow says what is wrong and nothing of the processor; a crash in native code shows its stack; libraries start a thread
-    for each processor that the host has, not for each that the machine below it has.
-    """
-    cpus = max(1, host.cpus)
-    return {
-        "HOME": "/var/lib/scaletier",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "GRPC_VERBOSITY": "ERROR",
-        "OMP_NUM_THREADS": str(cpus),
-        "TF_NUM_INTRAOP_THREADS": str(cpus),
-        "TF_NUM_INTEROP_THREADS": str(max(2, cpus)),
-    }
+USUAL = {
+    "HOME": "/var/lib/scaletier",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "GRPC_VERBOSITY": "ERROR",
+}
+"""What is good for most, and may be set otherwise: TensorFlow says what is wrong and nothing of the processor, a crash in
+native code shows its stack. What depends on the host, its threads, is set there (`replica.processors`).
+"""
 
 
 def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import Host, Inventory
 from ops.train.arguments import data_paths
 from ops.train.config import Job
-from ops.train.environment import of_task, usual
+from ops.train.environment import USUAL, of_task
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 UNIT = "scaletier.service"
@@ -104,7 +104,7 @@ def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
 def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
     """What a trainer finds in its environment, besides TF_CONFIG and secrets."""
     told = of_task(inventory, host, job.id, job.job_dir, f"{inventory.bucket}/{DATA}")
-    return {**usual(host), **job.environment, **told}
+    return {**USUAL, **job.environment, **told}
 
 
 def unit_quoted(value: str) -> str:

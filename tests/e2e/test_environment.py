@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--job_dir")
 folder = pathlib.Path(parser.parse_args().job_dir)
 here = pathlib.Path(__file__).parent
-told = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING")}
+told = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING", "OMP_NUM_THREADS")}
 told["there"] = folder.is_dir()
 told["secret"] = hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest()
 told["program"] = subprocess.run([here / "run.sh"], capture_output=True, text=True).stdout
@@ -50,6 +50,7 @@ def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tm
     assert (master["RANK"], worker["RANK"], ps["RANK"], master["WORLD_SIZE"]) == ("0", "2", None, "3")
     assert master["MASTER_ADDR"] == worker["MASTER_ADDR"] is not None
     for each in told.values():
+        assert int(each["OMP_NUM_THREADS"]) > 0
         assert (each["there"], each["GREETING"], each["program"]) == (True, "good day", "run by itself\n")
         assert each["JOB_DIR"] == "/bucket/jobs/looks/output"
         assert each["secret"] == hashlib.sha256(_SECRET.encode()).hexdigest()

@@ -40,6 +40,7 @@ def neutral(inventory: Inventory, file: tuple[object, ...]) -> tuple[object, ...
 def _neutral(inventory: Inventory, text: str) -> str:
     for host in inventory.hosts:
         text = text.replace(f'"{host.address}:', f'"ADDRESS-OF-{host.name}:')
+        text = f"MASTER_ADDR={host.name}" if text == f"MASTER_ADDR={host.address}" else text
     return text.replace(f'ReadWritePaths=/var/lib/scaletier "{inventory.bucket}"', "ReadWritePaths=/var/lib/scaletier").replace(
         inventory.bucket, "BUCKET"
     )

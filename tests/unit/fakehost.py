@@ -75,6 +75,8 @@ class Host(paramiko.ServerInterface):
 
 def main() -> None:
     transport = paramiko.Transport(Stdio())
+    # Several begin at once beside whatever else runs: neither side of a connection is in a hurry.
+    transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = 120
     transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(sys.argv[1]))
     transport.start_server(server=Host(paramiko.Ed25519Key.from_private_key_file(sys.argv[2])))
     transport.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from jobs.records import HostFile, Plan, Task
 from jobs.store import StoreError
 from replica.config import ConfigError, load
 from replica.notify import notify
+from replica.processors import count, threads
 from replica.site import HostSite
 
 HOST = {"name": "ps-0", "bucket": "/bucket"}
@@ -68,7 +70,7 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
         return dict(assignment.environment)
 
     package = f"{tmp_path}/jobs/job01/package"
-    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"}
+    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(count())
     assert prepared(environ, plan) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
     out = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task("{}", {"JOB_DIR": f"{tmp_path}/a/output"})}, "abc", data=["/none"])
     prepared({}, out)
@@ -98,6 +100,17 @@ def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.startswith("False")
+
+
+@pytest.mark.parametrize(
+    ("quota", "most", "inter"), [("max 100000", 10**6, 2), ("150000 100000", 2, 2), ("10000 100000", 1, 2), ("", 10**6, 2)]
+)
+def test_the_processors_of_a_host(tmp_path: Path, quota: str, most: int, inter: int) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    found = count(tmp_path / "cpu.max")
+    assert found == min(len(os.sched_getaffinity(0)), most)
+    assert threads(found)["TF_NUM_INTEROP_THREADS"] == str(max(inter, found))
+    assert threads(found)["OMP_NUM_THREADS"] == threads(found)["TF_NUM_INTRAOP_THREADS"] == str(found)
 
 
 def test_secrets_are_for_the_trainer_of_their_job(tmp_path: Path) -> None:
