@@ -88,8 +88,16 @@ unit: venv ## tests with no network, in seconds, and stack tests under Pulumi's 
 e2e: setup browser ## tests on real hosts
 	@$(BIN)/pytest tests/e2e
 
+# Tests on hosts wait for hosts most of the time: all others run beside them, and are shown after them.
 test: setup browser gcs lint ## everything: ruff, mypy, unit, contract, simulation, stack and e2e tests
-	@$(BIN)/pytest tests
+	@log=$(CACHE)/test.log
+	$(BIN)/pytest tests/simulation tests/stack tests/unit >$$log 2>&1 & others=$$!
+	trap 'kill $$others 2>/dev/null || true' EXIT
+	code=0
+	$(BIN)/pytest tests/contract tests/e2e || code=$$?
+	wait $$others || code=$$?
+	cat $$log
+	exit $$code
 
 soak: venv ## schedules of the simulated world, as many as SECONDS (600) allow
 	@$(BIN)/python tests/simulation/soak.py --seconds $(SECONDS) --first $$(date +%s)
