@@ -94,7 +94,7 @@ test: setup browser gcs lint ## everything: ruff, mypy, unit, contract, simulati
 	$(BIN)/pytest tests/simulation tests/stack tests/unit >$$log 2>&1 & others=$$!
 	trap 'kill $$others 2>/dev/null || true' EXIT
 	code=0
-	$(BIN)/pytest tests/contract tests/e2e || code=$$?
+	for part in contract e2e; do $(BIN)/pytest tests/$$part || code=$$?; done
 	wait $$others || code=$$?
 	cat $$log
 	exit $$code

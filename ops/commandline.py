@@ -27,6 +27,7 @@ from ops.errors import WRONG_CALL, meant, one_line
 _HERE = Path(__file__).resolve().parents[1]
 DASHES = "--"
 HELP = ("-h", "--help")
+_HELP_WORD = "help"
 SHORT = {"job": "j", "follow": "f", "lines": "n"}
 """The flags that have a short form, which means the same in every task."""
 # Flags before the task that are of use here: name and short form.
@@ -65,9 +66,10 @@ def after_dashes(argv: Sequence[str]) -> list[str]:
 def asks_for_help(tokens: Sequence[str]) -> str | None:
     """The task of which the help is wanted, wherever in front of `--` that is said; None where it is not."""
     before = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
-    if not any(word in HELP for word in before):
+    bare = [word for last, word in zip(("", *before), before, strict=False) if not word.startswith("-") and last[:1] != "-"]
+    if not any(word in HELP for word in before) and _HELP_WORD not in bare:
         return None
-    return next((word for word in before if not word.startswith("-")), "")
+    return next((word for word in before if not word.startswith("-") and word != _HELP_WORD), "")
 
 
 def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
@@ -89,7 +91,7 @@ def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
 def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
     """The command line with each bare word behind a task as the flag it stands for, `logs worker` as `logs --replica=worker`.
 
-    `words` are those that a task takes, `valued` the flags of it that have a value.
+    `words` are those that a task takes, `valued` the flags of it that have a value. ValueError for a second task.
     """
     result: list[str] = []
     task, left, value_follows = "", list[str](), False
@@ -102,6 +104,8 @@ def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], value
         elif left:
             result.append(f"--{left.pop(0)}={token}")
             continue
+        elif token in words and task:
+            raise ValueError(f"one task at a time: fab {task}, and then fab {token}")
         elif token in words:
             task, left = token, list(words[token])
         result.append(token)
@@ -153,7 +157,10 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
 
     def parse_core(self, argv: list[str] | None) -> None:
         """Fabric's, of which nothing behind `--` is a command, and help is where it is asked for."""
-        super().parse_core(argv)
+        try:
+            super().parse_core(argv)
+        except ParseError as error:
+            raise Exit(f"error: {reword(str(error), ())}", WRONG_CALL) from None
         self.core.unparsed[:] = shield(self.core.unparsed)
         if not self.args.complete.value:
             self.core.remainder = ""  # Fabric would run what follows -- as a command of its own
@@ -174,9 +181,12 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         if wanted is not None:
             self.core.unparsed[:] = []
             self.args["help"].set_value(wanted, cast=False)
-        self.core.unparsed[:] = spelled_out(self.core.unparsed, words, valued)
         with self._worded():
+            self.core.unparsed[:] = spelled_out(self.core.unparsed, words, valued)
             super().parse_tasks()
+        project = self.args["project"].value
+        if project and not Path(project, "Pulumi.yaml").is_file():
+            raise Exit(f"error: --project {project} is no checkout of scaletier: it has no Pulumi.yaml", WRONG_CALL)
         for flag, variable in (("stack", "PULUMI_STACK"), ("project", "SCALETIER_PROJECT")):
             if value := self.args[flag].value:
                 os.environ[variable] = value

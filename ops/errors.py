@@ -44,9 +44,12 @@ class HostsError(OpsError):
         return f"{failures}: {self.advice}" if self.advice else failures
 
 
-def meant(word: str, valid: Iterable[str]) -> str:
-    """`; did you mean worker-0?`, to be put behind a complaint about a word; empty where nothing valid is like it."""
-    alike = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+def meant(word: str, valid: Iterable[str], likeness: float = 0.6) -> str:
+    """`; did you mean worker-0?`, to be put behind a complaint about a word; empty where nothing valid is like it.
+
+    `likeness` is the least that counts, from 0 to 1 (difflib).
+    """
+    alike = difflib.get_close_matches(word, list(valid), n=1, cutoff=likeness)
     return f"; did you mean {alike[0]}?" if alike else ""
 
 

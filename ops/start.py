@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ops.errors import DETACHED
@@ -16,3 +17,5 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         sys.exit(DETACHED)
+    except BrokenPipeError:  # the reader of the help has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

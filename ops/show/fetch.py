@@ -27,6 +27,8 @@ def get(cluster: Cluster, job_id: str | None, path: str | None, dest: str | None
     output = find(cluster, record)
     if not output.files:
         raise OpsError(f"job {record.jobId} ({record.state}) has no output in {output.job_dir}")
+    if path and dest is None and not _below(output, path) and (like := meant(path, _places(output), 0.8)):
+        raise UsageError(f"job {record.jobId} has no {path} in its output{like}; a new place for all of it is --dest {path}")
     if path and not _below(output, path):
         if dest is not None:
             tops = sorted({name.partition("/")[0] for name in output.files})
@@ -55,6 +57,11 @@ def _below(output: Output, path: str) -> list[str]:
     """The file of that path, or all files of the folder."""
     path = path.strip("/") or "."
     return [name for name in output.files if name == path or name.startswith(f"{path}/")]
+
+
+def _places(output: Output) -> set[str]:
+    """Every file, and every folder that has one."""
+    return {"/".join(name.split("/")[:depth]) for name in output.files for depth in range(1, name.count("/") + 2)}
 
 
 def _few(names: Sequence[str]) -> str:

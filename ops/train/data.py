@@ -55,6 +55,10 @@ def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dic
         raise UsageError(f"{source} {why}: give the path of a file or a folder")
     target = _below(name or source.resolve().name)
     there = cluster.bucket.walk(target)
+    if files.keys() == {""} and there and "" not in there:  # a file into a folder
+        target, there = f"{target}/{source.name}", {"": there[source.name]} if source.name in there else {}
+    elif "" in there and "" not in files:
+        raise UsageError(f"{_seen(cluster, target)} is a file, and {source} a folder: give it another NAME")
     sizes = {path: file.stat().st_size for path, file in files.items()}
     wanted = [path for path in files if there.get(path) != sizes[path]]
     with terminal.Step(f"uploading {source}", always=True) as step:

@@ -11,10 +11,17 @@ from jobs.records import JobRecord
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
-from ops.errors import DONE, UsageError
+from ops.errors import DONE, HostError, UsageError
 from ops.train.push import STATE_DIR
 
 _LOGS_SECONDS = 30.0
+# A link is not followed, and neither is what find meets.
+_REMOVE = """set -e
+if [ -L "$1" ]; then exec rm -f -- "$1"; fi
+find "$1" -mindepth 1 ! -path "$1/job.json" -delete
+rm -f -- "$1/job.json"
+rmdir -- "$1"
+"""
 
 
 def delete(cluster: Cluster, job_id: str | None, sure: bool) -> int:
@@ -98,10 +105,28 @@ def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool) -> int:
     _check(cluster, job_ids)  # the answer may have taken its time
     for job_id, size in sizes.items():
         with terminal.Step(f"deleting {job_id}"):
-            cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
+            _remove(cluster, job_id)
         terminal.out(f"{job_id} deleted, {terminal.size(size)}")
     _forget_logs(cluster, job_ids)
     return DONE
+
+
+def _remove(cluster: Cluster, job_id: str) -> None:
+    """All of a job's folder, its record at the end, so that what breaks off can be made again."""
+    inventory = cluster.inventory
+    if not inventory.operator_bucket.startswith("sftp://"):
+        cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
+        return
+    # Folders that a trainer made may be its own alone: a host's root takes them away.
+    line = shlex.join(["sudo", "-n", "sh", "-c", _REMOVE, "sh", f"{inventory.bucket}/{paths.folder(job_id)}"])
+    for name in inventory.replicas:
+        try:
+            cluster.fleet.must(name, line, f"could not delete {job_id}, it ended")
+        except HostError as error:
+            if error.exited is not None or name == inventory.replicas[-1]:
+                raise
+        else:
+            return
 
 
 def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:

@@ -12,6 +12,8 @@ from ops.package.declared import Declared
 from ops.train.arguments import STRATEGY
 from ops.train.schema import ROLE_KEYS
 
+_NOT_FOR_OUTPUT = ("data", "cluster", "models")
+
 
 def check_strategy(name: str | None, declared: Declared, inventory: Inventory) -> None:
     """Whether the trainer knows a strategy, None for its default one, and the cluster has whom it needs.
@@ -70,5 +72,7 @@ def check_job_dir(job_dir: str, bucket: str, default: str) -> None:
     inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
     if "://" in job_dir and "://" not in bucket:
         raise UsageError(f"jobDir {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
+    if inside and job_dir.removeprefix(bucket).strip("/").split("/")[0] in _NOT_FOR_OUTPUT:
+        raise UsageError(f"jobDir {job_dir!r} is where the bucket keeps other things: take a path such as {default}")
     if not job_dir.isprintable() or not (inside or "://" in job_dir):
         raise UsageError(f"jobDir {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")

@@ -19,6 +19,10 @@ folder = pathlib.Path(parser.parse_args().job_dir)
 here = pathlib.Path(__file__).parent
 told = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING", "OMP_NUM_THREADS")}
 told["there"] = folder.is_dir()
+if os.environ["TYPE"] == "master":
+    (folder / "own").mkdir(exist_ok=True)
+    (folder / "own" / "file").write_text("x")
+    (folder / "own").chmod(0o755)  # as TensorFlow makes its folders
 told["secret"] = hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest()
 told["program"] = subprocess.run([here / "run.sh"], capture_output=True, text=True).stdout
 (folder / f"{os.environ['TYPE']}-{os.environ['INDEX']}.json").write_text(json.dumps(told))
@@ -44,7 +48,7 @@ def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tm
     result = cluster.fab("train", "looks", *flags)
     assert result.code == 0, result.text
     assert cluster.fab("get", "looks", "--dest", str(tmp_path / "out")).code == 0
-    told = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").iterdir()}
+    told = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
     assert sorted(told) == sorted(cluster.hosts())
     master, worker, ps = told["master-0"], told["worker-1"], told["ps-0"]
     assert (master["RANK"], worker["RANK"], ps["RANK"], master["WORLD_SIZE"]) == ("0", "2", None, "3")

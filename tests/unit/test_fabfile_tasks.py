@@ -83,6 +83,8 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
         (["describe", "job01", "job02"], "fab describe has no use for 'job02': see fab describe --help"),
         (["nope", "--help"], "there is no task 'nope'"),
         (["logs", "--stack", "elsewhere", "worker"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
+        (["--stack"], "--stack needs a value"),
+        (["jobs", "--project", "/nowhere"], "--project /nowhere is no checkout of scaletier: it has no Pulumi.yaml"),
         (["jobs", "--stack", "elsewhere"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
         (["logs"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["logs", "all", "--lines"], "--lines needs a value"),
@@ -130,6 +132,7 @@ def test_from_any_folder(tmp_path: Path) -> None:
     line = [Path(sys.executable).with_name("fab"), "jobs"]
     ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in ran.stderr) == (2, True)
+    (tmp_path / "Pulumi.yaml").touch()
     ran = subprocess.run(
         [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
@@ -164,13 +167,41 @@ VALUED = {name: commandline.flags_with_values(context) | CORE for name, context 
         ("train --secret-file f job01", "train --secret-file f --job=job01"),
         ("logs --stack e2e worker", "logs --stack e2e --replica=worker"),
         ("logs --lines=5 jobs", "logs --lines=5 --replica=jobs"),
-        ("logs a b jobs", "logs --replica=a --job=b jobs"),
-        ("jobs logs all", "jobs logs --replica=all"),
         ("jobs what", "jobs what"),
     ],
 )
 def test_bare_words(line: str, means: str) -> None:
     assert commandline.spelled_out(line.split(), WORDS, VALUED) == means.split()
+
+
+@pytest.mark.parametrize("line", ["jobs logs all", "logs a b jobs", "hosts --json train"])
+def test_two_tasks_are_one_too_many(line: str) -> None:
+    with pytest.raises(ValueError, match=r"one task at a time: fab \w+, and then fab \w+"):
+        commandline.spelled_out(line.split(), WORDS, VALUED)
+
+
+@pytest.mark.parametrize(
+    ("line", "task"),
+    [
+        ("help", ""),
+        ("help train", "train"),
+        ("train help", "train"),
+        ("train --job x -h", "train"),
+        ("train --job help", None),
+        ("train --follow", None),
+        ("shell w -- help --help", None),
+    ],
+)
+def test_who_asks_for_help(line: str, task: str | None) -> None:
+    assert commandline.asks_for_help(line.split()) == task
+
+
+def test_the_reader_of_the_help_has_seen_enough(fab: Fab) -> None:
+    line = f"{Path(sys.executable).with_name('fab')} --help | head -1"
+    ran = subprocess.run(
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:

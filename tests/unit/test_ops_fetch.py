@@ -99,6 +99,10 @@ def test_as_json(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_there(cluster: Cluster) -> None:
     with pytest.raises(OpsError, match=r"job job00 \(SUCCEEDED\) has no output in "):
         get(cluster, "job00", None, None, as_json=False)
+    with pytest.raises(
+        UsageError, match=r"has no exprt/Servo in its output; did you mean export/Servo[?]; .* --dest exprt/Servo"
+    ):
+        get(cluster, "job01", "exprt/Servo", None, as_json=False)
     says = "job job01 has no checkpont in its output; did you mean checkpoint[?]; there are checkpoint, export, model-5.index"
     with pytest.raises(UsageError, match=says):
         get(cluster, "job01", "checkpont", "m", as_json=False)
