@@ -152,7 +152,7 @@ class Host:
             return
         self.lives += 1
         world = self.cluster.world
-        name = f"{self.name}#{self.lives}"
+        name = f"{self.name}#{self.lives:x}"
         reporter = Process(world, name, self._report)
         self.reporter = reporter
         main = Process(world, f"{name}/main", self._supervise, reporter.machine)
