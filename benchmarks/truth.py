@@ -49,11 +49,11 @@ _TRIES = 3
 # The first of a queue lasts until the others are in it.
 _FIRST_SECONDS = "60"
 _WORKERS = ("worker-0", "worker-1", "worker-2")
-# What a worker imports of TensorFlow, in a process that does nothing else.
 # The times are the log's own, and looking takes a part of the processors that the trainers share.
 _LOOK_SECONDS = 4.0
 # A job has begun, and a worker that was killed before trains again.
 _BEGUN_SECONDS = 10.0
+# What a worker imports of TensorFlow, in a process that does nothing else.
 _IMPORT = (
     "cd {package} && {python} -c 'import time; t = time.monotonic(); from trainer.server import _server_library; "
     "_server_library(); print(time.monotonic() - t)'"

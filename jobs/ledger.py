@@ -40,10 +40,8 @@ class Ledger:
 
     def job(self, job_id: str) -> Stored[JobRecord] | None:
         """A job's record, None where there is none."""
-        stored = _stored(JobRecord, self.store.read(paths.job(job_id)))
-        if stored and stored.record.jobId != job_id:
-            raise _another(stored.record)
-        return stored
+        item = self.store.read(paths.job(job_id))
+        return Stored(_job(job_id, item.content), item.version) if item else None
 
     def jobs_named(self, job_ids: Iterable[str]) -> dict[str, Stored[JobRecord] | RecordError]:
         """The records of those jobs that have one, or what is wrong with it; one call of the store."""
@@ -51,7 +49,7 @@ class Ledger:
         found: dict[str, Stored[JobRecord] | RecordError] = {}
         for path, item in self.store.read_all(wanted).items():
             try:
-                found[wanted[path]] = Stored(JobRecord.from_json(item.content), item.version)
+                found[wanted[path]] = Stored(_job(wanted[path], item.content), item.version)
             except RecordError as error:
                 found[wanted[path]] = error
         return found
@@ -70,10 +68,7 @@ class Ledger:
         found, bad = [], []
         for name, content in self.store.scan(paths.EVERY_JOB).items():
             try:
-                record = JobRecord.from_json(content)
-                if record.jobId != paths.job_of(name):
-                    raise _another(record)
-                found.append(record)
+                found.append(_job(paths.job_of(name), content))
             except RecordError as error:
                 bad.append(f"{paths.job_of(name)}: {error}")
         return sorted(found, key=lambda record: record.createTime, reverse=True), bad
@@ -175,8 +170,12 @@ class Ledger:
         return Queue(entries).promoted()
 
 
-def _another(record: JobRecord) -> RecordError:
-    return RecordError(f"job.json says that it is that of job {record.jobId!r}")
+def _job(job_id: str, content: bytes) -> JobRecord:
+    """The record that lies in a job's folder; RecordError for that of another, too: anyone who trains can put one there."""
+    record = JobRecord.from_json(content)
+    if record.jobId != job_id:
+        raise RecordError(f"job.json says that it is that of job {record.jobId!r}")
+    return record
 
 
 def _is_newer(content: bytes) -> bool:

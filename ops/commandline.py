@@ -35,13 +35,15 @@ _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None,
 
 
 class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
-    """A task of `fab`. `words` are the flags that may be given as bare words behind its name, in this order."""
+    """A task of `fab`. `words` are the flags that may be given as bare words behind its name, in this order; `rest` names what
+    may stand behind `--`.
+    """
 
     help: dict[str, str]
 
-    def __init__(self, *args: Any, words: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, words: Sequence[str] = (), rest: str = "", **kwargs: Any) -> None:
         super().__init__(*args, positional=[], auto_shortflags=False, **kwargs)
-        self.words = tuple(words)
+        self.words, self.rest = tuple(words), rest
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """invoke's, which forgets the help texts when it has read them once."""
@@ -224,8 +226,8 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         task = self.collection[name]
         words = "".join(f" [{word.upper()}]" for word in task.words)
         context = self.parser.contexts[name]
-        trainer = f" [{DASHES} …]" if "args" in context.args or name == "shell" else ""
-        _say(f"Usage: {self.binary} {name}{words} [--flags]{trainer}\n")
+        rest = f" [{DASHES} {task.rest}]" if task.rest else ""
+        _say(f"Usage: {self.binary} {name}{words} [--flags]{rest}\n")
         for line in (inspect.getdoc(task) or "").splitlines():
             _say(f"{self.leading_indent}{line}" if line else "")
         _say()

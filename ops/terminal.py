@@ -55,10 +55,8 @@ def as_json(value: Any) -> None:
     write(sys.stdout, json.dumps(value, indent=1))
 
 
-def confirm(what: str, sure: bool = False) -> None:
-    """Ask whether that is to be done, unless the user is sure; UsageError for a no, and where nobody can be asked."""
-    if sure:
-        return
+def confirm(what: str) -> None:
+    """Ask whether that is to be done; UsageError for a no, and where nobody can be asked."""
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what}: say --yes, as there is no terminal to ask on")
     sys.stderr.write(f"{what}? [y/N] ")

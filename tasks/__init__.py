@@ -15,6 +15,7 @@ from ops.commandline import Task
 sys.dont_write_bytecode = False  # invoke sets it, and would have ops compiled anew by every command
 
 JOB = "id of the job, one that fab jobs lists (default: the one that has the hosts, or had them last)"
+TRAINER = "ARGUMENTS OF THE TRAINER"
 NEW_JOB = "id of the job: a letter, then letters, digits and _; used once"
 JSON = "print JSON, for programs"
 

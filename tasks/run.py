@@ -4,11 +4,12 @@ import sys
 from typing import Any
 
 from ops.commandline import after_dashes
-from tasks import JOB, JSON, NEW_JOB, task
+from tasks import JOB, JSON, NEW_JOB, TRAINER, task
 
 
 @task(
     words=["job"],
+    rest=TRAINER,
     iterable=["labels", "env", "secret"],
     help={
         "job": f"{NEW_JOB} (default: the package's name and the time)",
@@ -64,20 +65,20 @@ def train(
     from ops.train.train import train as run
 
     flags = Flags(
-        job,
-        module,
-        config,
-        args,
-        after_dashes(sys.argv),
-        labels or (),
-        job_dir,
-        strategy,
-        priority,
-        env or (),
-        env_file,
-        secret or (),
-        secret_file,
-        resume,
+        job_id=job,
+        module=module,
+        config=config,
+        args=args,
+        more_args=after_dashes(sys.argv),
+        labels=labels or (),
+        job_dir=job_dir,
+        strategy=strategy,
+        priority=priority,
+        env=env or (),
+        env_file=env_file,
+        secret=secret or (),
+        secret_file=secret_file,
+        resume=resume,
     )
     return run(Cluster.load(), flags, package, queue, follow)
 
@@ -100,6 +101,7 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
 
 
 @task(
+    rest=TRAINER,
     help={
         "package": "as of fab train",
         "module": "as of fab train",

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from ops.commandline import after_dashes
-from tasks import JOB, JSON, NEW_JOB, task
+from tasks import JOB, JSON, NEW_JOB, TRAINER, task
 
 
 @task(
@@ -106,7 +106,8 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
 
 @task(
     words=["job"],
-    iterable=["labels", "env"],
+    rest=TRAINER,
+    iterable=["labels", "env", "secret"],
     help={
         "job": f"{NEW_JOB} (default: job01)",
         "package": "as of fab train",
@@ -118,6 +119,8 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
         "job-dir": "as of fab train",
         "env": "as of fab train",
         "env-file": "as of fab train",
+        "secret": "as of fab train; shown by its name alone",
+        "secret-file": "as of fab train; shown by their names alone",
         "json": JSON,
     },
 )
@@ -133,6 +136,8 @@ def render(
     job_dir: str | None = None,
     env: Any = None,
     env_file: str | None = None,
+    secret: Any = None,
+    secret_file: str | None = None,
     json: bool = False,
 ) -> int:
     """Print every file that fab train would write on every host, and touch nothing."""
@@ -141,6 +146,17 @@ def render(
     from ops.train.preview import print_render
 
     flags = Flags(
-        job, module, config, args, after_dashes(sys.argv), labels or (), job_dir, strategy, env=env or (), env_file=env_file
+        job_id=job,
+        module=module,
+        config=config,
+        args=args,
+        more_args=after_dashes(sys.argv),
+        labels=labels or (),
+        job_dir=job_dir,
+        strategy=strategy,
+        env=env or (),
+        env_file=env_file,
+        secret=secret or (),
+        secret_file=secret_file,
     )
     return print_render(load(), flags, package, json)

@@ -9,6 +9,7 @@ from tasks import JOB, JSON, task
 
 @task(
     words=["replica"],
+    rest="COMMAND",
     help={"replica": "a replica, the name of its host too, such as worker-2 (default: the chief)"},
 )
 def shell(_: Any, replica: str | None = None) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ops import terminal
 from ops.errors import OpsError
 
 T = TypeVar("T")
@@ -151,6 +152,18 @@ def _pieces(content: bytes | Path) -> Iterator[bytes]:
     with content.open("rb") as source:
         while piece := source.read(_CHUNK):
             yield piece
+
+
+def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], there: Mapping[str, int], what: str) -> list[str]:
+    """Put those files into a folder that are not `there` in their full size; their names, where `` is the folder itself."""
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    wanted = missing(sizes, there)
+    if wanted:
+        with terminal.Step(f"uploading {what}", always=True) as step:
+            progress = terminal.sizer(step, sum(sizes[name] for name in wanted))
+            for name in wanted:
+                bucket.upload(f"{folder}/{name}" if name else folder, files[name], progress)
+    return wanted
 
 
 def missing(wanted: Mapping[str, int], there: Mapping[str, int]) -> list[str]:

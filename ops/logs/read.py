@@ -36,7 +36,7 @@ def show_logs(
     selection, job_id = meant_by(cluster, selection, job_id)
     replicas = _replicas(cluster, selection, job_id)
     if follow:
-        record = _record(cluster, job_id)
+        record = existing_job(cluster.ledger, job_id)
         if not record.final:
             return follow_job(cluster, record.jobId, replicas, lines, as_json)
         job_id = record.jobId
@@ -117,7 +117,7 @@ def _replicas(cluster: Cluster, selection: str, job_id: str | None) -> list[str]
     except UsageError:
         if job_id is None:
             raise
-        then = [str(replica.get("name")) for replica in _record(cluster, job_id).replicas]
+        then = [str(replica.get("name")) for replica in existing_job(cluster.ledger, job_id).replicas]
         wanted = selection.replace("-replica-", "-")
         chosen = [name for name in then if name == wanted or name.rpartition("-")[0] == wanted]
         if not chosen:
@@ -140,12 +140,12 @@ def read_logs(cluster: Cluster, replicas: list[str], job_id: str | None, lines: 
         job_id = max(read.values(), key=lambda log: log[1])[0]
     found = {name: parse_log(text, name) for name, (job, _, text) in read.items() if job == job_id}
     if missing := [name for name in replicas if name not in found]:
-        job_id = _record(cluster, job_id).jobId
+        job_id = existing_job(cluster.ledger, job_id).jobId
         found |= _archived(cluster.bucket, missing, job_id, lines, outcome.failures)
     if not found:
         names = ", ".join(replicas)
         reasons = "".join(f"; {error}" for error in outcome.failures.values())
-        if job_id and _record(cluster, job_id).state is JobState.QUEUED:
+        if job_id and existing_job(cluster.ledger, job_id).state is JobState.QUEUED:
             raise OpsError(f"job {job_id} is QUEUED and has printed nothing yet: --follow waits for its turn")
         raise OpsError(f"job {job_id} has no log of {names} yet{reasons}")
     return found
@@ -166,8 +166,3 @@ def _archived(
                 f"{error}; " + ("its lines are the bucket's copy" if content is not None else "the bucket has no log of it")
             )
     return found
-
-
-def _record(cluster: Cluster, job_id: str | None) -> JobRecord:
-    """The record of a job, or of the newest; UsageError where there is none."""
-    return existing_job(cluster.ledger, job_id)

@@ -27,8 +27,8 @@ _SKIPPED_DIRS = frozenset(
     {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
 )
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
-# What earlier builds left in a project: a new one would take it in.
 _EXECUTABLE = 0o100
+# What earlier builds left in a project: a new one would take it in.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jobs.paths import DATA
 from ops import terminal
+from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, UsageError, meant
 
@@ -59,12 +60,7 @@ def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dic
         target, there = f"{target}/{source.name}", {"": there[source.name]} if source.name in there else {}
     elif "" in there and "" not in files:
         raise UsageError(f"{_seen(cluster, target)} is a file, and {source} a folder: give it another NAME")
-    sizes = {path: file.stat().st_size for path, file in files.items()}
-    wanted = [path for path in files if there.get(path) != sizes[path]]
-    with terminal.Step(f"uploading {source}", always=True) as step:
-        progress = terminal.sizer(step, sum(sizes[path] for path in wanted))
-        for path in wanted:
-            cluster.bucket.upload(f"{target}/{path}" if path else target, files[path], progress)
+    wanted = upload_missing(cluster.bucket, target, files, there, str(source))
     if not as_json:
         same = f", {len(files) - len(wanted)} were there in their size" if len(wanted) < len(files) else ""
         terminal.out(f"{len(files)} files{same}: {_seen(cluster, target)}")
@@ -87,7 +83,8 @@ def _remove(cluster: Cluster, name: str, sure: bool) -> dict[str, object]:
         tops = sorted({path.partition("/")[0] for path in cluster.bucket.walk(DATA)})
         raise UsageError(f"there is no {name} in the bucket's data{meant(name, tops)}; there are {', '.join(tops) or 'none'}")
     what = f"{len(files)} files, {terminal.size(sum(files.values()))}"
-    terminal.confirm(f"remove {_seen(cluster, target)}, {what}", sure)
+    if not sure:
+        terminal.confirm(f"remove {_seen(cluster, target)}, {what}")
     with terminal.Step(f"removing {name}"):
         cluster.bucket.remove(target)
     terminal.note(f"{what} removed: {_seen(cluster, target)}")

@@ -29,6 +29,7 @@ def delete(cluster: Cluster, job_id: str | None, sure: bool) -> int:
     if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
     existing_job(cluster.ledger, job_id)
+    _check(cluster, [job_id])
     return _delete(cluster, [job_id], sure)
 
 
@@ -95,14 +96,14 @@ def _normal(path: object) -> str:
 
 
 def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool) -> int:
-    _check(cluster, job_ids)
     sizes = {}
     for job_id in job_ids:
         with terminal.Step(f"looking through {job_id}"):
             sizes[job_id] = sum(cluster.bucket.walk(paths.folder(job_id)).values())
     what = f"{len(sizes)} jobs ({', '.join(sizes)})" if len(sizes) > 1 else job_ids[0]
-    terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}", sure)
-    _check(cluster, job_ids)  # the answer may have taken its time
+    if not sure:
+        terminal.confirm(f"delete {what} with logs and output, {terminal.size(sum(sizes.values()))}")
+        _check(cluster, job_ids)  # the answer may have taken its time
     for job_id, size in sizes.items():
         with terminal.Step(f"deleting {job_id}"):
             _remove(cluster, job_id)

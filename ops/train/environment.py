@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Who trains together, as PyTorch counts them: the master is rank 0, and the workers follow.
 _RANKED = (Role.MASTER, Role.WORKER)
 # What the cluster itself tells a trainer: another value would be a lie.
-OURS = (
+_OURS = (
     *("TF_CONFIG", "TYPE", "INDEX", "JOB_ID", "JOB_DIR", "SCALETIER_DATA"),
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
 )
@@ -36,10 +36,10 @@ native code shows its stack. What depends on the host, its threads, is set there
 def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:
     """What tells a trainer who and where it is; TYPE is `master` on the chief, as in Cloud ML's samples."""
     told = {"TYPE": str(host.role), "INDEX": str(host.index), "JOB_ID": job_id, "JOB_DIR": job_dir, "SCALETIER_DATA": data}
-    return told | ranks(inventory, host)
+    return told | _ranks(inventory, host)
 
 
-def ranks(inventory: Inventory, host: Host) -> dict[str, str]:
+def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
     """Where PyTorch and its like find one another, one process a host; nothing for a role that does not train.
 
     Source: the environment variables of torch.distributed's `env://` and of torchrun.
@@ -104,8 +104,10 @@ def mapping(value: Any, path: str) -> dict[str, str]:
 def _check(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where}: {name!r} is no name of a variable: letters, digits and _, and no digit first")
-    if name in OURS:
-        raise UsageError(f"{where}: {name} is what the cluster tells the trainer, and cannot be set; nor can {', '.join(OURS)}")
+    if name in _OURS:
+        raise UsageError(
+            f"{where}: {name} is what the cluster tells the trainer, and cannot be set; nor can {', '.join(_OURS)}"
+        )
 
 
 def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:

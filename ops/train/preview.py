@@ -23,7 +23,7 @@ def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json
         return DONE
     for name, of_host in rendered.items():
         for file in of_host:
-            what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} root:{file.group}"
+            what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} {file.user}:{file.group}"
             terminal.out(terminal.paint(f"# {name}:{file.path} {what}", "bold"))
             if file.link is None:
                 terminal.out(file.content)

@@ -24,7 +24,7 @@ from jobs.store import StoreError
 from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from jobs.tender import Tender
 from ops import terminal
-from ops.cluster.bucket import Bucket, missing
+from ops.cluster.bucket import Bucket, upload_missing
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import HERE, Inventory
 from ops.cluster.ledger import find_job, me
@@ -265,19 +265,12 @@ class _Renewal:
 
 
 def _upload_data(bucket: Bucket, submission: Submission) -> None:
-    sizes = {name: path.stat().st_size for name, path in submission.data.items()}
     there = bucket.names(DATA)
     # The same records in another number of files, of an earlier job, would be read too.
-    for name in there.keys() - sizes.keys():
+    for name in there.keys() - submission.data.keys():
         if _SHARD.fullmatch(name):
             bucket.delete(f"{DATA}/{name}")
-    wanted = missing(sizes, there)
-    if not wanted:
-        return
-    with terminal.Step("uploading MNIST", always=True) as step:
-        progress = terminal.sizer(step, sum(sizes[name] for name in wanted))
-        for name in wanted:
-            bucket.upload(f"{DATA}/{name}", submission.data[name], progress)
+    upload_missing(bucket, DATA, submission.data, there, "MNIST")
 
 
 def _upload_package(cluster: Cluster, submission: Submission) -> None:

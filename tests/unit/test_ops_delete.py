@@ -96,7 +96,7 @@ def test_a_record_goes_by_the_folder_that_it_lies_in(cluster: Cluster, bucket: P
 
 
 def test_what_changes_while_the_user_thinks_counts(cluster: Cluster, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def confirm(what: str, sure: bool) -> None:
+    def confirm(what: str) -> None:
         put_job(cluster.ledger, JobRecord("late", JobState.RUNNING, trainingInput={"jobDir": f"{bucket}/jobs/job00/output"}))
 
     monkeypatch.setattr(terminal, "confirm", confirm)

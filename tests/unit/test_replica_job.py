@@ -261,11 +261,13 @@ def test_a_host_that_stays_lost_fails_the_job(make: Make) -> None:
 
 
 def test_another_leads_when_the_chief_is_lost(make: Make) -> None:
-    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5)
-    cluster.start()
+    cluster = make(SLEEPS, "master-0", "worker-0", lostAfterSeconds=0.5, leaseSeconds=2.0)
+    cluster.start("master-0")  # alone at first: whoever is up first may lead
+    until(lambda: cluster.job.lease.holder.startswith("master-0/"))
+    cluster.start("worker-0")
     until(lambda: cluster.runs("master-0", "worker-0") and cluster.job.state == "RUNNING")
-    cluster.kill("master-0")
     epoch = cluster.job.lease.epoch
+    cluster.kill("master-0")
     cluster.cancel()
     assert cluster.wait("worker-0") == [0]
     assert cluster.job.state == "CANCELLED"
