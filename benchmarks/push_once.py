@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
+from ops.errors import HostsError
 from ops.train import push
 from ops.train.config import Flags
 from ops.train.render import UNIT, UNITS, File, render
@@ -51,7 +52,8 @@ def main(arguments: list[str]) -> int:
             (Path(arguments[0]) / f"{name}.tar.gz").write_bytes(stream(name))
         return 0
     fleet = Fleet(inventory)
-    fleet.connect_all(inventory.names)
+    if failures := fleet.connect_each(inventory.names).failures:
+        raise HostsError(failures, "all hosts are needed")
     command = push.take_in_command(version)
     outcome = fleet.each(inventory.names, lambda name: fleet.must(name, command, "push", stream(name)), _SECONDS)
     for name, error in outcome.failures.items():

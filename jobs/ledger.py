@@ -14,7 +14,7 @@ from jobs.checked import Record, RecordError
 from jobs.queue import Entry, Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
-from jobs.store import Conflict, Item, Store
+from jobs.store import Conflict, Store
 
 R = TypeVar("R", bound=Record)
 _TRIES = 50
@@ -161,6 +161,7 @@ class Ledger:
                 job.jobId,
                 job.hosts,
                 held=job.state != JobState.QUEUED,
+                wants=job.wants,
                 priority=job.priority,
                 submittedBy=job.submittedBy,
                 createTime=job.createTime,
@@ -184,7 +185,3 @@ def _is_newer(content: bytes) -> bool:
     except RecordError as error:
         return "newer" in str(error)
     return False
-
-
-def _stored(kind: type[R], item: Item | None) -> Stored[R] | None:
-    return Stored(kind.from_json(item.content), item.version) if item else None

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jobs.checked import Record
+from jobs.placement import Placed, place
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A job that holds its hosts, or waits for them.
+class Entry(Placed):
+    """A job that holds its `hosts`, or waits for some of those that it wants.
 
     `token` tells one submission from another of the same id. maxWaitTime is in seconds, None for as long as it takes.
     """
@@ -28,6 +29,15 @@ class Entry:
     submittedBy: str = ""
     createTime: str = ""
     maxWaitTime: float | None = None
+    wants: dict[str, list[str]] = field(default_factory=dict)
+
+    def may_use(self) -> set[str]:
+        """The hosts that it holds, or those that it may be given."""
+        return set(self.hosts) if self.held else {host for hosts in self.wanted.values() for host in hosts}
+
+    def replica_on(self, host: str) -> str:
+        """The replica that has this host; empty where it is none of its own."""
+        return next((replica for replica, its in self.placement.items() if its == host), "")
 
 
 @dataclass(frozen=True)
@@ -46,9 +56,9 @@ class Queue(Record):
         """Who has a host."""
         return next((entry for entry in self.entries if entry.held and host in entry.hosts), None)
 
-    def wants(self, host: str) -> bool:
-        """True where somebody has this host or waits for it."""
-        return any(host in entry.hosts for entry in self.entries)
+    def concerning(self, host: str) -> list[Entry]:
+        """Who has this host, and who waits for it or one like it."""
+        return [entry for entry in self.entries if host in entry.may_use()]
 
     def ahead_of(self, job_id: str) -> list[Entry]:
         """Whom a job waits for: those that hold one of its hosts, and those before it that wait for one."""
@@ -60,10 +70,10 @@ class Queue(Record):
             if entry.jobId == job_id:
                 break
             first.append(entry)
-        return [entry for entry in first if not set(entry.hosts).isdisjoint(mine.hosts)]
+        return [entry for entry in first if not entry.may_use().isdisjoint(mine.may_use())]
 
     def added(self, entry: Entry) -> Queue:
-        """With one more at the end, which holds its hosts where they are free."""
+        """With one more at the end, which holds hosts where enough of them are free."""
         return replace(self, entries=[*self.entries, entry]).promoted()
 
     def without(self, entry: Entry) -> Queue:
@@ -74,14 +84,16 @@ class Queue(Record):
     def promoted(self) -> Queue:
         """Every host that is free given away: by priority, then by time, and never past somebody who waits for it."""
         taken = {host for entry in self.entries if entry.held for host in entry.hosts}
-        chosen = set()
+        given: dict[str, list[str]] = {}
         for entry in self._waiting():
-            if taken.isdisjoint(entry.hosts):
-                chosen.add(entry.jobId)
-            taken.update(entry.hosts)  # also where it must wait: who comes later may not take a part of what it waits for
-        if not chosen:
+            placed = place(entry.wanted, taken)
+            if len(placed) == len(entry.wanted):
+                given[entry.jobId] = list(placed.values())
+            taken.update(placed.values())  # also where it must wait: who comes later may not take a part of what it waits for
+        if not given:
             return self
-        return replace(self, entries=[replace(e, held=True) if e.jobId in chosen else e for e in self.entries])
+        promoted = [replace(e, held=True, hosts=given[e.jobId]) if e.jobId in given else e for e in self.entries]
+        return replace(self, entries=promoted)
 
     def _waiting(self) -> Iterable[Entry]:
         return sorted((entry for entry in self.entries if not entry.held), key=lambda entry: -entry.priority)

@@ -5,16 +5,20 @@ Names are Cloud ML's (`projects.jobs`) where it has them.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from jobs import lease
 from jobs.checked import Record
 from jobs.lease import Lease
+from jobs.placement import Placed
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.times import now, seconds_between
 
 EVENTS_KEPT = 50
+MASTER_ADDR = "MASTER_ADDR"
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,15 @@ class ReplicaRecord(Record):
 
 
 @dataclass(frozen=True)
-class JobRecord(Record):
+class JobRecord(Placed, Record):
     """`jobs/<id>/job.json`: written only by who holds its lease, each version replacing just the one before.
 
-    `hosts` are the replicas, each named as its host, the chief first. hourlyCost is that of these hosts in US dollars when the
-    job was made, None where they have no price; cost is what they cost from its start to its end, None until then.
-    `attempt` counts the starts of the whole job from 0, `spent` those that count against the limit; `lost` are the replicas
-    of whose hosts nothing is heard, `without` the expendable ones that the job goes on without. runSeconds is how long it has
-    been RUNNING by its leaders' clocks. manifest is the short form of manifest.json: package, cluster, versions, and data once
-    the chief's host has hashed it.
+    `wants` names the replicas, the chief first, each with the hosts that would do, `hosts` those that they got, once the job is
+    PREPARING (`jobs.placement`). hourlyCost is that of so many such hosts in US dollars when the job was made, None where they
+    have no price; cost is what they cost from its start to its end, None until then. `attempt` counts the starts of the whole
+    job from 0, `spent` those that count against the limit; `lost` are the replicas of whose hosts nothing is heard, `without`
+    the expendable ones that the job goes on without. runSeconds is how long it has been RUNNING by its leaders' clocks.
+    manifest is the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -90,6 +94,7 @@ class JobRecord(Record):
     state: JobState = JobState.QUEUED
     lease: Lease = field(default_factory=Lease)
     hosts: list[str] = field(default_factory=list)
+    wants: dict[str, list[str]] = field(default_factory=dict)
     priority: int = 0
     createTime: str = field(default_factory=now)
     startTime: str | None = None
@@ -147,16 +152,30 @@ class Task:
     tfConfig: str
     environment: dict[str, str] = field(default_factory=dict)
 
+    def found(self, addresses: Mapping[str, str]) -> Task:
+        """With the addresses of the replicas in place of their names: in TF_CONFIG's `cluster`, and as MASTER_ADDR."""
+        if not addresses:
+            return self
+        told = json.loads(self.tfConfig)
+        for role, peers in told.get("cluster", {}).items():
+            named = (peer.rpartition(":") for peer in peers)
+            told["cluster"][role] = [f"{addresses.get(name, name)}:{port}" for name, _, port in named]
+        master = self.environment.get(MASTER_ADDR, "")
+        environment = self.environment | ({MASTER_ADDR: addresses[master]} if master in addresses else {})
+        return Task(json.dumps(told), environment)
+
 
 @dataclass(frozen=True)
 class Plan(Record):
     """`jobs/<id>/plan.json`: all that the replicas of a job need to know, written by its submitter, once.
 
-    `replicas` names every replica of the job, the chief first: the order in which they would lead. `data` are the paths,
-    directories or globs of what the job trains on, which the chief's host hashes. `packageSha256` is that of the package's
-    archive. `secrets` are names of variables whose values `fab train` brought to the hosts, and nowhere else. `expendable` are
-    the roles whose loss or repeated kill the job goes on without. With restartPolicy `all` a kill starts the whole job again,
-    with `replica` that replica alone.
+    `replicas` names every replica of the job, the chief first: the order in which they would lead. `tasks` has their names in
+    place of addresses, as a job may get these hosts or those, and `addresses` are those of all hosts that it may get; `placed`
+    puts the two together. `hosts` is empty in the bucket, and where it was placed has each replica's host. `data` are the
+    paths, directories or globs of what the job trains on, which the chief's host hashes. `packageSha256` is that of the
+    package's archive. `secrets` are names of variables whose values `fab train` brought to the hosts, and nowhere else.
+    `expendable` are the roles whose loss or repeated kill the job goes on without. With restartPolicy `all` a kill starts the
+    whole job again, with `replica` that replica alone.
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
@@ -185,6 +204,8 @@ class Plan(Record):
     stallTimeout: float | None = None
     preparingSeconds: float = 300.0
     stopSeconds: float = 10.0
+    addresses: dict[str, str] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
 
     @property
     def chief(self) -> str:
@@ -193,6 +214,11 @@ class Plan(Record):
     def is_expendable(self, replica: str) -> bool:
         """True where the job goes on without this replica."""
         return replica != self.chief and replica.rpartition("-")[0] in self.expendable
+
+    def placed(self, hosts: Mapping[str, str]) -> Plan:
+        """This plan for a job that got these hosts: with the address of each replica where its tasks have a name."""
+        known = {replica: self.addresses[host] for replica, host in hosts.items() if host in self.addresses}
+        return replace(self, hosts=dict(hosts), tasks={name: task.found(known) for name, task in self.tasks.items()})
 
     @property
     def whole(self) -> bool:

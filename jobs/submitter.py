@@ -55,6 +55,7 @@ class Submitter:
         self._entry = Entry(
             record.jobId,
             record.hosts,
+            wants=record.wants,
             priority=record.priority,
             token=me,
             submittedBy=record.submittedBy,
@@ -99,7 +100,16 @@ class Submitter:
 
     def ahead(self) -> list[Entry]:
         """Whom the job waits for; empty where its hosts are its own."""
-        return self._ledger.queue().ahead_of(self._entry.jobId)
+        queue = self._ledger.queue()
+        mine = queue.entry(self._entry.jobId)
+        if mine and mine.token == self._me:
+            self._entry = mine
+        return queue.ahead_of(self._entry.jobId)
+
+    @property
+    def may_use(self) -> set[str]:
+        """The hosts that it has, as of `claim` or `ahead`, or may be given."""
+        return self._entry.may_use()
 
     def renew(self) -> None:
         """A sign of life, every few seconds. CancelledError where somebody wants the end, OvertakenError as of `prepare`."""
@@ -109,7 +119,8 @@ class Submitter:
 
     def prepare(self) -> None:
         """The plan is in the bucket: hosts may start. OvertakenError where the job is in other hands by now."""
-        self._write(lambda job: job if job.state is JobState.PREPARING else job.to(JobState.PREPARING))
+        hosts = self._entry.hosts
+        self._write(lambda job: job if job.state is JobState.PREPARING else job.to(JobState.PREPARING, hosts=hosts))
 
     def hand_over(self) -> None:
         """All is in the bucket: from now on the job is its replicas', the chief first. OvertakenError as of `prepare`."""

@@ -83,5 +83,6 @@ class Tender:
 
 
 def _never_made(entry: Entry) -> JobRecord:
-    made = JobRecord(entry.jobId, hosts=entry.hosts, createTime=entry.createTime or now(), submittedBy=entry.submittedBy)
+    created = entry.createTime or now()
+    made = JobRecord(entry.jobId, hosts=entry.hosts, wants=entry.wants, createTime=created, submittedBy=entry.submittedBy)
     return made.ended(NOT_HANDED_OVER)

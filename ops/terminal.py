@@ -153,6 +153,11 @@ class Step:
                 sys.stderr.flush()
 
 
+def plural(count: int, what: str) -> str:
+    """`1 host`, `8 hosts`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def counter(step: Step, total: int) -> Callable[[object], None]:
     """To be called once for each of `total` things that are done."""
     done = [0]

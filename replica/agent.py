@@ -26,14 +26,14 @@ _QUICK_SECONDS = 10.0
 class Site(Protocol):
     """What a job needs of a host besides a process: its files, its log, and what only this host can tell."""
 
-    def prepare(self, plan: Plan) -> Assignment:
-        """The job's files on this host, and its log; StoreError where they cannot be had now."""
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
+        """The job's files on this host, and its log, for that replica; StoreError where they cannot be had now."""
 
     def facts(self) -> dict[str, Any] | None:
         """What was found for the manifest, once; None while nothing new is."""
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Forget the secrets of every job but these."""
+        """Forget the secrets of every job but these, which have this host or may get it."""
 
     def finish(self) -> bool:
         """True once the log is in the bucket, or was waited for long enough."""
@@ -133,10 +133,11 @@ class Agent:
             self.over = True  # what comes next is for the version that fab has brought since
             return
         queue = self._ledger.queue()
-        self._site.tidy([entry.jobId for entry in queue.entries])
+        concerning = queue.concerning(self._name)
+        self._site.tidy([entry.jobId for entry in concerning])
         entry = queue.holder(self._name)
         if entry is None:
-            self.over = not queue.wants(self._name)
+            self.over = not concerning
             return
         stored = self._ledger.job(entry.jobId)
         if stored is None or stored.record.final:
@@ -146,9 +147,10 @@ class Agent:
             return  # it may still come to nothing
         try:
             plan = self._ledger.plan(entry.jobId)
-            if plan is None or self._name not in plan.replicas:
-                raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {self._name}")
-            self._take_up(plan, job)
+            replica = entry.replica_on(self._name)
+            if plan is None or replica not in plan.replicas:
+                raise RecordError(f"{paths.plan(entry.jobId)} is not there, or knows no {replica}")
+            self._take_up(plan.placed(entry.placement), replica, job)
         except (StoreError, RecordError) as error:
             self._cannot_take_up(stored, error)
             raise
@@ -163,12 +165,11 @@ class Agent:
             why = f"{self._name} cannot take it up: {error.strerror or error if isinstance(error, OSError) else error}"
             self._ledger.change_job(stored, job.passed(self._me).ended(why))
 
-    def _take_up(self, plan: Plan, job: JobRecord) -> None:
+    def _take_up(self, plan: Plan, name: str, job: JobRecord) -> None:
         """Go on from the record that a former life of this replica left in the bucket, or begin."""
-        name = self._name
         version = self._ledger.replica_version(plan.jobId, name)
         left = self._ledger.replicas(plan.jobId, [name]).get(name)
-        assignment = self._site.prepare(plan)
+        assignment = self._site.prepare(plan, name)
         record = restart.resume(plan, name, job.attempt, left, self._now())
         if left and left.state is ReplicaState.RUNNING:
             assignment.log.say("the replica or its host was stopped", "WARNING")

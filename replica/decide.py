@@ -127,8 +127,8 @@ def with_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
     return {**manifest, **facts, "versions": {**manifest.get("versions", {}), **facts.get("versions", {})}}
 
 
-def _prepares(job: JobRecord, _: View) -> JobRecord | None:
-    return job.to(JobState.PREPARING)
+def _prepares(job: JobRecord, view: View) -> JobRecord | None:
+    return job.to(JobState.PREPARING, hosts=list(view.plan.hosts.values()) or job.hosts)
 
 
 def _chief_succeeded(job: JobRecord, view: View) -> JobRecord | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs import paths
 from jobs.ledger import Ledger
-from jobs.records import HostFile, Plan
+from jobs.records import HostFile, Plan, Task
 from jobs.store import Files, StoreError
 from replica import processors
 from replica.archive import Archive
@@ -37,20 +37,19 @@ class HostSite:
         self._manifest: Manifest | None = None
         self._log: Log | None = None
 
-    def prepare(self, plan: Plan) -> Assignment:
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
         """The job's package, log and environment; StoreError where they cannot be had now."""
         try:
-            return self._prepared(plan)
+            return self._prepared(plan, replica)
         except StoreError:
             raise
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
 
-    def _prepared(self, plan: Plan) -> Assignment:
+    def _prepared(self, plan: Plan, name: str) -> Assignment:
         self.finish()  # of a job, or an attempt, before
-        name = self._host.name
         folder = self._package(plan)
-        environment = self._environment(plan, folder)
+        environment = self._environment(plan, plan.tasks[name], folder)
         if environment.get("JOB_DIR", "").startswith("/"):
             Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
         archive = paths.log(plan.jobId, name)
@@ -68,7 +67,7 @@ class HostSite:
         return self._manifest.told() if self._manifest else None
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Forget the secrets of every job but these."""
+        """Forget the secrets of every job but these, which have this host or may get it."""
         with suppress(OSError):  # there are none
             for file in self._secrets.iterdir():
                 if file.stem not in job_ids:
@@ -113,9 +112,8 @@ class HostSite:
             if other != home:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def _environment(self, plan: Plan, folder: Path) -> dict[str, str]:
+    def _environment(self, plan: Plan, task: Task, folder: Path) -> dict[str, str]:
         """The trainer's: that of this process, its task's, TF_CONFIG, and its package on PYTHONPATH."""
-        task = plan.tasks[self._host.name]
         env = {key: value for key, value in self._environ.items() if key not in _PRIVATE} | task.environment
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}

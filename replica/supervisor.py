@@ -98,9 +98,7 @@ class Supervisor:
     def record(self) -> ReplicaRecord:
         """How it is now, but for what it has printed since the trainer started."""
         with self._lock:
-            if self._child and self._ended_at is not None and self._child.lines:
-                self._record = restart.recovered(self._record, self._clock() - self._ended_at)
-                self._ended_at = None
+            self._see_recovery()
             return self._record
 
     @property
@@ -145,6 +143,7 @@ class Supervisor:
         child = self._child
         if child is None or (code := child.poll()) is None:
             return
+        self._see_recovery()
         self._printed_before = self.lines
         self._child = None
         self._ended_at = self._clock()
@@ -159,6 +158,12 @@ class Supervisor:
         wait = restart.wait_before_start(record)
         self._start_at = self._clock() + wait
         self._tell_of(record, wait)
+
+    def _see_recovery(self) -> None:
+        """Take note of the first line after a restart, also of a trainer that ended before anybody asked."""
+        if self._child and self._ended_at is not None and self._child.lines:
+            self._record = restart.recovered(self._record, self._clock() - self._ended_at)
+            self._ended_at = None
 
     def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
         log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0

@@ -17,6 +17,8 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
+        "scale-tier": "take no more of the cluster than this tier, such as BASIC (default: all that --strategy makes use of)",
+        "replicas": "take these replicas: master,worker for all workers, worker=2,ps=1 for so many",
         "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
         "labels": "labels of the job, key=value,key=value; may be given more than once",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
@@ -37,6 +39,8 @@ def train(
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
+    scale_tier: str | None = None,
+    replicas: str | None = None,
     strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
@@ -55,6 +59,7 @@ def train(
     fab train --job job01
     fab train --job job02 --config config.yaml --args "--max-steps 500"
     fab train --job job03 --strategy sync
+    fab train --scale-tier BASIC --package mytrainer
     fab train --resume job03 -- --max-steps 4000
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 
@@ -78,6 +83,8 @@ def train(
         env_file=env_file,
         secret=secret or (),
         secret_file=secret_file,
+        scale_tier=scale_tier,
+        replicas=replicas,
         resume=resume,
     )
     return run(Cluster.load(), flags, package, queue, follow)

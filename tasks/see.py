@@ -114,6 +114,8 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
         "module": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",
+        "scale-tier": "as of fab train",
+        "replicas": "as of fab train",
         "strategy": "as of fab train",
         "labels": "as of fab train",
         "job-dir": "as of fab train",
@@ -131,6 +133,8 @@ def render(
     module: str | None = None,
     config: str | None = None,
     args: str | None = None,
+    scale_tier: str | None = None,
+    replicas: str | None = None,
     strategy: str | None = None,
     labels: Any = None,
     job_dir: str | None = None,
@@ -158,5 +162,7 @@ def render(
         env_file=env_file,
         secret=secret or (),
         secret_file=secret_file,
+        scale_tier=scale_tier,
+        replicas=replicas,
     )
     return print_render(load(), flags, package, json)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ class Host:
     accelerator: Mapping[str, Any] | None = None
     hourly_cost: float | None = None
     create_time: str | None = None
+
+    @property
+    def make(self) -> tuple[object, ...]:
+        """What another host must have the same of to be as good; a spot host costs less."""
+        gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
+        return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,15 @@ class Inventory:
         """US dollars an hour of all hosts; None where one of them has no price."""
         return whole_sum(host.hourly_cost for host in self.hosts)
 
+    def of_role(self, role: Role) -> tuple[Host, ...]:
+        """The hosts of a role, in the order of their index."""
+        return tuple(host for host in self.hosts if host.role is role)
+
+    def part(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
+        """So many hosts of each role, the first ones, as a cluster of its own; all of it without counts."""
+        hosts = tuple(host for host in self.hosts if host.index < counts.get(host.role, 0)) if counts else self.hosts
+        return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
+
     def host(self, name: str) -> Host:
         """The host of a replica; SpecError that lists the valid names."""
         wanted = parse_replica(name, self.names)
@@ -81,8 +96,7 @@ class Inventory:
         """The hosts of `all`, of a role such as `worker`, or of one replica; UsageError that lists what is valid."""
         if text == EVERY:
             return self.hosts
-        of_role = tuple(host for host in self.hosts if host.role == text)
-        if of_role:
+        if text in list(Role) and (of_role := self.of_role(Role(text))):
             return of_role
         try:
             return (self.host(text),)

@@ -111,9 +111,14 @@ def newest_job(ledger: Ledger) -> str | None:
     return started[0].jobId if started else None
 
 
+def replica_names(record: JobRecord) -> list[str]:
+    """The names of a job's replicas, the chief first."""
+    return list(record.wanted) or [str(item.get("name")) for item in record.replicas]
+
+
 def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:
     """The replicas' own records, and what the job's record says of those that left none, or of whose host nothing is heard."""
-    names = record.hosts or [str(item.get("name")) for item in record.replicas]
+    names = replica_names(record)
     found = ledger.replicas(record.jobId, names)
     told = {str(item.get("name")): item for item in record.replicas}
     result = []

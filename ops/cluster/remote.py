@@ -122,11 +122,9 @@ class Fleet:
         """`work` for every host at once."""
         return fan_out(names, work, seconds, done)
 
-    def connect_all(self, names: Iterable[str], done: Done | None = None) -> None:
-        """Connect to all of the hosts; HostsError that names each one that does not answer."""
-        outcome = self.each(names, self.connection, _OPEN_SECONDS, done)
-        if outcome.failures:
-            raise HostsError(outcome.failures, ADVICE, UsageError.code)
+    def connect_each(self, names: Iterable[str], done: Done | None = None) -> Outcome[Any]:
+        """Connect to all of the hosts."""
+        return self.each(names, self.connection, _OPEN_SECONDS, done)
 
     def any_connection(self) -> Any:
         """A connection to whichever host answers first, the chief before others."""

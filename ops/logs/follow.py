@@ -19,6 +19,7 @@ from ops.errors import HostError
 from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse_line
 
 _AGAIN_SECONDS = 2.0
+_PLACED_SECONDS = 0.1
 _BACKLOG_SECONDS = 1.0
 _DRAIN_SECONDS = 3.0
 # The leader stops the others when the job has ended: their last lines are part of the story.
@@ -38,8 +39,9 @@ Event = Line | Note | JobRecord
 class Follower:
     """Follows replicas of one job. Iterate over `events`; every thread is a daemon and ends with the iteration."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, job_id: str, replicas: Iterable[str], lines: int | None) -> None:
-        self._fleet, self._ledger, self._job_id, self._lines = fleet, ledger, job_id, lines
+    def __init__(self, fleet: Fleet, ledger: Ledger, record: JobRecord, replicas: Iterable[str], lines: int | None) -> None:
+        self._fleet, self._ledger, self._job_id, self._lines = fleet, ledger, record.jobId, lines
+        self._placement = record.placement
         self._replicas = list(replicas)
         self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ending = threading.Event()
@@ -93,6 +95,8 @@ class Follower:
         """Put a replica's lines into the queue, also over a connection that breaks."""
         lines, last, at_last = self._lines, "", set[Line]()
         broken = False
+        while not self._placement and not self._ending.wait(_PLACED_SECONDS):
+            pass  # it waits for its hosts
         while not self._ending.is_set():
             try:
                 for text in self._channel_lines(name, lines):
@@ -112,7 +116,8 @@ class Follower:
 
     def _channel_lines(self, name: str, lines: int | None) -> Iterator[str]:
         """Complete lines of a host's log until the follower ends; HostError where the connection does before."""
-        connection = self._fleet.connection(name)
+        host = self._placement[name]
+        connection = self._fleet.connection(host)
         try:
             with connection.create_session() as channel:
                 channel.exec_command(follow_command(self._job_id, lines))
@@ -131,13 +136,13 @@ class Follower:
                     *complete, rest = (rest + data).split(b"\n")
                     yield from (line.decode("utf-8", "replace") for line in complete)
         except (OSError, EOFError) as error:
-            raise HostError(name, f"broke off: {error or type(error).__name__}") from error
+            raise HostError(host, f"broke off: {error or type(error).__name__}") from error
         except Exception as error:
             if type(error).__module__.startswith("paramiko"):
-                raise HostError(name, f"broke off: {error}") from error
+                raise HostError(host, f"broke off: {error}") from error
             raise
         if not told:
-            raise HostError(name, "broke off")
+            raise HostError(host, "broke off")
 
     def _watch(self) -> None:
         """Put the job's record into the queue when its state changes, and end all when it is final."""
@@ -155,6 +160,8 @@ class Follower:
                 if not failing:
                     self._queue.put(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
                 failing = True
+            if record and record.placement:
+                self._placement = record.placement
             if record and record.state != state:
                 state = record.state
                 self._queue.put(record)

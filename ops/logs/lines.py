@@ -29,16 +29,10 @@ class Line:
         return json.dumps(data, ensure_ascii=False)
 
 
-def read_command(job_id: str | None, lines: int | None) -> str:
-    """Print `<job>.jsonl` and its last change, then its last lines (None: all), of a job or of the newest one.
-
-    Exits with NO_LOG where there is no such log.
-    """
-    file = "$(readlink newest)" if job_id is None else shlex.quote(f"{job_id}.jsonl")
-    return (
-        f'cd {LOG_DIR} 2>/dev/null && f={file} && [ -e "$f" ] || exit {NO_LOG}; '
-        f"""stat -c '%n %Y' "$f"; exec tail -n {_count(lines)} "$f\""""
-    )
+def read_command(job_id: str, lines: int | None) -> str:
+    """Print the last lines of a job's log, None for all; exits with NO_LOG where there is none."""
+    file = shlex.quote(f"{LOG_DIR}/{job_id}.jsonl")
+    return f"[ -e {file} ] || exit {NO_LOG}; exec tail -n {_count(lines)} {file}"
 
 
 def follow_command(job_id: str, lines: int | None) -> str:
@@ -54,13 +48,6 @@ def follow_command(job_id: str, lines: int | None) -> str:
 
 def _count(lines: int | None) -> str:
     return "+1" if lines is None else str(lines)
-
-
-def read_header(output: str) -> tuple[str, float, str]:
-    """The job, the time of the last change, and the log itself, of read_command's output."""
-    header, _, rest = output.partition("\n")
-    name, _, changed = header.rpartition(" ")
-    return name.removesuffix(".jsonl"), float(changed), rest
 
 
 def parse_line(text: str, replica: str, before: str = "") -> Line:

@@ -13,9 +13,9 @@ from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import EVERY
-from ops.cluster.ledger import existing_job, find_job
+from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.errors import DETACHED, DONE, FAILED, HostError, OpsError, UsageError, meant
-from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command, read_header
+from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command
 
 _READ_SECONDS = 60.0
 
@@ -34,15 +34,12 @@ def show_logs(
 ) -> int:
     """Print the logs of a replica, a role or all of them; of a job, where `selection` is the id of one."""
     selection, job_id = meant_by(cluster, selection, job_id)
-    replicas = _replicas(cluster, selection, job_id)
-    if follow:
-        record = existing_job(cluster.ledger, job_id)
-        if not record.final:
-            return follow_job(cluster, record.jobId, replicas, lines, as_json)
-        job_id = record.jobId
-    found = read_logs(cluster, replicas, job_id, lines)
+    record = existing_job(cluster.ledger, job_id)
+    replicas = _selected(record, selection)
+    if follow and not record.final:
+        return follow_job(cluster, record, replicas, lines, as_json)
     write = _writer(replicas, as_json)
-    for line in merge(found.values()):
+    for line in merge(read_logs(cluster, record, replicas, lines).values()):
         write(line)
     sys.stdout.flush()
     return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
@@ -70,37 +67,38 @@ def _is_replica(cluster: Cluster, word: str) -> bool:
         return False
 
 
-def follow_job(cluster: Cluster, job_id: str, replicas: Iterable[str], lines: int | None, as_json: bool) -> int:
+def follow_job(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool) -> int:
     """Print the logs as they grow, until the job has ended or the user has seen enough; exit code 0 where it SUCCEEDED."""
+    job_id = record.jobId
     try:
-        record = follow(cluster, job_id, list(replicas), lines, as_json)
+        end = follow(cluster, record, replicas, lines, as_json)
     except KeyboardInterrupt:
         return DETACHED
-    if record is None:
+    if end is None:
         return FAILED
-    why = record.errorMessage.partition("\n")[0]
-    terminal.note(f"{job_id} {record.state}" + (f": {why}" if why else ""))
-    return DONE if record.state is JobState.SUCCEEDED else FAILED
+    why = end.errorMessage.partition("\n")[0]
+    terminal.note(f"{job_id} {end.state}" + (f": {why}" if why else ""))
+    return DONE if end.state is JobState.SUCCEEDED else FAILED
 
 
-def follow(cluster: Cluster, job_id: str, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
+def follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
     from ops.logs.follow import Follower, Note
 
-    write, record = _writer(replicas, as_json), None
+    write, end = _writer(replicas, as_json), None
     state = ""
-    for event in Follower(cluster.fleet, cluster.another_ledger(), job_id, replicas, lines).events():
+    for event in Follower(cluster.fleet, cluster.another_ledger(), record, replicas, lines).events():
         if isinstance(event, Line):
             write(event)
             sys.stdout.flush()
         elif isinstance(event, Note):
             terminal.note(event.text)
         else:
-            record = event
-            if state != record.state and not record.final:
-                state = record.state
-                terminal.note(f"{job_id} {state}")
-    return record
+            end = event
+            if state != end.state and not end.final:
+                state = end.state
+                terminal.note(f"{record.jobId} {state}")
+    return end
 
 
 def _writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
@@ -110,44 +108,37 @@ def _writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
     return lambda line: terminal.write(sys.stdout, form(line))
 
 
-def _replicas(cluster: Cluster, selection: str, job_id: str | None) -> list[str]:
-    """The replicas that are meant; of a job that ran when the cluster was larger, also those that are gone."""
-    try:
-        return [host.name for host in cluster.inventory.select(selection)]
-    except UsageError:
-        if job_id is None:
-            raise
-        then = [str(replica.get("name")) for replica in existing_job(cluster.ledger, job_id).replicas]
-        wanted = selection.replace("-replica-", "-")
-        chosen = [name for name in then if name == wanted or name.rpartition("-")[0] == wanted]
-        if not chosen:
-            raise
-        return chosen
+def _selected(record: JobRecord, text: str) -> list[str]:
+    """A job's replicas of `all`, of a role such as `worker`, or the one of that name; UsageError that lists what is valid."""
+    names = replica_names(record)
+    wanted = text.strip().replace("-replica-", "-")
+    chosen = [name for name in names if wanted in (EVERY, name, name.rpartition("-")[0])]
+    if not chosen:
+        valid = (*names, *dict.fromkeys(name.rpartition("-")[0] for name in names), EVERY)
+        said = f"job {record.jobId} has no replica {text!r}{meant(text, valid)}"
+        raise UsageError(f"{said}; valid are {', '.join(valid)}")
+    return chosen
 
 
-def read_logs(cluster: Cluster, replicas: list[str], job_id: str | None, lines: int | None) -> dict[str, list[Line]]:
+def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None) -> dict[str, list[Line]]:
     """Each replica's lines, from its host or from the bucket; OpsError where there is not one log."""
-    fleet, command = cluster.fleet, read_command(job_id, lines)
-    there = [name for name in replicas if name in cluster.inventory.names]
-    outcome = fleet.each(there, lambda name: fleet.run(name, command), _READ_SECONDS)
-    read: dict[str, tuple[str, float, str]] = {}
-    for name, ran in outcome.results.items():
-        if ran.exited == 0:
-            read[name] = read_header(ran.output)
-        elif ran.exited != NO_LOG:
-            outcome.failures[name] = HostError(name, "cannot read its log", ran.exited, ran.output)
-    if job_id is None and read:
-        job_id = max(read.values(), key=lambda log: log[1])[0]
-    found = {name: parse_log(text, name) for name, (job, _, text) in read.items() if job == job_id}
+    fleet, job_id, placement = cluster.fleet, record.jobId, record.placement
+    command = read_command(job_id, lines)
+    there = [name for name in replicas if placement.get(name) in cluster.inventory.names]
+    outcome = fleet.each(there, lambda name: fleet.run(placement[name], command), _READ_SECONDS)
+    found = {name: parse_log(ran.output, name) for name, ran in outcome.results.items() if ran.exited == 0}
+    failures = outcome.failures | {
+        name: HostError(ran.host, "cannot read its log", ran.exited, ran.output)
+        for name, ran in outcome.results.items()
+        if ran.exited not in (0, NO_LOG)
+    }
     if missing := [name for name in replicas if name not in found]:
-        job_id = existing_job(cluster.ledger, job_id).jobId
-        found |= _archived(cluster.bucket, missing, job_id, lines, outcome.failures)
+        found |= _archived(cluster.bucket, missing, job_id, lines, failures)
     if not found:
-        names = ", ".join(replicas)
-        reasons = "".join(f"; {error}" for error in outcome.failures.values())
-        if job_id and existing_job(cluster.ledger, job_id).state is JobState.QUEUED:
+        reasons = "".join(f"; {error}" for error in failures.values())
+        if record.state is JobState.QUEUED:
             raise OpsError(f"job {job_id} is QUEUED and has printed nothing yet: --follow waits for its turn")
-        raise OpsError(f"job {job_id} has no log of {names} yet{reasons}")
+        raise OpsError(f"job {job_id} has no log of {', '.join(replicas)} yet{reasons}")
     return found
 
 

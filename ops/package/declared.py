@@ -40,14 +40,16 @@ EXCHANGES = ("servers", "all-reduce")
 class Strategy:
     """What a value of `--strategy` means to the cluster.
 
-    It cannot run where one of the roles that it `needs` has no host; the loss of an `expendable` role it survives. With
-    restart_policy `all` a kill starts the whole job again, with `replica` that replica alone. None as exchange: not told.
+    It cannot run where one of the roles that it `needs` has no host; `replicas` are the roles that it makes use of besides the
+    master, None for all; the loss of an `expendable` role it survives. With restart_policy `all` a kill starts the whole job
+    again, with `replica` that replica alone. None as exchange: not told.
     """
 
     needs: tuple[str, ...] = ()
     expendable: tuple[str, ...] = (str(Role.EVALUATOR),)
     restart_policy: str = "replica"
     exchange: str | None = None
+    replicas: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Declared:
 
 _STRATEGY_KEYS: Mapping[str, Check] = {
     "needs": some_of((Role.WORKER, Role.PS)),
+    "replicas": some_of(tuple(Role)),
     "expendable": some_of(LOSABLE),
     "restartPolicy": one_of(RESTART_POLICIES),
     "exchange": one_of(EXCHANGES),
@@ -149,6 +152,7 @@ def _strategy(given: Mapping[str, Any]) -> Strategy:
         tuple(given.get("expendable", plain.expendable)),
         given.get("restartPolicy", plain.restart_policy),
         given.get("exchange"),
+        tuple(given["replicas"]) if "replicas" in given else None,
     )
 
 

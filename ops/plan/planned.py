@@ -27,16 +27,17 @@ _TRAINS = (Role.MASTER, Role.WORKER)
 
 def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
     """Predict the job's steps/s on this cluster from the plan that was made of it, and compare with what it did."""
-    inventory = cluster.inventory
-    existing_job(cluster.ledger, job_id)
+    record = existing_job(cluster.ledger, job_id)
     whole = read_manifest(cluster.bucket, job_id)
-    if whole["cluster"] != (today := manifest.cluster(inventory)):
-        lines = (manifest.cluster_line({"cluster": made}) for made in (whole["cluster"], today))
+    then = whole["cluster"]
+    inventory = cluster.inventory.part(then.get("replicas", {}), then.get("scaleTier"))
+    if then != (today := manifest.cluster(inventory)):
+        lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
     declared = read_package(cluster.bucket, job_id, whole).declared
     made = read_plan(whole["module"], whole["args"], declared)
     chief = inventory.chief.name
-    messages = [line.message for line in read_logs(cluster, [chief], job_id, None)[chief]]
+    messages = [line.message for line in read_logs(cluster, record, [chief], None)[chief]]
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")

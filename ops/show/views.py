@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from jobs.checked import RecordError
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
+from jobs.store import StoreError
 from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job, replicas_of
-from ops.errors import DONE, FAILED, UsageError, meant
+from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.train import manifest
 
 _HOSTS_SECONDS = 12.0
@@ -117,8 +119,10 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
             terminal.out(f"{key + ':':<14} {value}")
     if replicas:
         terminal.out()
-        heads = ("REPLICA", "STATE", "EXIT CODE", "RESTARTS", "STARTED", "HEARTBEAT")
-        terminal.table(heads, [_replica_row(record, replica) for replica in replicas])
+        heads = ("REPLICA", "STATE", "EXIT CODE", "RESTARTS", "STARTED", "HEARTBEAT", "HOST")
+        elsewhere = any(replica != host for replica, host in record.placement.items())
+        rows = [(*_replica_row(record, replica), record.placement.get(replica.name)) for replica in replicas]
+        terminal.table(heads if elsewhere else heads[:-1], rows if elsewhere else [row[:-1] for row in rows])
     if events := _events(record, replicas):
         terminal.out()
         terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)
@@ -169,9 +173,10 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
             inventory.names, lambda name: fleet.run(name, "systemctl is-active scaletier.service"), _HOSTS_SECONDS
         )
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
+    jobs = _who_has(cluster) if status else {}
     if as_json:
         listed = [
-            {**_as_in_inventory(host), "answers": host.name in status, "unit": status.get(host.name)}
+            {**_as_in_inventory(host), "answers": host.name in status, "unit": status.get(host.name), **_of(host, jobs)}
             for host in inventory.hosts
         ]
         terminal.as_json(
@@ -179,7 +184,7 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
         )
         return DONE if status else FAILED
     terminal.note(f"stack {inventory.stack}, scaleTier {inventory.scale_tier}, bucket {inventory.bucket}")
-    heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "REPLICA")
+    heads = ("HOST", "ADDRESS", "MACHINE TYPE", "CPUS", "MEMORY", "ACCELERATOR", "SSH", "UNIT", "JOB", "REPLICA")
     rows = []
     for host in inventory.hosts:
         gpu = f"{host.accelerator.get('count', 1)} x {host.accelerator.get('type')}" if host.accelerator else None
@@ -194,9 +199,26 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
                 gpu,
                 ssh,
                 status.get(host.name),
+                *jobs.get(host.name, (None, None)),
             )
         )
     terminal.table(heads, rows)
     for error in outcome.failures.values():
         terminal.note(str(error))
     return DONE if status else FAILED
+
+
+def _who_has(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    """By host the job that has it, and the replica that it is there; empty where that cannot be seen."""
+    try:
+        entries = cluster.ledger.queue().entries
+    except (StoreError, RecordError, OpsError) as error:
+        terminal.note(f"which job has which host cannot be seen: {error}")
+        return {}
+    held = (entry for entry in entries if entry.held)
+    return {host: (entry.jobId, replica) for entry in held for replica, host in entry.placement.items()}
+
+
+def _of(host: Host, jobs: Mapping[str, tuple[str, str]]) -> dict[str, str | None]:
+    job_id, replica = jobs.get(host.name, (None, None))
+    return {"job": job_id, "replica": replica}

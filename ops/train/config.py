@@ -17,8 +17,8 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared as declaration
 from ops.package.declared import Declared, Strategy
-from ops.train import arguments, environment, fitness
-from ops.train.schema import JOB_KEYS, check_job_id, check_label
+from ops.train import arguments, environment, fitness, part
+from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
 
@@ -41,6 +41,8 @@ class Flags:
     secret: Sequence[str] = ()
     secret_file: str | None = None
     resume: str | None = None
+    scale_tier: str | None = None
+    replicas: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Job:
 
     `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is what the package
     says of itself. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is what the user
-    adds to it; of `secrets` only the names are ever written down.
+    adds to it; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
+    that the cluster has where it is empty.
     """
 
     id: str
@@ -67,6 +70,11 @@ class Job:
     training_input: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     reproduces: str | None = None
+    counts: part.Counts = field(default_factory=dict)
+
+    def part(self, inventory: Inventory) -> Inventory:
+        """The part of a cluster that it asks for, as a cluster of its own."""
+        return inventory.part(self.counts, self.training_input.get("scaleTier"))
 
 
 def read_config(path: str | None) -> dict[str, Any]:
@@ -144,7 +152,6 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
     job_id = flags.job_id if flags.job_id is not None else config.get("jobId", automatic_id(package))
     check_job_id(job_id)
     given: dict[str, Any] = config.get("trainingInput", {})
-    fitness.check_tier(given, inventory, where)
     if config.get("jobId", job_id) != job_id:
         raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {job_id!r}: make them the same")
     default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
@@ -161,8 +168,10 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
     if asked := (flags.job_dir and flags.resume is None) or given.get("jobDir"):
         args += [arguments.job_dir_flag(files or {}) or "--job-dir", str(chosen_dir)]  # as Cloud ML does
     strategy = chosen_strategy(args)
+    roles = declared.strategy(strategy).replicas
+    counts = part.asked(flags.scale_tier, flags.replicas, given, roles, inventory, where)
     for name in {flags.strategy or strategy, strategy}:
-        fitness.check_strategy(name, declared, inventory)
+        fitness.check_strategy(name, declared, inventory, counts)
     labels = {**inventory.labels, **given.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = given.get("scheduling", {})
     added = environment.added(given.get("environment", {}), flags.env_file, flags.env, where)
@@ -171,8 +180,8 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
     ignored = [key for key in IGNORED_KEYS if key in given]
     shown = {
-        "scaleTier": inventory.scale_tier,
-        **{key: given[key] for key in given if key not in ("labels", "scaleTier", "environment")},
+        **part.described(counts, inventory),
+        **{key: given[key] for key in given if key not in ("labels", "scaleTier", "environment", *ROLE_KEYS)},
         "pythonModule": module,
         "args": args,
         "jobDir": chosen_dir or default_dir,
@@ -192,5 +201,6 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         environment=added,
         secrets=secrets,
         training_input=shown,
+        counts=counts,
         notes=(f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it",) if ignored else (),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import TENSORFLOW_PORT, Role
+from jobs.records import MASTER_ADDR
 from ops.cluster.inventory import Host, Inventory
 from ops.errors import UsageError
 
@@ -17,7 +18,7 @@ _RANKED = (Role.MASTER, Role.WORKER)
 # What the cluster itself tells a trainer: another value would be a lie.
 _OURS = (
     *("TF_CONFIG", "TYPE", "INDEX", "JOB_ID", "JOB_DIR", "SCALETIER_DATA"),
-    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
 )
 
 
@@ -48,7 +49,7 @@ def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
     if host.role not in _RANKED:
         return {}
     return {
-        "MASTER_ADDR": inventory.chief.address,
+        MASTER_ADDR: inventory.chief.address,
         "MASTER_PORT": str(TENSORFLOW_PORT),
         "RANK": str(peers.index(host)),
         "WORLD_SIZE": str(len(peers)),

@@ -12,11 +12,12 @@ from typing import Any
 from ops.cluster.inventory import Inventory
 from ops.package.package import Package
 from ops.train.config import Job
+from ops.train.schema import ROLE_KEYS
 
 _DIST = ".dist-info/"
 # What the record of a job has of it.
 _SHORT = ("cluster", "versions", "data", "reproduces")
-_OWN_KEYS = ("pythonModule", "args", "jobDir", "scaleTier", "environment")
+_OWN_KEYS = ("pythonModule", "args", "jobDir", "scaleTier", "environment", *ROLE_KEYS)
 
 
 def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from jobs.placement import place
 from ops import terminal
 from ops.cluster.inventory import Inventory
 from ops.errors import DONE
 from ops.train.config import Flags, build_job
+from ops.train.part import would_do
 from ops.train.render import plan, render
 from ops.train.train import find_package
 
 
 def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json: bool) -> int:
-    """What would be written where; touches nothing."""
+    """What would be written where, on a cluster whose hosts are all free; touches nothing."""
     package = find_package(folder)
     job = build_job(flags, inventory, package.name, package.files)
-    rendered, made = render(inventory), plan(inventory, job, "")
+    hosts = place(would_do(job.counts, inventory), ())
+    made = plan(inventory, job, "").placed(hosts)
+    rendered = {host: files for host, files in render(inventory).items() if host in hosts.values()}
+    replicas = {host: replica for replica, host in hosts.items()}
     if as_json:
         files = {name: [asdict(file) for file in files] for name, files in rendered.items()}
         terminal.as_json({"hosts": files, "plan": made.to_dict()})
@@ -28,8 +33,9 @@ def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json
             if file.link is None:
                 terminal.out(file.content)
         terminal.out(terminal.paint(f"# {name}: the environment of {made.module}", "bold"))
+        task = made.tasks[replicas[name]]
         hidden = dict.fromkeys(made.secrets, "(secret)")
-        for key, value in {"TF_CONFIG": made.tasks[name].tfConfig, **made.tasks[name].environment, **hidden}.items():
+        for key, value in {"TF_CONFIG": task.tfConfig, **task.environment, **hidden}.items():
             terminal.out(f"{key}={value}")
         terminal.out()
     return DONE

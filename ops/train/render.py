@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,13 +75,17 @@ def secret_files(job: Job) -> list[File]:
 
 def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
     """What the replicas of a job need to know; SpecError or UsageError have been raised before, where the job is wrong."""
-    hosts = [inventory.host(name) for name in inventory.replicas]
+    part = job.part(inventory)
+    # Which hosts they get is seen later: until then each replica's address is its name.
+    named = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
+    hosts = [named.host(name) for name in named.replicas]
     return Plan(
         jobId=job.id,
         replicas=[host.name for host in hosts],
         module=job.module,
         args=[*job.args, *((job.job_dir_flag, job.job_dir) if job.job_dir_flag else ())],
-        tasks={host.name: Task(tf_config(inventory, host, job), environment(inventory, host, job)) for host in hosts},
+        tasks={host.name: Task(tf_config(named, host, job), environment(named, host, job)) for host in hosts},
+        addresses={host.name: host.address for host in inventory.hosts},
         packageSha256=package_sha256,
         data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"],
         secrets=sorted(job.secrets),

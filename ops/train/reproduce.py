@@ -18,12 +18,12 @@ from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.cluster.ledger import existing_job, find_job
+from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.package.package import Package, unpack
-from ops.train import compare, manifest, train
+from ops.train import compare, manifest, part, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy, told_job_dir
 from ops.train.schema import check_job_id, scheduling
@@ -45,7 +45,7 @@ def reproduce(cluster: Cluster, job_id: str | None, new_id: str | None, follow: 
         raise used_before(new_id)
     # stdout is for the result, which a program reads.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        code = train.watch(cluster, new_id) if before else _again(cluster, original, new_id, follow)
+        code = train.watch(cluster, before) if before else _again(cluster, original, new_id, follow)
     if code == DETACHED:
         terminal.note(f"fab reproduce {job_id} --job {new_id} comes back to it, and compares")
         return code
@@ -66,11 +66,12 @@ def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> 
     inventory, whole = cluster.inventory, read_manifest(cluster.bucket, original.jobId)
     if not original.final:
         terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
-    if (then := whole["cluster"]) != (today := manifest.cluster(inventory)):
+    built = read_package(cluster.bucket, original.jobId, whole)
+    job = build_job(inventory, whole, new_id, built)
+    if (then := whole["cluster"]) != (today := manifest.cluster(job.part(inventory))):
         lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
-    built = read_package(cluster.bucket, original.jobId, whole)
-    return train.run(cluster, Submission(inventory, build_job(inventory, whole, new_id, built), built, {}), True, follow)
+    return train.run(cluster, Submission(inventory, job, built, {}), True, follow)
 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
@@ -105,6 +106,7 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, packa
     config, args = whole["config"], redirected(whole["args"], folder)
     decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
     added = whole.get("environment", {})
+    counts = _counts(whole["cluster"], inventory)
     shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder, **({"environment": added} if added else {})}
     return Job(
         id=new_id,
@@ -119,9 +121,16 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, packa
         declared=declared,
         environment=added,
         secrets=_secrets(whole),
-        training_input={"scaleTier": inventory.scale_tier, **config, **shown},
+        training_input={**config, **part.described(counts, inventory), **shown},
         reproduces=whole["job"],
+        counts=counts,
     )
+
+
+def _counts(then: Mapping[str, Any], inventory: Inventory) -> part.Counts:
+    """As many of each role as the job had, as far as today's cluster has them."""
+    there, had = part.counts(inventory), then.get("replicas", {})
+    return {role: min(had[role], count) for role, count in there.items() if had.get(role)}
 
 
 def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
@@ -134,9 +143,11 @@ def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
 
 def _final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
     """What the chief printed at last; empty where it printed nothing of the kind, or where its log is gone."""
-    chief = str(record.replicas[0]["name"]) if record.replicas else cluster.inventory.chief.name
+    if not (names := replica_names(record)):
+        return {}
+    chief = names[0]
     try:
-        log = read_logs(cluster, [chief], record.jobId, None)
+        log = read_logs(cluster, record, [chief], None)
     except OpsError:
         return {}
     return progress.final_metrics(line.message for line in log.get(chief, []))

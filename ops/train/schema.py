@@ -27,15 +27,18 @@ from ops.checks import (
 from ops.errors import UsageError
 from ops.train.environment import mapping
 
-ROLE_KEYS: Mapping[str, tuple[Role, bool]] = {
-    "masterType": (Role.MASTER, False),
-    "workerType": (Role.WORKER, False),
-    "parameterServerType": (Role.PS, False),
-    "evaluatorType": (Role.EVALUATOR, False),
-    "workerCount": (Role.WORKER, True),
-    "parameterServerCount": (Role.PS, True),
-    "evaluatorCount": (Role.EVALUATOR, True),
+TYPE_KEYS: Mapping[Role, str] = {
+    Role.MASTER: "masterType",
+    Role.WORKER: "workerType",
+    Role.PS: "parameterServerType",
+    Role.EVALUATOR: "evaluatorType",
 }
+COUNT_KEYS: Mapping[Role, str] = {
+    Role.WORKER: "workerCount",
+    Role.PS: "parameterServerCount",
+    Role.EVALUATOR: "evaluatorCount",
+}
+ROLE_KEYS = (*TYPE_KEYS.values(), *COUNT_KEYS.values())
 # What maxWaitTime was called.
 _OLD_WAIT = "lostForGoodSeconds"
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -91,7 +94,8 @@ def scheduling(value: Any, path: str) -> dict[str, Any]:
 
 TRAINING_KEYS: Mapping[str, Check] = {
     "scaleTier": text,
-    **{key: count if is_count else text for key, (_, is_count) in ROLE_KEYS.items()},
+    **dict.fromkeys(TYPE_KEYS.values(), text),
+    **dict.fromkeys(COUNT_KEYS.values(), count),
     "pythonModule": text,
     "args": texts,
     "jobDir": text,

@@ -33,6 +33,7 @@ from ops.errors import HostsError, OpsError, UsageError, one_line
 from ops.package import package
 from ops.train import manifest, push, render
 from ops.train.config import Job
+from ops.train.part import would_do
 from ops.train.render import DATA
 
 _PUSH_SECONDS = 300.0
@@ -44,25 +45,37 @@ _SHARD = re.compile(r"(train|test)-\d{5}-of-\d{5}\.tfrecord(\.gz)?")
 class Submission:
     """A job with all that goes to the hosts, checked as far as it can be without them.
 
-    `data` are files for the bucket's data directory, by name.
+    `data` are files for the bucket's data directory, by name. `dead` are hosts that are not to be used.
     """
 
     inventory: Inventory
     job: Job
     package: package.Package
     data: dict[str, Path]
+    dead: frozenset[str] = frozenset()
+
+    @property
+    def part(self) -> Inventory:
+        """The part of the cluster that it asks for, as a cluster of its own."""
+        return self.job.part(self.inventory)
+
+    @property
+    def wants(self) -> dict[str, list[str]]:
+        """By replica the hosts that would do for it."""
+        all_of_them = would_do(self.job.counts, self.inventory)
+        return {replica: [host for host in hosts if host not in self.dead] for replica, hosts in all_of_them.items()}
 
     def manifest(self) -> dict[str, Any]:
-        return manifest.manifest(self.inventory, self.job, self.package)
+        return manifest.manifest(self.part, self.job, self.package)
 
     def record(self) -> JobRecord:
         """The job's first record."""
         shown = plain(dict(self.job.training_input))
         return JobRecord(
             self.job.id,
-            hosts=list(self.inventory.replicas),
+            wants=self.wants,
             priority=self.job.priority,
-            hourlyCost=self.inventory.hourly_cost,
+            hourlyCost=self.part.hourly_cost,
             submittedBy=me(),
             labels=dict(self.job.labels),
             trainingInput=shown,
@@ -105,8 +118,9 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
             submitter.prepare()
         uploads = _Background(lambda: _upload_package(cluster, submission))
         what = "telling" if ahead else "starting"
-        with terminal.Step(f"{job_id}: {what} {len(inventory.hosts)} hosts", always=True) as step:
-            _push(cluster.fleet, submission, plan, not ahead, terminal.counter(step, len(inventory.hosts)))
+        hosts = _concerned(inventory, submitter)
+        with terminal.Step(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
+            _push(cluster.fleet, submission, plan, hosts, not ahead, terminal.counter(step, len(hosts)))
             uploads.join()
         renewal.check()
         submitter.hand_over()
@@ -123,6 +137,12 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
         return submitter.ahead()
     except StoreError:
         return ahead  # the job is its hosts' by now, whatever becomes of us
+
+
+def _concerned(inventory: Inventory, submitter: Submitter) -> list[str]:
+    """The hosts that the job has, or may be given, in the order of the inventory."""
+    mine = submitter.may_use
+    return [name for name in inventory.names if name in mine]
 
 
 def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[Entry]:
@@ -178,7 +198,9 @@ def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
     return OpsError(f"job {job_id} went on without this fab train, and is {record.state}{f': {why}' if why else ''}")
 
 
-def _push(fleet: Fleet, submission: Submission, plan: Plan, with_package: bool, done: Callable[[str], None]) -> None:
+def _push(
+    fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, done: Callable[[str], None]
+) -> None:
     """Bring every host its units and the code of the replica, and wake it; its package, too, where it is to start now."""
     inventory, job_id = submission.inventory, submission.job.id
     code, version = push.code(HERE)
@@ -190,7 +212,7 @@ def _push(fleet: Fleet, submission: Submission, plan: Plan, with_package: bool, 
     def take_in(name: str) -> None:
         fleet.must(name, command, "could not start its replica, it ended", shared + push.host_stream([*files[name], *secrets]))
 
-    outcome = fleet.each(inventory.names, take_in, _PUSH_SECONDS, done)
+    outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, done)
     if outcome.failures:
         raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from jobs.placement import place
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
@@ -12,7 +13,7 @@ from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import HERE, ROOT, Inventory
-from ops.cluster.ledger import existing_job, find_job
+from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
@@ -57,14 +58,14 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool) 
     """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
     for text in submission.job.notes:
         terminal.note(text)
-    _check_hosts(cluster, submission)
+    submission = _check_hosts(cluster, submission)
     ahead = submit(cluster, submission, may_wait)
     job_id = submission.job.id
     if not follow:
         how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
         terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")
         return DONE
-    return watch(cluster, job_id)
+    return watch(cluster, submission.record())
 
 
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
@@ -92,15 +93,19 @@ def no_data(declared: Declared) -> UsageError:
     return UsageError(f"there is no MNIST to train on: run make data{f', or name other data with {flags}' if flags else ''}")
 
 
-def _check_hosts(cluster: Cluster, submission: Submission) -> None:
-    """Connect to all hosts and see that the job can run there; nothing is changed."""
-    inventory, fleet = cluster.inventory, cluster.fleet
-    with terminal.Step(f"connecting to {len(inventory.hosts)} hosts") as step:
-        fleet.connect_all(inventory.names, terminal.counter(step, len(inventory.hosts)))
+def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
+    """See that the job can run on the hosts that it may be given; nothing is changed there.
+
+    The result goes without those that do not answer, where others would do in their place.
+    """
+    submission = _answering(cluster, submission)
+    inventory, fleet, wants = cluster.inventory, cluster.fleet, submission.wants
     directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
+    names = [name for name in inventory.names if any(name in hosts for hosts in wants.values())]
+    first = next(iter(wants.values()))[0]
 
     def check(name: str) -> tuple[dict[str, int], list[str]]:
-        wanted = submission.package.imports if name == inventory.chief.name else ()
+        wanted = submission.package.imports if name == first else ()
         output = fleet.must(name, push.check_command(directories, wanted), "could not be checked, it ended")
         try:
             return push.read_check(output, directories)
@@ -108,7 +113,7 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> None:
             raise HostError(name, f"could not be checked ({error})", output=output) from None
 
     with terminal.Step("checking the hosts"):
-        outcome = fleet.each(inventory.names, check, _CHECK_SECONDS)
+        outcome = fleet.each(names, check, _CHECK_SECONDS)
     if outcome.failures:
         raise HostsError(outcome.failures, ADVICE, UsageError.code)
     for name, (free, lacking) in outcome.results.items():
@@ -116,6 +121,19 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> None:
     if find_job(cluster.ledger, submission.job.id):
         raise used_before(submission.job.id)
     _check_data(cluster.bucket, submission)
+    return submission
+
+
+def _answering(cluster: Cluster, submission: Submission) -> Submission:
+    """The submission without the hosts that do not answer; HostsError where it cannot do without them."""
+    names = [name for name in cluster.inventory.names if any(name in hosts for hosts in submission.wants.values())]
+    with terminal.Step(f"connecting to {terminal.plural(len(names), 'host')}") as step:
+        failures = cluster.fleet.connect_each(names, terminal.counter(step, len(names))).failures
+    if len(place(submission.wants, failures)) < len(submission.wants):
+        raise HostsError(failures, ADVICE, UsageError.code)
+    for error in failures.values():
+        terminal.note(f"{error}: the job goes without this host")
+    return replace(submission, dead=frozenset(failures))
 
 
 def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:
@@ -134,12 +152,13 @@ def _check_data(bucket: Bucket, submission: Submission) -> None:
         raise no_data(job.declared)
 
 
-def watch(cluster: Cluster, job_id: str) -> int:
+def watch(cluster: Cluster, job: JobRecord) -> int:
     """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
     from ops.logs.read import follow
 
+    job_id = job.jobId
     try:
-        record = follow(cluster, job_id, list(cluster.inventory.names), None, False)
+        record = follow(cluster, job, replica_names(job), None, False)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
         terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")

@@ -75,7 +75,7 @@ class Trainer:
     """A trainer: the chief's ends with its work, the others' when they are told."""
 
     def __init__(self, host: Host, job: Assignment) -> None:
-        self.host, self.job_id = host, job.plan.jobId
+        self.host, self.job_id, self.name = host, job.plan.jobId, job.name
         self.pid, self.lines, self.tail, self.out_of_memory, self.stopping = 1, 0, "", False, False
         world = host.cluster.world
         story = host.cluster.stories[self.job_id]
@@ -115,11 +115,11 @@ class Site:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def prepare(self, plan: Plan) -> Assignment:
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
         self._host.process_sleep(0.2)
         if self._host.cluster.world.chance(self._host.cluster.world.faults.before):
             raise StoreError("the package cannot be had")
-        return Assignment(plan, self._host.name, Path(), {}, "python", self)
+        return Assignment(plan, replica, Path(), {}, "python", self)
 
     def say(self, message: str, severity: str = "INFO") -> None:
         self._host.cluster.world.note(f"{self._host.name}: {message}")
@@ -267,17 +267,26 @@ class Cluster:
         self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1), rules))
         some = random.sample(self.hosts, random.randint(1, len(self.hosts))) if self.world.chance(0.3) else self.hosts
         names = [host.name for host in self.hosts if host in some]
+        wants = self._others_too(names) if self.world.chance(0.5) else {name: [name] for name in names}
 
         def begin() -> None:
             number = len(self.submitters)
-            self.submitters.append(Process(self.world, f"submitter{number}", lambda p: self._submit(p, job_id, names)))
+            self.submitters.append(Process(self.world, f"submitter{number}", lambda p: self._submit(p, job_id, wants)))
 
         self.world.wake(at, begin)
 
-    def _submit(self, process: Process, job_id: str, names: list[str]) -> None:
+    def _others_too(self, names: list[str]) -> dict[str, list[str]]:
+        """Replicas for which hosts of their role would do, for the first of them any that runs a trainer of its kind."""
+        trainers = [host.name for host in self.hosts if host.name != "ps-0"]
+        workers = [name for name in trainers if name != "master-0"]
+        alike = {"master-0": trainers, "ps-0": ["ps-0"]}
+        return {name: [name, *(other for other in alike.get(name, workers) if other != name)] for name in names}
+
+    def _submit(self, process: Process, job_id: str, wants: dict[str, list[str]]) -> None:
         world, story = self.world, self.stories[job_id]
         ledger = Ledger(SimulatedStore(process), process.sleep)
-        record = JobRecord(job_id, hosts=names, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
+        names = list(wants)
+        record = JobRecord(job_id, wants=wants, priority=world.random.choice((0, 0, 0, 5)), createTime=process.now())
         submitter = Submitter(ledger, record, process.name)
         process.interruptible = True
         try:
@@ -304,9 +313,9 @@ class Cluster:
             process.interruptible = False
         story.acknowledged = True
         world.note(f"{process.name} has handed {job_id} over")
-        for name in names:  # fab starts the units
-            host = next(host for host in self.hosts if host.name == name)
-            world.wake(0.1, host.start)
+        for host in self.hosts:  # fab starts the units
+            if host.name in submitter.may_use:
+                world.wake(0.1, host.start)
 
     def cancel(self, job_id: str, at: float) -> None:
         def begin() -> None:
@@ -364,7 +373,7 @@ class Cluster:
                 raise Violation(f"{who} writes {new.jobId} in epoch {new.lease.epoch} over {old.lease.epoch}")
             if new.lease.epoch == old.lease.epoch and new.lease.holder != old.lease.holder:
                 raise Violation(f"two hold the lease of {new.jobId} in epoch {new.lease.epoch}")
-            me = who.replace("#", "/")
+            me = self._as_holder(who, new)
             if new.lease.epoch == old.lease.epoch and old.lease.holder not in ("", me):
                 raise Violation(f"{who} writes {new.jobId} under the lease of {old.lease.holder}")
             silent = self.world.time - self.renewed.get(new.jobId, 0.0)
@@ -378,6 +387,14 @@ class Cluster:
                 raise Violation(f"{new.jobId} SUCCEEDED without its chief")
             if story.acknowledged and new.errorMessage == NOT_HANDED_OVER:
                 raise Violation(f"{new.jobId} was handed over, and is ended as if it had not been")
+
+    def _as_holder(self, who: str, job: JobRecord) -> str:
+        """What a process calls itself in a lease: a host by the replica of the job that it is."""
+        host, _, life = who.partition("#")
+        queue = Queue.from_json(self.world.objects[paths.QUEUE][0])
+        holder = queue.entry(job.jobId) or job
+        replica = next((replica for replica, its in holder.placement.items() if its == host), host)
+        return f"{replica}/{life}" if life else who
 
     def starts(self, host: Host, job: Assignment) -> None:
         """A trainer starts: of a job that has this host, and is not over as far as this host has read."""
@@ -396,6 +413,11 @@ class Cluster:
         record = JobRecord.from_json(self.world.objects[paths.job(job.plan.jobId)][0])
         if (holder is None or holder.jobId != job.plan.jobId) and not record.final:
             raise Violation(f"{host.name} starts {job.plan.jobId}, which does not hold it")
+        if not record.final and record.placement.get(job.name) not in (None, host.name):
+            raise Violation(f"{host.name} starts {job.name} of {job.plan.jobId}, which is {record.placement}")
+        for other in self.hosts:
+            if other is not host and other.trainer and (other.trainer.job_id, other.trainer.name) == (job.plan.jobId, job.name):
+                raise Violation(f"{host.name} starts {job.name} of {job.plan.jobId}, which runs on {other.name}")
 
     def over(self) -> bool:
         """True when nothing is left to happen."""

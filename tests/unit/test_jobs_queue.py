@@ -28,7 +28,7 @@ def test_all_hosts_or_none() -> None:
     assert (ahead(queue, "a"), ahead(queue, "c"), ahead(queue, "none")) == ([], [], [])
     holders = {host: entry.jobId if (entry := queue.holder(host)) else None for host in "mwpx"}
     assert holders == {"m": "a", "w": "a", "p": None, "x": "c"}
-    assert (queue.wants("p"), queue.wants("y")) == (True, False)
+    assert [[entry.jobId for entry in queue.concerning(host)] for host in "wpy"] == [["a", "b"], ["b"], []]
     after = queue.without(Entry("a", []))
     assert held(after) == ["b", "c"]
     assert (after.entry("a"), after.entry("b")) == (None, Entry("b", ["w", "p"], held=True))

@@ -93,11 +93,12 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("trainingInput: {scaleTier: PREMIUM_1}", "trainingInput.scaleTier is PREMIUM_1, but stack test has STANDARD_1: run "
-         "pulumi config set scaleTier PREMIUM_1 && pulumi up"),
+        ("trainingInput: {scaleTier: PREMIUM_1}", "trainingInput.scaleTier PREMIUM_1 needs 11 ps, and stack test (STANDARD_1) "
+         "has 1: run pulumi config set scaleTier PREMIUM_1 && pulumi up, or take no more than it has"),
         ("trainingInput: {scaleTier: HUGE}", "trainingInput.scaleTier 'HUGE' is unknown; valid are BASIC, STANDARD_1"),
         ("trainingInput: {scaleTier: STANDARD_1, workerCount: 4}", "trainingInput.workerCount goes with scaleTier CUSTOM only"),
-        ("trainingInput: {workerCount: 4}", "workerCount goes with scaleTier CUSTOM only, and this is STANDARD_1"),
+        ("trainingInput: {workerCount: 4}", "trainingInput.workerCount needs 4 workers, and stack test (STANDARD_1) has 2: "
+         "take no more than it has"),
         ("trainingInput: {arg: []}", "config.yaml: trainingInput.arg is unknown; valid are scaleTier, masterType"),
         ("training_input: {}", "config.yaml: training_input is unknown; valid are jobId, labels, trainingInput"),
         ("trainingInput: {scheduling: {maxRetry: 1}}", "trainingInput.scheduling.maxRetry is unknown; valid are maxRestarts"),
@@ -141,7 +142,7 @@ def test_what_is_wrong_is_named_by_its_full_path(standard: Inventory, tmp_path: 
     [
         ("trainingInput: {scaleTier: CUSTOM}", "masterType is missing: scaleTier CUSTOM needs it, stack test has n1-highcpu-8"),
         ("trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerCount: 3}",
-         "workerCount is 3, but stack test has 2: run pulumi config set workerCount 3 && pulumi up"),
+         "workerCount needs 3 workers, and stack test (CUSTOM) has 2: run pulumi config set workerCount 3 && pulumi up,"),
         ("trainingInput: {workerType: n1-highmem-8}", "workerType is n1-highmem-8, but stack test has n1-highcpu-8"),
         ("trainingInput: {scaleTier: STANDARD_1}", "run pulumi config set scaleTier STANDARD_1 && pulumi up"),
     ],

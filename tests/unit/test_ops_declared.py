@@ -22,7 +22,7 @@ ALL = """
 data: {name: mnist, flags: [--data]}
 strategy: apart
 strategies:
-  apart: {needs: [ps, worker], expendable: [worker], restartPolicy: all, exchange: servers}
+  apart: {needs: [ps, worker], expendable: [worker], restartPolicy: all, exchange: servers, replicas: [worker]}
   1:
 plan: {steps: --steps, period: --every, usualPeriod: 3, wireBits: 16}
 export: mine.sub.saved
@@ -37,7 +37,7 @@ def read(text: str | bytes) -> Declared:
 def test_everything_that_can_be_declared() -> None:
     assert read(ALL) == Declared(
         Data("mnist", ("--data",)),
-        {"apart": Strategy(("ps", "worker"), ("worker",), "all", "servers"), "1": Strategy()},
+        {"apart": Strategy(("ps", "worker"), ("worker",), "all", "servers", ("worker",)), "1": Strategy()},
         "apart",
         Pace("--steps", "--every", 3, 16),
         "mine.sub.saved",
@@ -48,7 +48,7 @@ def test_nothing_that_is_declared() -> None:
     nothing = Declared()
     assert declared.read({"mine/__init__.py": b"", f"other/{FILE}": ALL.encode()}, "mine") == nothing
     assert read("") == read("data:  # none\n".replace("data:", "plan:")) == nothing
-    assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None)
+    assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None, None)
     assert nothing.plan == Pace(None, None, 1, 32)
     assert nothing.wants([]) is None
 
@@ -62,7 +62,10 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
     ("text", "says"),
     [
         ("dat: mnist", "dat is unknown; valid are data, strategy, strategies, plan, export"),
-        ("strategies: {a: {need: [ps]}}", "strategies.a.need is unknown; valid are needs, expendable, restartPolicy, exchange"),
+        (
+            "strategies: {a: {need: [ps]}}",
+            "strategies.a.need is unknown; valid are needs, replicas, expendable, restartPolicy, exchange",
+        ),
         ("strategies: {a: {needs: [master]}}", "strategies.a.needs[0] 'master' is unknown; valid are worker, ps"),
         ("strategies: {a: {needs: worker}}", "strategies.a.needs must be a list of some of worker, ps, not 'worker'"),
         (

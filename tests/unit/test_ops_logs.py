@@ -32,12 +32,9 @@ def line(time: float, replica: str, message: str = "x") -> Line:
 
 
 def test_the_commands() -> None:
-    assert lines.read_command(None, 100) == (
-        'cd /var/lib/scaletier/logs 2>/dev/null && f=$(readlink newest) && [ -e "$f" ] || exit 66; '
-        """stat -c '%n %Y' "$f"; exec tail -n 100 "$f\""""
-    )
-    assert "f=job01.jsonl " in lines.read_command("job01", None)
-    assert 'tail -n +1 "$f"' in lines.read_command("job01", None)
+    log = "/var/lib/scaletier/logs/job01.jsonl"
+    assert lines.read_command("job01", 100) == f"[ -e {log} ] || exit 66; exec tail -n 100 {log}"
+    assert lines.read_command("job01", None).endswith(f"tail -n +1 {log}")
     assert lines.follow_command("job01", 5) == (
         "tail -n 5 -s 0.1 -F /var/lib/scaletier/logs/job01.jsonl 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
     )
@@ -51,17 +48,12 @@ def run(command: str, directory: Path) -> tuple[int, str]:
 
 
 def test_reading_a_log_on_a_host(tmp_path: Path) -> None:
-    assert run(lines.read_command(None, 2), tmp_path / "none") == (lines.NO_LOG, "")
-    assert run(lines.read_command(None, 2), tmp_path) == (lines.NO_LOG, "")
+    assert run(lines.read_command("job02", 2), tmp_path / "none") == (lines.NO_LOG, "")
     text = "".join(line(second, "ps-0").to_json() + "\n" for second in range(5))
     (tmp_path / "job02.jsonl").write_text(text)
-    (tmp_path / "newest").symlink_to("job02.jsonl")
-    code, output = run(lines.read_command(None, 2), tmp_path)
-    job, changed, log = lines.read_header(output)
-    assert (code, job) == (0, "job02")
-    assert changed == pytest.approx((tmp_path / "job02.jsonl").stat().st_mtime, abs=1)
-    assert lines.parse_log(log, "ps-0") == [line(3, "ps-0"), line(4, "ps-0")]
-    assert run(lines.read_command("job02", None), tmp_path)[1].endswith(text)
+    code, output = run(lines.read_command("job02", 2), tmp_path)
+    assert (code, lines.parse_log(output, "ps-0")) == (0, [line(3, "ps-0"), line(4, "ps-0")])
+    assert run(lines.read_command("job02", None), tmp_path) == (0, text)
     assert run(lines.read_command("job01", None), tmp_path) == (lines.NO_LOG, "")
 
 
@@ -168,13 +160,13 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(inventory: Invento
     host = ["master-0"]
     store = Away(tmp_path)
     ledger = Ledger(store)
-    put_job(ledger, JobRecord("job02", hosts=host))
+    put_job(ledger, JobRecord("job02", wants={"master-0": host}))
     entries = [Entry("job00", host, held=True), Entry("job01", host, priority=1), Entry("job02", host)]
     ledger.change_queue(lambda _: Queue(entries))
     for entry in entries[:2]:
         put_job(ledger, JobRecord(entry.jobId, JobState.RUNNING, hosts=host))
     seen: list[str] = []
-    for event in Follower(NoHosts(inventory), ledger, "job02", host, None).events():  # type: ignore[arg-type]
+    for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, None).events():  # type: ignore[arg-type]
         assert not isinstance(event, Line)
         seen.append(event.text if isinstance(event, Note) else event.state)
         if seen[-1] == "job02 is QUEUED behind job00, job01":
@@ -213,12 +205,13 @@ def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: 
     monkeypatch.setattr("ops.logs.follow._OTHERS_SECONDS", 0.6)
     monkeypatch.setattr("ops.logs.follow._DRAIN_SECONDS", 0.1)
     ledger = Ledger(Folder(tmp_path))
-    put_job(ledger, JobRecord("job01", JobState.FAILED, hosts=["master-0"]))
+    record = JobRecord("job01", JobState.FAILED, hosts=["master-0"])
+    put_job(ledger, record)
     took = []
     for state in (ReplicaState.RUNNING, ReplicaState.EXITED):
         ledger.write_replica("job01", ReplicaRecord("master-0", state), ledger.replica_version("job01", "master-0"))
         began = time.monotonic()
-        list(Follower(NoHosts(inventory), ledger, "job01", ["master-0"], None).events())  # type: ignore[arg-type]
+        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], None).events())  # type: ignore[arg-type]
         took.append(time.monotonic() - began)
     assert took[0] >= 0.6
     assert took[1] < took[0] - 0.2

@@ -53,7 +53,7 @@ def test_config_is_kept_but_for_what_has_a_key_of_its_own(inventory: Inventory, 
     )
     job = build_job(Flags("job01", config=str(tmp_path / "config.yaml")), inventory, "tiny")
     whole = manifest.manifest(inventory, job, package.build(TINY, "tiny.task"))
-    assert whole["config"] == {"masterType": "n1-highcpu-8", "useChiefInTfConfig": False, "scheduling": {"maxRestarts": 1}}
+    assert whole["config"] == {"useChiefInTfConfig": False, "scheduling": {"maxRestarts": 1}}
 
 
 def test_the_record_has_the_short_form_and_people_read_it(inventory: Inventory) -> None:

@@ -20,7 +20,7 @@ from ops.logs.read import meant_by, show_logs
 def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
     cluster = Cluster(inventory, object(), ledger=Ledger(Folder(tmp_path)))  # type: ignore[arg-type]
     for job_id in ("job01", "worker"):
-        put_job(cluster.ledger, JobRecord(job_id))
+        put_job(cluster.ledger, JobRecord(job_id, hosts=list(inventory.replicas)))
     return cluster
 
 
@@ -44,5 +44,7 @@ def test_what_is_meant(cluster: Cluster, word: str | None, job: str | None, repl
 def test_a_word_that_is_neither(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"there is no replica and no job 'job02'; did you mean job01[?]; replicas are ps-0, "):
         show_logs(cluster, "job02", None, None, follow=False, as_json=False)
-    with pytest.raises(UsageError, match=r"there is no replica 'worker-7'; did you mean worker-\d[?]; valid are ps-0, "):
+    with pytest.raises(
+        UsageError, match=r"job worker has no replica 'worker-7'; did you mean worker-\d[?]; valid are master-0, "
+    ):
         show_logs(cluster, "worker-7", None, None, follow=False, as_json=False)

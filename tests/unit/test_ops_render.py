@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import inventory_json
 
+from jobs.placement import place
 from jobs.records import HostFile, Plan
 from ops.cluster.inventory import Inventory, parse
 from ops.package.package import Package
 from ops.train.config import Flags, Job, build_job
 from ops.train.manifest import manifest
+from ops.train.part import would_do
 from ops.train.preview import print_render
 from ops.train.render import plan, render, secret_files, unit_quoted
 
@@ -28,8 +30,13 @@ def files(inventory: Inventory, host: str) -> dict[str, str]:
     return {file.path: file.content for file in render(inventory)[host]}
 
 
+def placed(inventory: Inventory, job: Job) -> Plan:
+    """A job's plan once it has the hosts that come first."""
+    return plan(inventory, job, "").placed(place(would_do(job.counts, inventory), ()))
+
+
 def tf_config(inventory: Inventory, job: Job, host: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(plan(inventory, job, "").tasks[host].tfConfig)
+    config: dict[str, Any] = json.loads(placed(inventory, job).tasks[host].tfConfig)
     return config
 
 
@@ -87,7 +94,7 @@ def test_tf_config_as_the_seeds_code_reads_it(inventory: Inventory) -> None:
 
 
 def test_the_environment(inventory: Inventory) -> None:
-    tasks = plan(inventory, build_job(Flags("job01"), inventory), "").tasks
+    tasks = placed(inventory, build_job(Flags("job01"), inventory)).tasks
     assert tasks["master-0"].environment == {
         "TYPE": "master",
         "INDEX": "0",

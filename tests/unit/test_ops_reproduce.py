@@ -40,11 +40,11 @@ class Runs:
     def run(self, cluster: Any, submission: Submission, may_wait: bool, follow: bool) -> int:
         self.submissions.append(submission)
         put_job(self.ledger, submission.record().to(JobState.PREPARING))
-        return self.watch(cluster, submission.job.id) if follow else DONE
+        return self.watch(cluster, submission.record()) if follow else DONE
 
-    def watch(self, cluster: Any, job_id: str) -> int:
+    def watch(self, cluster: Any, job: JobRecord) -> int:
         print("a line of the log")
-        record = existing_job(self.ledger, job_id)
+        record = existing_job(self.ledger, job.jobId)
         if not self.state.final:
             return DETACHED
         put_job(self.ledger, record if record.final else record.to(JobState.RUNNING).to(self.state))
@@ -78,11 +78,11 @@ def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ru
     monkeypatch.setattr(train, "watch", made.watch)
     accuracies = {"job01": "0.9", "job01_2": "0.91"}
 
-    def read_logs(cluster: Any, replicas: list[str], job_id: str, lines: int | None) -> dict[str, list[Any]]:
+    def read_logs(cluster: Any, record: JobRecord, replicas: list[str], lines: int | None) -> dict[str, list[Any]]:
         assert (replicas, lines) == (["master-0"], None)
-        if job_id not in accuracies:
+        if record.jobId not in accuracies:
             raise OpsError("it has no log")
-        message = FINAL.format(500, "0.2", accuracies[job_id])
+        message = FINAL.format(500, "0.2", accuracies[record.jobId])
         return {"master-0": [type("Line", (), {"message": message})]}
 
     monkeypatch.setattr(reproduce, "read_logs", read_logs)

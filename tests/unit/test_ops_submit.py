@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
 import signal
 import tarfile
@@ -70,7 +71,8 @@ class FakeFleet:
     def each(self, names: Any, work: Any, seconds: float, done: Any = None) -> Outcome[Any]:
         return fan_out(names, work, seconds, done)
 
-    def connect_all(self, names: Any, done: Any = None) -> None: ...
+    def connect_each(self, names: Any, done: Any = None) -> Outcome[Any]:
+        return self.each(names, lambda name: self.run(name, "connect"), 30, done)
 
     def any_connection(self) -> None:
         raise AssertionError("the bucket is a directory")
@@ -476,7 +478,7 @@ def claimed(ledger: Ledger, submission: Submission, job_id: str, with_record: bo
         submitter.claim(may_wait=False)
     else:
         ledger.change_queue(
-            lambda queue: queue.added(Entry(job_id, record.hosts, token="ann@laptop/1", createTime=record.createTime))
+            lambda queue: queue.added(Entry(job_id, [], wants=record.wants, token="ann@laptop/1", createTime=record.createTime))
         )
     return submitter
 
@@ -525,6 +527,58 @@ def test_hosts_are_checked_before_anything_is_changed(submission: Submission, le
         train._check_hosts(on(fleet), submission)
 
 
+def part_of(submission: Submission) -> Submission:
+    """A job of one host, for which the master's or a worker's would do."""
+    return replace(submission, job=build_job(Flags("job01", scale_tier="BASIC"), submission.inventory, "tiny"))
+
+
+def test_a_part_of_the_cluster_concerns_no_other_host(submission: Submission, ledger: Ledger) -> None:
+    fleet, part = FakeFleet(submission.inventory), part_of(submission)
+    ledger.change_queue(lambda queue: queue.added(Entry("job00", ["master-0"])))
+    assert submit(on(fleet, ledger), part, may_wait=False) == []
+    assert list(fleet.sent) == ["worker-0"]
+    assert (found(ledger).state, found(ledger).placement) == ("PREPARING", {"master-0": "worker-0"})
+    assert found(ledger).manifest["cluster"]["replicas"] == {"master": 1}
+    plan = ledger.plan("job01")
+    assert plan is not None
+    assert plan.replicas == ["master-0"]
+    config = json.loads(plan.placed(found(ledger).placement).tasks["master-0"].tfConfig)
+    assert config["cluster"] == {"chief": ["10.0.0.64:2222"]}
+
+
+def test_a_part_that_waits_is_told_to_all_hosts_that_would_do(submission: Submission, ledger: Ledger) -> None:
+    fleet, part = FakeFleet(submission.inventory), part_of(submission)
+    ledger.change_queue(lambda queue: queue.added(Entry("job00", ["master-0", "worker-0", "worker-1"])))
+    assert [entry.jobId for entry in submit(on(fleet, ledger), part, may_wait=True)] == ["job00"]
+    assert sorted(fleet.sent) == ["master-0", "worker-0", "worker-1"]
+    assert (found(ledger).state, found(ledger).placement) == ("QUEUED", {})
+
+
+def test_a_host_that_does_not_answer_is_done_without_where_another_would_do(
+    submission: Submission, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(*gone: str) -> Any:
+        checked = checks(10**10)
+
+        def answer(name: str, command: str) -> Ran | None:
+            if name in gone:
+                raise HostError(name, "does not answer")
+            return None if command == "connect" else checked(name, command)
+
+        return answer
+
+    part = part_of(submission)
+    checked = train._check_hosts(on(FakeFleet(submission.inventory, away("master-0", "ps-0"))), part)
+    assert checked.wants == {"master-0": ["worker-0", "worker-1"]}
+    assert checked.record().wants == checked.wants
+    assert "master-0 does not answer: the job goes without this host" in capsys.readouterr().err
+    gone = away("master-0", "worker-0", "worker-1")
+    with pytest.raises(HostsError, match=r"master-0 does not answer.*run pulumi up, which brings back what is missing"):
+        train._check_hosts(on(FakeFleet(submission.inventory, gone)), part)
+    with pytest.raises(HostsError, match="ps-0 does not answer"):
+        train._check_hosts(on(FakeFleet(submission.inventory, away("ps-0"))), submission)
+
+
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "MNIST", tmp_path)
     inventory = replace(inventory, operator_bucket=str(tmp_path))
@@ -556,7 +610,7 @@ def test_the_exit_code_of_a_followed_job(
     ended = JobRecord("job01", JobState(wanted), errorMessage="worker-1 ran out of memory.\nmore")
     monkeypatch.setattr(read, "follow", lambda *_: ended)
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
-    assert train.watch(cluster, "job01") == (0 if wanted == "SUCCEEDED" else 1)
+    assert train.watch(cluster, submission.record()) == (0 if wanted == "SUCCEEDED" else 1)
     err = capsys.readouterr().err
     if wanted == "SUCCEEDED":
         assert err == "job01 SUCCEEDED: fab get job01 fetches its output\n"
@@ -574,5 +628,5 @@ def test_ctrl_c_leaves_a_job_to_itself(
 
     monkeypatch.setattr(read, "follow", follow)
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
-    assert train.watch(cluster, "job01") == 130
+    assert train.watch(cluster, submission.record()) == 130
     assert "job01 goes on, or waits for its turn: fab logs all --job job01 --follow" in capsys.readouterr().err

@@ -202,7 +202,7 @@ def test_a_job_that_failed_says_why(cluster: Cluster, ledger: Ledger, capsys: py
     assert [(r["name"], r["exitCode"]) for r in shown["replicas"]] == [("master-0", 137)]
 
 
-def test_hosts_and_which_of_them_answer(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_and_which_of_them_answer(inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Fleet:
         def each(self, names: Any, work: Any, seconds: float) -> Outcome[Ran]:
             gone = {"ps-0": HostError("ps-0", "does not answer")}
@@ -212,16 +212,21 @@ def test_hosts_and_which_of_them_answer(inventory: Inventory, capsys: pytest.Cap
             assert command == "systemctl is-active scaletier.service"
             return Ran(name, 3, "inactive\n")
 
-    cluster = Cluster(inventory, Fleet())  # type: ignore[arg-type]
+    ledger = Ledger(Folder(tmp_path))
+    part = Entry("one", [], wants={"master-0": ["worker-1", "master-0"]})
+    ledger.change_queue(lambda queue: queue.added(part).added(Entry("waits", ["worker-1"])))
+    cluster = Cluster(inventory, Fleet(), ledger=ledger)  # type: ignore[arg-type]
     assert hosts(cluster, as_json=False) == 0
     out, err = capsys.readouterr()
     listed = {line.split()[0]: line for line in out.splitlines()[1:]}
     assert "no answer" in listed["ps-0"]
-    assert listed["master-0"].split()[-2:] == ["answers", "inactive"]
+    assert listed["master-0"].split()[-4:] == ["answers", "inactive", "-", "-"]
+    assert listed["worker-1"].split()[-4:] == ["answers", "inactive", "one", "master-0"]
     assert err.splitlines()[-1] == "ps-0 does not answer"
     assert hosts(cluster, as_json=True) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [(host["name"], host["answers"]) for host in shown["hosts"]][:2] == [("ps-0", False), ("master-0", True)]
+    assert [(host["job"], host["replica"]) for host in shown["hosts"]][2:4] == [(None, None), ("one", "master-0")]
 
 
 def test_hosts_of_which_none_answers(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry
-from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from replica.agent import Agent
@@ -38,11 +38,13 @@ class Host:
         self.found: dict[str, Any] | None = None
         self.is_archived = True
         self.kept: list[str] | None = None
+        self.plan: Plan
         self.agent = Agent("master-0", life, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
 
-    def prepare(self, plan: Plan) -> Assignment:
+    def prepare(self, plan: Plan, replica: str) -> Assignment:
         self.prepares.append(plan.jobId)
-        return Assignment(plan, "master-0", Path(), {}, "python", self)
+        self.plan = plan
+        return Assignment(plan, replica, Path(), {}, "python", self)
 
     def facts(self) -> dict[str, Any] | None:
         found, self.found = self.found, None
@@ -89,6 +91,36 @@ def test_a_host_that_nobody_wants_is_done(host: Host) -> None:
     host.rounds()
     assert host.agent.over
     assert host.agent.status == "no job has this host"
+
+
+def test_a_host_is_the_replica_that_the_queue_says(host: Host) -> None:
+    wants = {"master-0": ["worker-7"], "worker-0": ["worker-8", "master-0"]}
+    host.ledger.create_job(JobRecord("job01", wants=wants))
+    tasks = {name: Task(f'{{"cluster": {{"worker": ["{name}:2222"]}}}}') for name in wants}
+    addresses = {"worker-7": "10.0.0.7", "master-0": "10.0.0.1"}
+    host.ledger.create_plan(Plan("job01", list(wants), "task", [], tasks, addresses=addresses))
+    host.ledger.change_queue(lambda queue: queue.added(Entry("job00", ["worker-8"])).added(Entry("job01", [], wants=wants)))
+    host.rounds(30)  # whoever has worker-7 never comes, and the lease is this replica's
+    assert host.agent.supervisor is not None
+    assert host.agent.supervisor.record.name == "worker-0"
+    assert set(host.ledger.replicas("job01", wants)) == {"worker-0"}
+    job = host.job()
+    assert (job.state, job.placement) == ("PREPARING", {"master-0": "worker-7", "worker-0": "master-0"})
+    assert job.lease.holder == "worker-0/a"
+    assert host.plan.tasks["worker-0"].tfConfig == '{"cluster": {"worker": ["10.0.0.1:2222"]}}'
+
+
+def test_a_host_that_a_job_did_not_get_forgets_it(host: Host) -> None:
+    host.submit()
+    either = {"master-0": ["worker-7", "master-0"]}
+    host.ledger.change_queue(lambda queue: queue.added(Entry("job00", ["worker-7"])).added(Entry("job02", [], wants=either)))
+    host.agent.round()
+    assert host.kept == ["job01", "job02"]
+    host.ledger.free_hosts("job00")
+    host.ledger.free_hosts("job01")
+    other = Host(host.root)
+    other.agent.round()
+    assert (other.kept, other.agent.over) == ([], True)
 
 
 def test_secrets_are_kept_of_jobs_that_run_or_wait(host: Host) -> None:
@@ -231,7 +263,7 @@ def test_a_job_whose_plan_is_damaged_is_ended_and_gives_its_host_away(host: Host
 
 
 def test_a_job_whose_package_cannot_be_had_is_ended_in_the_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(_: Plan) -> Assignment:
+    def damaged(_: Plan, __: str) -> Assignment:
         raise StoreError("the package is damaged")
 
     monkeypatch.setattr(host, "prepare", damaged)
@@ -311,7 +343,7 @@ def test_rounds_are_quicker_while_somebody_waits(host: Host) -> None:
 def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(_: Plan) -> Assignment:
+    def damaged(_: Plan, __: str) -> Assignment:
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(host, "prepare", damaged)

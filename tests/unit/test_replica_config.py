@@ -65,7 +65,7 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
     store = Folder(tmp_path)
 
     def prepared(environ: dict[str, str], plan: Plan) -> dict[str, str]:
-        assignment = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, environ).prepare(plan)
+        assignment = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, environ).prepare(plan, "ps-0")
         assert assignment.directory == tmp_path / "jobs/job01/package"
         return dict(assignment.environment)
 
@@ -122,12 +122,12 @@ def test_secrets_are_for_the_trainer_of_their_job(tmp_path: Path) -> None:
     plan = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task("{}", {"TOKEN": "no"})}, "abc", data=["/none"], secrets=["TOKEN"])
     store = Folder(tmp_path)
     site = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, {})
-    assert site.prepare(plan).environment["TOKEN"] == "of job01"
+    assert site.prepare(plan, "ps-0").environment["TOKEN"] == "of job01"
     site.tidy(["job01"])
     assert [path.name for path in (tmp_path / "secrets").iterdir()] == ["job01.json"]
     site.tidy([])
     assert list((tmp_path / "secrets").iterdir()) == []
     with pytest.raises(StoreError, match="the secrets of job01 are not on this host"):
-        site.prepare(plan)
+        site.prepare(plan, "ps-0")
     (tmp_path / "secrets").rmdir()
     site.tidy([])

@@ -173,7 +173,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path
     store = Folder(bucket)
     site = HostSite(HostFile("ps-0", str(bucket)), tmp_path / "state", Ledger(store), store, {})
     with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
-        site.prepare(plan)
+        site.prepare(plan, "master-0")
     assert not list(tmp_path.rglob("evil.py"))
     assert not (tmp_path / "state/jobs/job01/fetched").exists()
 
@@ -186,7 +186,7 @@ def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> Non
     store = Folder(tmp_path)
     site = HostSite(HostFile("ps-0", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
     with pytest.raises(StoreError, match=r"package\.tar\.gz is damaged: sha256 [0-9a-f]{16}…, not 0{16}…"):
-        site.prepare(plan)
+        site.prepare(plan, "master-0")
     assert not list(tmp_path.rglob("task.py"))
 
 
@@ -266,7 +266,7 @@ def test_files_that_cannot_be_laid_out_are_the_bucket_s_trouble_and_no_crash(tmp
     (bucket / paths.package("job01")).write_bytes(content)
     plan = Plan("job01", ["ps-0"], "task", [], {}, hashlib.sha256(content).hexdigest())
     with pytest.raises(StoreError, match="cannot be laid out here"):
-        site.prepare(plan)
+        site.prepare(plan, "master-0")
 
 
 def _packed(files: dict[str, bytes]) -> bytes:

@@ -122,6 +122,13 @@ def test_how_long_it_took_until_it_was_up_again(host: Host) -> None:
     assert host.record.events[-1].seconds == 2.5
     host.ends(137)
     assert [event.seconds for event in host.record.events] == [2.5, None]
+    host.clock.pass_(1.0)
+    host.supervisor.step()  # it is started again
+    host.child.lines = 1
+    host.child.code = 0
+    host.clock.pass_(0.5)
+    host.supervisor.step()  # it has printed and ended before anybody looked
+    assert [event.seconds for event in host.record.events] == [2.5, 1.5]
 
 
 def test_lines_are_counted_through_all_restarts() -> None:

@@ -1,0 +1,56 @@
+"""Jobs that ask for a part of a cluster: side by side, each with a TF_CONFIG of its own replicas alone."""
+
+from __future__ import annotations
+
+import json
+
+from stacks import Stack
+
+from infra.lxd.api import client
+
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
+
+
+def placement(cluster: Stack, job_id: str) -> dict[str, str]:
+    told = cluster.describe(job_id)
+    return dict(zip(told["wants"], told["hosts"], strict=True))
+
+
+def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack) -> None:
+    for job_id in ("side1", "side2"):
+        ran = cluster.fab("train", job_id, *TINY, "--scale-tier", "BASIC", "--no-follow", "--", "--seconds", "60")
+        assert f"{job_id} is started" in ran.out, ran.text
+    assert [placement(cluster, job_id) for job_id in ("side1", "side2")] == [
+        {"master-0": "master-0"},
+        {"master-0": "worker-0"},
+    ]
+    has = {host["name"]: (host["job"], host["replica"]) for host in json.loads(cluster.fab("hosts", "--json").out)["hosts"]}
+    assert (has["worker-0"], has["worker-1"]) == (("side2", "master-0"), (None, None))
+    queued = cluster.fab("train", "side3", *TINY, "--replicas", "worker=1,ps=1", "--no-follow", "--", "--seconds", "1")
+    assert "side3 is QUEUED behind side1, side2" in queued.out
+    last = cluster.fab("train", "side4", *TINY, "--replicas", "master", "--no-follow", "--", "--seconds", "1")
+    assert "side4 is QUEUED" in last.out, "it may not take what side3 waits for"
+    refused = cluster.fab("train", "side5", *TINY, "--replicas", "worker", "--no-queue", "--", "--seconds", "1")
+    assert (refused.code, "the hosts are job side" in refused.err) == (2, True)
+    assert cluster.fab("cancel", "side2").code == 0
+    assert cluster.fab("wait", "side3").code == 0
+    assert cluster.describe("side1")["state"] == "RUNNING"
+    assert placement(cluster, "side3") == {"master-0": "worker-0", "ps-0": "ps-0", "worker-0": "worker-1"}
+    said = cluster.fab("logs", "worker-0", "side3").out
+    addresses = {host["name"]: host["address"] for host in json.loads(cluster.fab("hosts", "--json").out)["hosts"]}
+    peers = {"ps": "ps-0", "chief": "worker-0", "worker": "worker-1"}
+    assert f"cluster { ({role: [f'{addresses[host]}:2222'] for role, host in peers.items()}) }" in said
+    assert "'type': 'worker', 'index': 0" in said
+    assert cluster.fab("wait", "side4").code == 0
+    assert cluster.fab("cancel", "side1").code == 0
+    wrong = cluster.fab("logs", "worker-1", "side1")
+    assert (wrong.code, "job side1 has no replica 'worker-1'; valid are master-0, master, all" in wrong.err) == (2, True)
+
+
+def test_a_host_that_is_off_is_done_without(cluster: Stack) -> None:
+    client(cluster.names.project).instances.get("master-0").stop(force=True, wait=True)
+    try:
+        ran = cluster.fab("train", "without", *TINY, "--scale-tier", "BASIC", "--", "--seconds", "1")
+        assert (ran.code, "master-0" in ran.err, placement(cluster, "without")) == (0, True, {"master-0": "worker-0"})
+    finally:
+        cluster.up()

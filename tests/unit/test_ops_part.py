@@ -1,0 +1,131 @@
+"""How much of a cluster a job asks for, in whichever words, and which hosts would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.spec import Role
+from ops.cluster.inventory import Inventory
+from ops.errors import UsageError
+from ops.train.config import Flags, Job, build_job
+from ops.train.part import would_do
+
+# Of the fixture: a parameter server, a master, two workers of the same make, an evaluator.
+ALL = {"ps": 1, "master": 1, "worker": 2, "evaluator": 1}
+DECLARES = {
+    "mine/__init__.py": b"",
+    "mine/scaletier.yaml": b"strategies: {alone: {replicas: []}, peers: {needs: [worker], replicas: [worker]}, all: {}}",
+}
+
+
+def build(inventory: Inventory, config: str | None = None, **flags: str) -> Job:
+    return build_job(Flags("j", config=config, **flags), inventory, "mine", DECLARES)  # type: ignore[arg-type]
+
+
+def asked(job: Job) -> dict[str, int]:
+    return {str(role): count for role, count in job.counts.items()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "counts"),
+    [
+        ({}, ALL),
+        ({"replicas": "master"}, {"master": 1}),
+        ({"replicas": "worker"}, {"master": 1, "worker": 2}),
+        ({"replicas": " master, worker=1 ,ps"}, {"master": 1, "worker": 1, "ps": 1}),
+        ({"replicas": "worker=0"}, {"master": 1}),
+        ({"scale_tier": "basic"}, {"master": 1}),
+        ({"strategy": "alone"}, {"master": 1}),
+        ({"strategy": "peers"}, {"master": 1, "worker": 2}),
+        ({"strategy": "all"}, ALL),
+        ({"strategy": "peers", "replicas": "worker=1,ps"}, {"master": 1, "worker": 1, "ps": 1}),
+    ],
+)
+def test_what_is_asked_for(inventory: Inventory, flags: dict[str, str], counts: dict[str, int]) -> None:
+    assert asked(build(inventory, **flags)) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("{scaleTier: BASIC}", {"master": 1}),
+        ("{scaleTier: CUSTOM, masterType: n1-highcpu-8, workerCount: 1}", {"master": 1, "worker": 1}),
+        ("{workerCount: 2, parameterServerCount: 1}", {"master": 1, "worker": 2, "ps": 1}),
+        ("{workerCount: 0}", {"master": 1}),
+        ("{}", ALL),
+    ],
+)
+def test_what_config_yaml_asks_for(inventory: Inventory, tmp_path: Path, text: str, counts: dict[str, int]) -> None:
+    (tmp_path / "config.yaml").write_text(f"trainingInput: {text}")
+    path = str(tmp_path / "config.yaml")
+    assert asked(build(inventory, path)) == counts
+    assert asked(build(inventory, path, replicas="worker=1")) == {"master": 1, "worker": 1}, "a flag wins"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"replicas": "worker=3"}, "--replicas worker=3 needs 3 workers, and stack test (CUSTOM) has 2: take no more"),
+        ({"replicas": "boss"}, "--replicas 'boss' is no role; valid are ps, master, worker, evaluator, such as"),
+        ({"replicas": "workers"}, "--replicas 'workers' is no role; did you mean worker?; valid are"),
+        ({"replicas": "worker=many"}, "--replicas 'worker=many' is no number of them"),
+        ({"replicas": "master=2"}, "--replicas master=2: a job has one master"),
+        ({"replicas": "master=0"}, "--replicas master=0: a job has one master"),
+        ({"replicas": " ,"}, "--replicas names no role"),
+        ({"replicas": "master", "scale_tier": "BASIC"}, "--scale-tier and --replicas both say"),
+        ({"scale_tier": "STANDARD_1"}, "--scale-tier STANDARD_1 needs 3 ps, and stack test (CUSTOM) has 1: run pulumi config"),
+        ({"scale_tier": "BASIC_GPU"}, "--scale-tier BASIC_GPU needs a GPU, and the master of stack test has none: run pulumi"),
+        ({"scale_tier": "HUGE"}, "scaleTier 'HUGE' is unknown; valid are BASIC, "),
+        ({"replicas": "ps", "strategy": "peers"}, "--strategy peers needs a worker, and the job asks for none: --replicas"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_for(inventory: Inventory, flags: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        build(inventory, **flags)
+    assert says in str(error.value)
+
+
+def test_a_role_that_the_cluster_lacks(inventory: Inventory) -> None:
+    alone = inventory.part({Role.MASTER: 1})
+    with pytest.raises(UsageError, match=r"--replicas evaluator needs 1 evaluator, and stack test \(CUSTOM\) has none"):
+        build(alone, replicas="evaluator")
+    with pytest.raises(UsageError, match=r"--scale-tier CUSTOM does not say how many"):
+        build(replace(alone, scale_tier="BASIC"), scale_tier="custom")
+
+
+def test_a_part_is_written_down_in_cloud_ml_s_names(inventory: Inventory) -> None:
+    def shown(job: Job) -> dict[str, object]:
+        return {key: value for key, value in job.training_input.items() if key not in ("pythonModule", "args", "jobDir")}
+
+    assert shown(build(inventory, replicas="master")) == {"scaleTier": "BASIC"}
+    assert shown(build(inventory, replicas="worker=1")) == {
+        "scaleTier": "CUSTOM",
+        "masterType": "n1-highcpu-8",
+        "workerType": "n1-highcpu-8",
+        "workerCount": 1,
+    }
+    standard = replace(inventory, scale_tier="STANDARD_1")
+    assert shown(build(standard)) == {"scaleTier": "STANDARD_1"}
+    part = build(inventory, replicas="worker=1").part(inventory)
+    assert (part.names, part.scale_tier) == (("master-0", "worker-0"), "CUSTOM")
+
+
+def test_the_hosts_that_would_do(inventory: Inventory) -> None:
+    def by_name(inventory: Inventory, **counts: int) -> dict[str, list[str]]:
+        return would_do({Role(role): count for role, count in counts.items()}, inventory)
+
+    own = {name: [name] for name in inventory.replicas}
+    assert by_name(inventory) == by_name(inventory, **ALL) == own
+    assert list(by_name(inventory)) == list(inventory.replicas)
+    assert by_name(inventory, master=1) == {"master-0": ["master-0", "worker-0", "worker-1"]}
+    assert by_name(inventory, master=1, worker=1) == {
+        "master-0": ["master-0", "worker-0", "worker-1"],
+        "worker-0": ["worker-0", "worker-1"],
+    }
+    assert by_name(inventory, master=1, worker=2) == {"master-0": ["master-0"], **{n: [n] for n in ("worker-0", "worker-1")}}
+    for changes in ({"machine_type": "n1-highmem-8"}, {"hourly_cost": 0.01}, {"accelerator": {"type": "t4", "count": 1}}):
+        cheaper = tuple(replace(host, **changes) if host.role is Role.WORKER else host for host in inventory.hosts)  # type: ignore[arg-type]
+        assert by_name(replace(inventory, hosts=cheaper), master=1) == {"master-0": ["master-0"]}
