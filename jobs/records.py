@@ -171,11 +171,11 @@ class Plan(Record):
 
     `replicas` names every replica of the job, the chief first: the order in which they would lead. `tasks` has their names in
     place of addresses, as a job may get these hosts or those, and `addresses` are those of all hosts that it may get; `placed`
-    puts the two together. `hosts` is empty in the bucket, and where it was placed has each replica's host. `data` are the
-    paths, directories or globs of what the job trains on, which the chief's host hashes. `packageSha256` is that of the
-    package's archive. `secrets` are names of variables whose values `fab train` brought to the hosts, and nowhere else.
-    `expendable` are the roles whose loss or repeated kill the job goes on without. With restartPolicy `all` a kill starts the
-    whole job again, with `replica` that replica alone.
+    puts the two together. `hosts` is empty in the bucket, and where it was placed has each replica's host. With a `command`
+    that runs, in that `folder` of the package, in place of the module. `data` are the paths, directories or globs of what the
+    job trains on, which the chief's host hashes. `packageSha256` is that of the package's archive. `secrets` are names of
+    variables whose values `fab train` brought to the hosts, and nowhere else. `expendable` are the roles whose loss or repeated
+    kill the job goes on without. With restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
@@ -204,6 +204,8 @@ class Plan(Record):
     stallTimeout: float | None = None
     preparingSeconds: float = 300.0
     stopSeconds: float = 10.0
+    command: list[str] = field(default_factory=list)
+    folder: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
 

@@ -60,7 +60,7 @@ class HostSite:
         self._log.adopt(self._files, archive)
         self._archive = Archive(self._log, self._files, archive)
         self._manifest = Manifest(plan, self._host.python, self._ledger) if name == plan.chief else None
-        return Assignment(plan, name, folder, environment, self._host.python, self._log)
+        return Assignment(plan, name, folder / plan.folder, environment, self._host.python, self._log)
 
     def facts(self) -> dict[str, Any] | None:
         """What the chief's host found, once it is in the manifest; None until then, and after."""
@@ -95,6 +95,7 @@ class HostSite:
         if (found := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
             raise StoreError(f"{paths.package(plan.jobId)} is damaged: sha256 {found[:16]}…, not {plan.packageSha256[:16]}…")
         shutil.rmtree(unpacked, ignore_errors=True)
+        unpacked.mkdir()  # a package may be empty, where the program is the host's own
         with tarfile.open(packed) as tar:
             for member in tar.getmembers():
                 if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
@@ -113,11 +114,12 @@ class HostSite:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _environment(self, plan: Plan, task: Task, folder: Path) -> dict[str, str]:
-        """The trainer's: that of this process, its task's, TF_CONFIG, and its package on PYTHONPATH."""
+        """The trainer's: that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH."""
         env = {key: value for key, value in self._environ.items() if key not in _PRIVATE} | task.environment
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
+        bins = os.pathsep.join((str(Path(self._host.python).parent), env.get("PATH", os.defpath)))
         usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}
-        return usual | env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path} | self._told_secrets(plan)
+        return usual | env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins} | self._told_secrets(plan)
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:
         """The variables that `fab train` brought to this host alone."""

@@ -67,7 +67,8 @@ class Assignment:
 
     @property
     def argv(self) -> list[str]:
-        return [self.python, "-m", self.plan.module, *self.plan.args]
+        """A command finds `python` first on the trainer's PATH, where this one is."""
+        return [*(self.plan.command or [self.python, "-m", self.plan.module]), *self.plan.args]
 
 
 Spawn = Callable[[Assignment], Child]

@@ -15,6 +15,8 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "job": f"{NEW_JOB} (default: the package's name and the time)",
         "package": "directory of the trainer package, or of its setup.py or pyproject.toml (default: trainer)",
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
+        "script": "a script of Python to run instead, in --package, or alone",
+        "command": 'a program to run instead, such as "./run.sh fast": one of --package, alone, or one that the hosts have',
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
         "scale-tier": "take no more of the cluster than this tier, such as BASIC (default: all that --strategy makes use of)",
@@ -37,6 +39,8 @@ def train(
     job: str | None = None,
     package: str | None = None,
     module: str | None = None,
+    script: str | None = None,
+    command: str | None = None,
     config: str | None = None,
     args: str | None = None,
     scale_tier: str | None = None,
@@ -61,6 +65,7 @@ def train(
     fab train --job job03 --strategy sync
     fab train --scale-tier BASIC --package mytrainer
     fab train --resume job03 -- --max-steps 4000
+    fab train --scale-tier BASIC --script train.py -- --epochs 3
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 
     Ctrl-C leaves the job running and says how to come back to it.
@@ -85,6 +90,8 @@ def train(
         secret_file=secret_file,
         scale_tier=scale_tier,
         replicas=replicas,
+        script=script,
+        command=command,
         resume=resume,
     )
     return run(Cluster.load(), flags, package, queue, follow)

@@ -112,6 +112,8 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
         "job": f"{NEW_JOB} (default: job01)",
         "package": "as of fab train",
         "module": "as of fab train",
+        "script": "as of fab train",
+        "command": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",
         "scale-tier": "as of fab train",
@@ -131,6 +133,8 @@ def render(
     job: str = "job01",
     package: str | None = None,
     module: str | None = None,
+    script: str | None = None,
+    command: str | None = None,
     config: str | None = None,
     args: str | None = None,
     scale_tier: str | None = None,
@@ -164,5 +168,7 @@ def render(
         secret_file=secret_file,
         scale_tier=scale_tier,
         replicas=replicas,
+        script=script,
+        command=command,
     )
     return print_render(load(), flags, package, json)

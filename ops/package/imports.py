@@ -43,6 +43,25 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     return outside
 
 
+def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dict[str, str]:
+    """The same of a file that Python runs by its path: what lies beside it can be imported by its own name."""
+    beside = script.rpartition("/")[0]
+    own = {path.removeprefix(f"{beside}/"): content for path, content in files.items() if path.startswith(f"{beside}/")}
+    outside: dict[str, str] = {}
+    waiting, seen = [script.rpartition("/")[2]], set[str]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name, parts, line in _imports(_compile(path, own[path], f"{root}/{beside}"), _package_of(path)):
+            found = [way for module in (name, *(f"{name}.{part}" for part in parts)) for way in _paths_on_the_way(module, own)]
+            waiting += found
+            if not found and not any(path.startswith(f"{name.partition('.')[0]}/") for path in own):
+                _note(outside, name.partition(".")[0], f"{beside}/{path}:{line}")
+    return outside
+
+
 def missing_line(name: str, where: str, package: str, files: Mapping[str, bytes]) -> str:
     """What to say of an import that the hosts cannot satisfy."""
     folder = where.rpartition(":")[0].rpartition("/")[0]

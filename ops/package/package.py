@@ -16,7 +16,7 @@ from ops import terminal
 from ops.cluster.inventory import HERE
 from ops.errors import UsageError
 from ops.package import declared
-from ops.package.imports import check_module
+from ops.package.imports import check_module, check_script
 
 MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE
@@ -81,9 +81,18 @@ class Package:
         return {**self.wheels, **self.files}
 
 
-def build(folder: str | Path | Source, module: str) -> Package:
-    """Pack the package in `folder`, which is to run `module`; UsageError for all that would fail on the hosts later."""
+def build(folder: str | Path | Source, module: str, script: str | None = None) -> Package:
+    """Pack the package in `folder`, which is to run `module`; UsageError for all that would fail on the hosts later.
+
+    Without a module it is a folder with any program, of which a `script` of Python is looked at as a module is.
+    """
     source = folder if isinstance(folder, Source) else find(folder)
+    if not module:
+        wheels = _dependencies(source)
+        with terminal.Step(f"packing {source.name}"):
+            archive = pack({**wheels, **source.files}, source.executables)
+        imports = _script_imports(source.files, wheels, script, source.folder)
+        return Package(source.name, source.files, imports, archive, wheels, source.executables)
     name = module.partition(".")[0]
     if len(source.names) > 1 and name not in source.names:
         raise UsageError(
@@ -97,14 +106,15 @@ def build(folder: str | Path | Source, module: str) -> Package:
     return Package(name, source.files, imports, archive, wheels, source.executables)
 
 
-def unpack(archive: bytes, name: str, own: Collection[str], module: str) -> Package:
+def unpack(archive: bytes, name: str, own: Collection[str], module: str, script: str | None = None) -> Package:
     """The package of an archive that `build` made; `own` are the paths that are no dependency's."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     wheels = {path: content[path] for path in content if path not in own}
-    return Package(name, files, _imports(files, wheels, name, module), archive, wheels, executables)
+    imports = _imports(files, wheels, name, module) if module else _script_imports(files, wheels, script)
+    return Package(name, files, imports, archive, wheels, executables)
 
 
 def find(folder: str | Path) -> Source:
@@ -116,17 +126,37 @@ def find(folder: str | Path) -> Source:
     if (root / "__init__.py").is_file():
         if not root.name.isidentifier():
             raise UsageError(f"package {folder} has no name that Python can import: rename it to letters, digits and _")
-        requirements = root / "requirements.txt"
-        files = dict(_read(root))
-        executables = frozenset(path for path in files if (root.parent / path).stat().st_mode & _EXECUTABLE)
-        wanted = requirements if requirements.is_file() else None
-        return Source(root.name, files, wanted, str(root.parent), executables)
+        return _as_it_is(root)
     if any((root / name).is_file() for name in _PROJECT):
         return _project(root)
     raise UsageError(
-        f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, "
-        "or give --package another directory"
+        f"package {folder} has no __init__.py, setup.py or pyproject.toml: make an empty __init__.py there, name what runs by "
+        "--script or --command, or give --package another directory"
     )
+
+
+def folder(path: str | Path) -> Source:
+    """Any directory, as it is, for a script or a command; UsageError where there is none."""
+    root = Path(path).resolve()
+    if not root.is_dir():
+        what = "is not a directory" if root.exists() else "does not exist"
+        raise UsageError(f"package {path} {what}: give --package a directory")
+    return _as_it_is(root)
+
+
+def single(path: Path) -> Source:
+    """A file alone, in a folder of its name."""
+    file = path.resolve()
+    name = f"{file.stem}/{file.name}"
+    executables = frozenset([name] if file.stat().st_mode & _EXECUTABLE else ())
+    return Source(file.stem, {name: file.read_bytes()}, None, str(file.parent), executables)
+
+
+def _as_it_is(root: Path) -> Source:
+    requirements = root / "requirements.txt"
+    files = dict(_read(root))
+    executables = frozenset(path for path in files if (root.parent / path).stat().st_mode & _EXECUTABLE)
+    return Source(root.name, files, requirements if requirements.is_file() else None, str(root.parent), executables)
 
 
 def _project(root: Path) -> Source:
@@ -163,6 +193,16 @@ def _imports(files: dict[str, bytes], wheels: Mapping[str, bytes], name: str, mo
     brought = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}
     imports = check_module(files, name, module, folder)
     return {wanted: where for wanted, where in imports.items() if wanted not in brought}
+
+
+def _script_imports(
+    files: dict[str, bytes], wheels: Mapping[str, bytes], script: str | None, folder: str = ""
+) -> dict[str, str]:
+    """The same of a script, beside which Python finds modules first; of any other program nothing is known."""
+    if script is None:
+        return {}
+    brought = {path.partition("/")[0].partition(".")[0] for path in wheels}
+    return {wanted: where for wanted, where in check_script(files, script, folder).items() if wanted not in brought}
 
 
 def _read(root: Path) -> Iterator[tuple[str, bytes]]:

@@ -24,7 +24,7 @@ from ops.package import package
 from ops.package.declared import Declared, Pace
 from ops.plan import rehearsal
 from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
-from ops.train import train
+from ops.train import program, train
 from ops.train.arguments import STRATEGY, dropped, flags, redirected, without
 from ops.train.config import read_config, split_args
 
@@ -70,7 +70,7 @@ def plan(call: Call, as_json: bool) -> int:
         raise UsageError(
             f"--seconds {call.seconds:g} is too short to see a step; valid are {_SHORTEST_SECONDS:g} and above, such as 60"
         )
-    found = train.find_package(call.folder)
+    found = program.find(call.folder, call.module, None, None).source
     given = read_config(call.config).get("trainingInput", {})
     module = call.module or given.get("pythonModule") or f"{found.name}.task"
     args = [*given.get("args", []), *split_args(call.args), *call.more_args]

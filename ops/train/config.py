@@ -18,6 +18,7 @@ from ops.errors import UsageError
 from ops.package import declared as declaration
 from ops.package.declared import Declared, Strategy
 from ops.train import arguments, environment, fitness, part
+from ops.train.program import knows_flags
 from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
@@ -43,6 +44,8 @@ class Flags:
     resume: str | None = None
     scale_tier: str | None = None
     replicas: str | None = None
+    script: str | None = None
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Job:
     `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is what the package
     says of itself. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is what the user
     adds to it; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
-    that the cluster has where it is empty.
+    that the cluster has where it is empty. With a `command` there is no module: it runs in that `folder` of the package.
     """
 
     id: str
@@ -71,6 +74,8 @@ class Job:
     notes: tuple[str, ...] = ()
     reproduces: str | None = None
     counts: part.Counts = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    folder: str = ""
 
     def part(self, inventory: Inventory) -> Inventory:
         """The part of a cluster that it asks for, as a cluster of its own."""
@@ -142,10 +147,17 @@ def _priority(text: str) -> int:
         raise UsageError(f"--priority {text!r} is no whole number: 0 is the default, and the highest comes first") from None
 
 
-def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", files: Mapping[str, bytes] | None = None) -> Job:
+def build_job(
+    flags: Flags,
+    inventory: Inventory,
+    package: str = "trainer",
+    files: Mapping[str, bytes] | None = None,
+    command: Sequence[str] = (),
+    folder: str = "",
+) -> Job:
     """The job that the flags and config.yaml describe, the flags winning; UsageError for all that is wrong in them.
 
-    `files` are those of the trainer package, which may declare what it needs.
+    `files` are those of the trainer package, which may declare what it needs; `command` and `folder` as of a Job.
     """
     config = read_config(flags.config)
     where = flags.config or "config.yaml"
@@ -163,9 +175,9 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
-    module = flags.module or given.get("pythonModule") or f"{package}.task"
-    declared = declaration.read(files or {}, module.partition(".")[0])
-    if asked := (flags.job_dir and flags.resume is None) or given.get("jobDir"):
+    module = "" if command else flags.module or given.get("pythonModule") or f"{package}.task"
+    declared = declaration.read(files or {}, module.partition(".")[0] or package)
+    if (asked := (flags.job_dir and flags.resume is None) or given.get("jobDir")) and knows_flags(command):
         args += [arguments.job_dir_flag(files or {}) or "--job-dir", str(chosen_dir)]  # as Cloud ML does
     strategy = chosen_strategy(args)
     roles = declared.strategy(strategy).replicas
@@ -181,8 +193,8 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
     ignored = [key for key in IGNORED_KEYS if key in given]
     shown = {
         **part.described(counts, inventory),
-        **{key: given[key] for key in given if key not in ("labels", "scaleTier", "environment", *ROLE_KEYS)},
-        "pythonModule": module,
+        **{key: given[key] for key in given if key not in ("labels", "environment", "pythonModule", "scaleTier", *ROLE_KEYS)},
+        **({"command": [*command]} if command else {"pythonModule": module}),
         "args": args,
         "jobDir": chosen_dir or default_dir,
         **({"environment": added} if added else {}),
@@ -193,7 +205,7 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         args=tuple(args),
         job_dir=chosen_dir or default_dir,
         labels=labels,
-        job_dir_flag=None if asked else told_job_dir(args, declared, files or {}),
+        job_dir_flag=None if asked or not knows_flags(command) else told_job_dir(args, declared, files or {}),
         use_chief=given.get("useChiefInTfConfig", True),
         policy=policy(scheduling, declared.strategy(strategy)),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
@@ -202,5 +214,7 @@ def build_job(flags: Flags, inventory: Inventory, package: str = "trainer", file
         secrets=secrets,
         training_input=shown,
         counts=counts,
+        command=tuple(command),
+        folder=folder,
         notes=(f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it",) if ignored else (),
     )

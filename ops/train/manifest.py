@@ -17,7 +17,7 @@ from ops.train.schema import ROLE_KEYS
 _DIST = ".dist-info/"
 # What the record of a job has of it.
 _SHORT = ("cluster", "versions", "data", "reproduces")
-_OWN_KEYS = ("pythonModule", "args", "jobDir", "scaleTier", "environment", *ROLE_KEYS)
+_OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environment", *ROLE_KEYS)
 
 
 def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
             "dependencies": sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path}),
         },
         "module": job.module,
+        "command": list(job.command),
+        "folder": job.folder,
         "args": list(job.args),
         "jobDir": job.job_dir,
         "labels": dict(job.labels),

@@ -8,16 +8,16 @@ from jobs.placement import place
 from ops import terminal
 from ops.cluster.inventory import Inventory
 from ops.errors import DONE
+from ops.train import program
 from ops.train.config import Flags, build_job
 from ops.train.part import would_do
 from ops.train.render import plan, render
-from ops.train.train import find_package
 
 
 def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json: bool) -> int:
     """What would be written where, on a cluster whose hosts are all free; touches nothing."""
-    package = find_package(folder)
-    job = build_job(flags, inventory, package.name, package.files)
+    found = program.find(folder, flags.module, flags.script, flags.command)
+    job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
     hosts = place(would_do(job.counts, inventory), ())
     made = plan(inventory, job, "").placed(hosts)
     rendered = {host: files for host, files in render(inventory).items() if host in hosts.values()}
@@ -32,7 +32,7 @@ def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json
             terminal.out(terminal.paint(f"# {name}:{file.path} {what}", "bold"))
             if file.link is None:
                 terminal.out(file.content)
-        terminal.out(terminal.paint(f"# {name}: the environment of {made.module}", "bold"))
+        terminal.out(terminal.paint(f"# {name}: the environment of {made.module or program.words(made.command)}", "bold"))
         task = made.tasks[replicas[name]]
         hidden = dict.fromkeys(made.secrets, "(secret)")
         for key, value in {"TF_CONFIG": task.tfConfig, **task.environment, **hidden}.items():

@@ -89,6 +89,8 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         packageSha256=package_sha256,
         data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"],
         secrets=sorted(job.secrets),
+        command=list(job.command),
+        folder=job.folder,
         **job.policy,
     )
 

@@ -26,6 +26,7 @@ from ops.package.package import Package, unpack
 from ops.train import compare, manifest, part, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy, told_job_dir
+from ops.train.program import knows_flags, script_of
 from ops.train.schema import check_job_id, scheduling
 from ops.train.submit import Submission, used_before
 
@@ -96,7 +97,8 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
     if (found := hashlib.sha256(archive).hexdigest()) != wanted:
         what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
-    return unpack(archive, name, whole["package"]["files"], whole["module"])
+    script = script_of(whole.get("folder", ""), whole.get("command", ()))
+    return unpack(archive, name, whole["package"]["files"], whole["module"], script)
 
 
 def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, package: Package) -> Job:
@@ -107,14 +109,16 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, packa
     decided = scheduling(config.get("scheduling"), f"the manifest of {whole['job']}: config.scheduling")
     added = whole.get("environment", {})
     counts = _counts(whole["cluster"], inventory)
-    shown = {"pythonModule": whole["module"], "args": args, "jobDir": folder, **({"environment": added} if added else {})}
+    command = tuple(whole.get("command", ()))
+    runs = {"command": [*command]} if command else {"pythonModule": whole["module"]}
+    shown = {**runs, "args": args, "jobDir": folder, **({"environment": added} if added else {})}
     return Job(
         id=new_id,
         module=whole["module"],
         args=tuple(args),
         job_dir=folder,
         labels=whole["labels"],
-        job_dir_flag=told_job_dir(args, declared, package.files),
+        job_dir_flag=told_job_dir(args, declared, package.files) if knows_flags(command) else None,
         use_chief=config.get("useChiefInTfConfig", True),
         policy=policy(decided, declared.strategy(chosen_strategy(args))),
         priority=decided.get("priority", 0),
@@ -124,6 +128,8 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, packa
         training_input={**config, **part.described(counts, inventory), **shown},
         reproduces=whole["job"],
         counts=counts,
+        command=command,
+        folder=whole.get("folder", ""),
     )
 
 

@@ -12,7 +12,7 @@ from jobs.times import seconds_between
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import HERE, ROOT, Inventory
+from ops.cluster.inventory import ROOT, Inventory
 from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE
@@ -20,12 +20,11 @@ from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, 
 from ops.package import package
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
-from ops.train import push
+from ops.train import program, push
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
 from ops.train.submit import Submission, submit, used_before
 
-SHIPPED = HERE / "trainer"
 MNIST = ROOT / ".cache" / "mnist"
 _CHECK_SECONDS = 30.0
 # What a job needs on a host besides its package: logs, and TensorFlow's temporary files.
@@ -70,16 +69,10 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool) 
 
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
-    root = find_package(folder)
-    job = build_job(flags, inventory, root.name, root.files)
-    built = package.build(root, job.module)
+    found = program.find(folder, flags.module, flags.script, flags.command)
+    job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
+    built = package.build(found.source, job.module, found.script)
     return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
-
-
-def find_package(folder: str | None) -> package.Source:
-    """The package that is meant, the shipped trainer where none is named; UsageError where there is none."""
-    here = Path("trainer")
-    return package.find(folder or (here if here.is_dir() else SHIPPED))
 
 
 def mnist() -> dict[str, Path]:

@@ -41,6 +41,7 @@ from ops.package import package
 from ops.train import push, render, train
 from ops.train import submit as module
 from ops.train.config import Flags, build_job
+from ops.train.program import SHIPPED
 from ops.train.submit import Submission, submit
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
@@ -584,8 +585,8 @@ def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, mo
     inventory = replace(inventory, operator_bucket=str(tmp_path))
     fleet = FakeFleet(inventory, checks(10**10))
     with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
-        train._check_hosts(on(fleet), train.prepare(inventory, Flags("job01"), str(train.SHIPPED)))
-    told = train.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(train.SHIPPED))
+        train._check_hosts(on(fleet), train.prepare(inventory, Flags("job01"), str(SHIPPED)))
+    told = train.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(SHIPPED))
     assert told.data == {}
     train._check_hosts(on(fleet), told)
     (tmp_path / "train-0.tfrecord").write_bytes(b"")

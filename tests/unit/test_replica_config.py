@@ -71,7 +71,10 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
 
     package = f"{tmp_path}/jobs/job01/package"
     rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(count())
+    rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin"}
     assert prepared(environ, plan) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
+    path = {"PATH": "/usr/local/bin"}
+    assert prepared(environ | path, plan)["PATH"] == "/opt/scaletier/venv/bin:/usr/local/bin"
     out = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task("{}", {"JOB_DIR": f"{tmp_path}/a/output"})}, "abc", data=["/none"])
     prepared({}, out)
     assert (tmp_path / "a" / "output").is_dir()
