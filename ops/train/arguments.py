@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 STRATEGY = "--strategy"
-# `--data`, `--data-dir`, `--my_data_paths` and the like.
-_DATA_FLAG = re.compile(r"--(\w+[-_])?data([-_](path|dir|file)s?)?")
+# `--data`, `--data-dir`, `--my_data_paths`, and `--train-files`, `--eval_dir` and the like.
+_PLACE = r"(path|dir|file|glob|pattern)s?"
+_DATA_FLAG = re.compile(
+    rf"--((\w+[-_])?data(set)?([-_]{_PLACE})?|(train|training|eval|valid|validation|test)[-_]({_PLACE}|inputs?))"
+)
 _JOB_DIR_FLAGS = {
     "--job-dir": re.compile(rb"[\"']--job-dir\b"),
     "--job_dir": re.compile(rb"[\"']--job_dir\b|DEFINE_\w+\(\s*[\"']job_dir\b"),

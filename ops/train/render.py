@@ -87,7 +87,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         tasks={host.name: Task(tf_config(named, host, job), environment(named, host, job)) for host in hosts},
         addresses={host.name: host.address for host in inventory.hosts},
         packageSha256=package_sha256,
-        data=data_paths(job.args) or [f"{inventory.bucket}/{DATA}"],
+        data=data_paths(job.args) or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
         secrets=sorted(job.secrets),
         command=list(job.command),
         folder=job.folder,

@@ -54,8 +54,8 @@ def reproduce(cluster: Cluster, job_id: str | None, new_id: str | None, follow: 
         terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
         return code
     again = existing_job(ledger, new_id)
-    found = compare.rows(original, again, (_final_metrics(cluster, original), _final_metrics(cluster, again)))
-    _show(job_id, new_id, found, as_json)
+    finals = (_final_metrics(cluster, original), _final_metrics(cluster, again))
+    _show(job_id, new_id, compare.rows(original, again, finals), all(finals), as_json)
     return code
 
 
@@ -159,7 +159,8 @@ def _final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
     return progress.final_metrics(line.message for line in log.get(chief, []))
 
 
-def _show(job_id: str, new_id: str, found: list[compare.Row], as_json: bool) -> None:
+def _show(job_id: str, new_id: str, found: list[compare.Row], measured: bool, as_json: bool) -> None:
+    """What was compared, and what it comes to; without metrics of both there is no saying that a job is another over again."""
     differs = [row.what for row in found if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
     if as_json:
         listed = [{"what": row.what, "original": row.original, "again": row.again, "same": row.same} for row in found]
@@ -168,4 +169,11 @@ def _show(job_id: str, new_id: str, found: list[compare.Row], as_json: bool) -> 
     terminal.out()
     terminal.table(("", job_id, new_id, ""), [(row.what, row.original, row.again, row.change) for row in found])
     terminal.out()
-    terminal.out(f"{new_id} differs from {job_id} in {', '.join(differs)}" if differs else f"{new_id} is {job_id} over again")
+    if differs:
+        terminal.out(f"{new_id} differs from {job_id} in {', '.join(differs)}")
+    elif measured:
+        terminal.out(f"{new_id} is {job_id} over again")
+    else:
+        terminal.out(
+            f"{new_id} was made of what {job_id} was made of; what came out was not compared, as neither prints final metrics"
+        )

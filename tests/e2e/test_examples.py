@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,54 @@ def test_a_project_with_a_dependency(cluster: Stack, tmp_path: Path) -> None:
     assert cluster.fab("get", "ex_packaged", str(tmp_path / "out")).code == 0
     assert "slope" in (tmp_path / "out" / "table.txt").read_text()
     assert not list((ROOT / "examples" / "packaged").rglob("*.egg-info")), "a build leaves nothing behind"
+
+
+def test_a_coordinator_parameter_servers_and_an_evaluator_that_watches(cluster: Stack) -> None:
+    lines = run(cluster, "ex_ps", "parameter_server", "--script", "train.py")
+    for name in ("ps-0", "ps-1", "worker-0", "worker-1"):
+        having(lines[name], f"{name.replace('-', ' ')} serves")
+    assert accuracy(lines["master-0"], 400) > 0.9
+    having(lines["evaluator-0"], "evaluated ckpt-1: accuracy 0.")
+
+
+def test_several_workers_of_a_cluster_that_has_others_too(cluster: Stack, tmp_path: Path) -> None:
+    lines = run(cluster, "ex_mw", "multi_worker", "--script", "train.py", "--replicas", "master,worker")
+    for name, task in (("master-0", "chief 0"), ("worker-0", "worker 0"), ("worker-1", "worker 1")):
+        having(lines[name], f"{task} is one of 3")
+    assert all(lines[name] == [] for name in _OTHERS)
+    assert accuracy(lines["master-0"], 60) > 0.8
+    assert cluster.fab("get", "ex_mw", str(tmp_path / "out")).code == 0
+    assert (tmp_path / "out" / "model.index").is_file()
+
+
+def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_path: Path) -> None:
+    one = ("--scale-tier", "BASIC")
+    lines = run(cluster, "ex_scikit", "scikit", *one, "--script", "train.py", "--", "--neighbours", "5")
+    assert accuracy(lines["master-0"], 1) > 0.9
+    assert cluster.fab("get", "ex_scikit", "model.pickle", str(tmp_path / "model.pickle")).code == 0
+    lines = run(cluster, "ex_shell", "shell", *one, "--command", "./run.sh", "--", "three", "words here")
+    having(lines["master-0"], "master 0 counted 3 words")
+    met = cluster.fab("train", "ex_peers", "--replicas", "worker", "--script", "tests/trainers/peers/meet.py")
+    assert met.code == 0, met.text
+    assert all(f"rank {rank} of 3: the sum is 3" in met.out for rank in range(3)), met.out
+
+
+def test_keras_with_the_flags_of_cloud_ml(cluster: Stack, tmp_path: Path) -> None:
+    (folder := tmp_path / "census").mkdir()
+    for name, people, seed in (("train", "2000", "1"), ("eval", "500", "2")):
+        made = subprocess.run(
+            [sys.executable, ROOT / "examples/census/people.py", people, seed], capture_output=True, check=True
+        )
+        (folder / f"{name}.csv").write_bytes(made.stdout)
+    assert cluster.fab("data", "put", str(folder)).code == 0
+    files = ("--train-files", "/bucket/data/census/train.csv", "--eval-files", "/bucket/data/census/eval.csv")
+    lines = run(cluster, "ex_census", "census", "--scale-tier", "BASIC", "--", *files, "--num-epochs", "3")
+    assert accuracy(lines["master-0"], 90) > 0.85
+    data = cluster.describe("ex_census")["manifest"]["data"]
+    assert (data["paths"], data["files"]) == ([files[1], files[3]], 2), "what it read, and no MNIST"
+    exported = json.loads(cluster.fab("export", "ex_census", str(tmp_path / "model"), "--json").out)
+    assert "serving_default" in exported["signatures"]
+    assert cluster.fab("data", "rm", "census", "--yes").code == 0
 
 
 @pytest.mark.parametrize("name", ["master-0", "ps-0"])

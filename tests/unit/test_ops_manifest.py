@@ -85,12 +85,16 @@ def test_a_record_of_an_older_version_is_read() -> None:
         ([], []),
         (["--train-data", "/a,/b", "--eval_data_paths=/c"], ["/a", "/b", "/c"]),
         (["--data-dir=/d", "--metadata", "x", "--data-format=nchw", "--data"], ["/d"]),
+        (["--train-files", "/t", "--eval_dir=/e", "--test-path", "/p", "--dataset", "/s"], ["/t", "/e", "/p", "/s"]),
+        (["--log-file", "/l", "--output-path=/o", "--train-steps", "5", "--files", "/f"], []),
     ],
 )
 def test_the_data_that_arguments_name(inventory: Inventory, args: list[str], paths: list[str]) -> None:
     assert arguments.data_paths(args) == paths
-    made = plan(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny"), "")
-    assert made.data == (paths or ["/bucket/data/mnist"])
+    assert plan(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny"), "").data == paths
+    declares = {"tiny/__init__.py": b"", "tiny/scaletier.yaml": b"data: {name: mnist, flags: [--train-data]}"}
+    made = plan(inventory, build_job(Flags("job01", more_args=args), inventory, "tiny", declares), "")
+    assert made.data == (paths or ["/bucket/data/mnist"]), "what it declares is its data where nothing else is named"
 
 
 def test_output_folders_are_redirected() -> None:

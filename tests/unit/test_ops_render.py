@@ -221,7 +221,7 @@ def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) ->
     assert "ReadWritePaths=/var/lib/scaletier\n" in unit
     made = plan(inventory, build_job(Flags("job01"), inventory), "")
     assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
-    assert made.data == ["gs://b/data/mnist"]
+    assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data/mnist"
 
 
 def test_all_of_it_is_shown(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,7 @@ def test_what_is_not_hashed_says_why(data: Path, monkeypatch: pytest.MonkeyPatch
         }
     assert facts.digest(["nowhere://x"])["notHashed"].startswith("nowhere://x cannot be read: ")
     monkeypatch.setattr(facts, "LIMIT", 10)
+    assert facts.digest([]) == {"paths": [], "notHashed": "no argument of the trainer names any"}
     assert "are more than the" in facts.digest([str(data)])["notHashed"]
 
 

@@ -1,0 +1,106 @@
+"""TensorFlow's tutorial of parameter servers in shape: a coordinator hands out steps, workers compute, an evaluator watches.
+
+The same file is every task; TF_CONFIG says which one. What is learnt is small: which points lie in the unit circle.
+"""
+
+import os
+
+import tensorflow as tf
+
+STEPS = 40
+PER_STEP = 10
+BATCH = 128
+
+
+def points(_=None):
+    def label(seed):
+        place = tf.random.stateless_uniform([2], tf.stack([seed, 7]), -1.0, 1.0)
+        return place, tf.cast(tf.reduce_sum(place**2) < 0.6, tf.float32)
+
+    return tf.data.Dataset.counter().map(lambda n: label(tf.cast(n, tf.int32))).batch(BATCH).prefetch(2)
+
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = tf.Variable(tf.random.stateless_normal([2, 32], [1, 2]), name="hidden")
+        self.shift = tf.Variable(tf.zeros([32]), name="shift")
+        self.out = tf.Variable(tf.random.stateless_normal([32, 1], [3, 4]) / 6, name="out")
+        self.step = tf.Variable(0, dtype=tf.int64, name="step")
+
+    def __call__(self, places):
+        return tf.squeeze(tf.nn.relu(places @ self.hidden + self.shift) @ self.out, -1)
+
+    def loss(self, places, labels):
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, self(places)))
+
+    def accuracy(self, places, labels):
+        return tf.reduce_mean(tf.cast((self(places) > 0) == (labels > 0.5), tf.float32))
+
+
+def checkpoint(model):
+    return tf.train.CheckpointManager(tf.train.Checkpoint(model=model), os.environ.get("JOB_DIR", "output"), 2)
+
+
+def serve(resolver):
+    server = tf.distribute.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+    )
+    print(f"{resolver.task_type} {resolver.task_id} serves", flush=True)
+    server.join()
+
+
+def coordinate(resolver):
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        model = Model()
+    saver = checkpoint(model)
+
+    @tf.function
+    def steps(iterator):
+        for _ in range(PER_STEP):
+            places, labels = next(iterator)
+            with tf.GradientTape() as tape:
+                loss = model.loss(places, labels)
+            for variable, gradient in zip(
+                model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True
+            ):
+                if gradient is not None:
+                    variable.assign_sub(0.5 * gradient)
+            model.step.assign_add(1)
+        return loss
+
+    iterator = iter(coordinator.create_per_worker_dataset(points))
+    for _ in range(STEPS // PER_STEP):
+        for _ in range(PER_STEP):
+            last = coordinator.schedule(steps, args=(iterator,))
+        coordinator.join()
+        print(f"step {model.step.numpy()}: loss {last.fetch():.3f}", flush=True)
+        saver.save()
+    places, labels = next(iter(points()))
+    accuracy = float(model.accuracy(places, labels))
+    print(f"Final metrics after {model.step.numpy()} steps, accuracy: {accuracy:.3f}", flush=True)
+
+
+def evaluate():
+    model = Model()
+    saver = checkpoint(model)
+    places, labels = next(iter(points()))
+    for path in tf.train.checkpoints_iterator(saver.directory):
+        saver.checkpoint.restore(path).expect_partial()
+        print(f"evaluated {os.path.basename(path)}: accuracy {float(model.accuracy(places, labels)):.3f}", flush=True)
+
+
+def main():
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("worker", "ps"):
+        serve(resolver)
+    elif resolver.task_type == "evaluator":
+        evaluate()
+    else:
+        coordinate(resolver)
+
+
+if __name__ == "__main__":
+    main()

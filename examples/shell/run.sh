@@ -1,0 +1,6 @@
+#!/bin/sh
+# Any program runs: this one counts the words of its arguments, and leaves the sum.
+set -eu
+count=$(printf '%s\n' "$@" | wc -w)
+echo "$TYPE $INDEX counted $count words"
+echo "$count" >"$JOB_DIR/count.txt"
