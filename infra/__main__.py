@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import partial
 
 import pulumi
 from pulumi import ResourceOptions
 
 from infra.cluster import inventory
 from infra.config import ClusterConfig, ConfigError
+from infra.guard import check, hosts_lost
 from infra.operator_files import FOLDER, OperatorFiles, files
 from infra.operator_key import OperatorKey
 from infra.spec import SpecError
 from infra.targets import TargetError, target
+from infra.templates import ROOT
 
 # Tells Pulumi's language host that the user has been told already.
 _SHOWN = 32
@@ -32,6 +35,8 @@ def main() -> None:
         config = chosen.config.parse(raw)
         spec = config.spec()
         found = chosen.prepare(stack, spec, config)
+        lost = hosts_lost(ROOT / FOLDER / stack / "inventory.json", spec)
+        check(lost, partial(chosen.read, stack, found), pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (ConfigError, SpecError, TargetError) as error:
         pulumi.log.error(str(error))
         # The SDK's own calls that the exit cuts off are no concern of the user's.

@@ -46,6 +46,7 @@ class ClusterConfig(BaseModel):
     accelerator_count: dict[Role, int] = Field(default_factory=dict)
     provisioning_model: dict[Role, Literal["STANDARD", "SPOT"]] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
+    disrupt_jobs: bool = False
 
     json_keys: ClassVar[frozenset[str]] = frozenset({"labels", "acceleratorType", "acceleratorCount", "provisioningModel"})
 

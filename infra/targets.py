@@ -25,12 +25,14 @@ class Target:
     """What a target is made of.
 
     `prepare(stack, spec, config)` looks at the world before any resource is declared, raises TargetError for what cannot be,
-    and returns what it found; `build(stack, spec, config, found, authorized_key)` declares the resources.
+    and returns what it found; `build(stack, spec, config, found, authorized_key)` declares the resources;
+    `read(stack, found, path)` is a file of the bucket as it is now, None where there is none to be had.
     """
 
     config: type[ClusterConfig]
     prepare: Callable[[str, ClusterSpec, Any], Any]
     build: Callable[[str, ClusterSpec, Any, Any, Output[str]], Cluster]
+    read: Callable[[str, Any, str], bytes | None]
 
 
 def target(name: str) -> Target:

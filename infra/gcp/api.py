@@ -24,7 +24,7 @@ STORAGE = ("gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TOKEN = ("GOOGLE_OAUTH_ACCESS_TOKEN",)
 _KEY = ("GOOGLE_CREDENTIALS", "GOOGLE_CLOUD_KEYFILE_JSON", "GCLOUD_KEYFILE_JSON")
-_TIMEOUT = 20.0
+TIMEOUT = 20.0
 LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 
 
@@ -77,7 +77,7 @@ def _first(names: tuple[str, ...]) -> str | None:
 def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any]:
     """The answer to a GET; ApiError for a refusal, UnreachableError where there is none, GcpError without valid credentials."""
     try:
-        answer = client.get(url, params=params, timeout=_TIMEOUT)
+        answer = client.get(url, params=params, timeout=TIMEOUT)
     except google.auth.exceptions.RefreshError as error:
         raise GcpError(f"Google refused the credentials ({_line(error)}): run {LOGIN}") from None
     except (google.auth.exceptions.GoogleAuthError, requests.exceptions.RequestException) as error:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import quote
 
+import google.auth.exceptions
 import pulumi
+import requests
 from pulumi import Output
 from pulumi.runtime.config import get_config
 
 from infra.cluster import Cluster
 from infra.cost import Cost, HostShape, hourly, price_list
-from infra.gcp.api import COMPUTE, GcpError, Get, endpoint
+from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
 from infra.gcp.cluster import Found, GcpCluster, GcpClusterArgs
 from infra.gcp.config import GcpConfig
 from infra.gcp.machines import machine
@@ -80,4 +83,15 @@ def build(stack: str, spec: ClusterSpec, config: GcpConfig, found: Found, author
     return GcpCluster("cluster", GcpClusterArgs(spec, config, found, authorized_key)).cluster()
 
 
-GCP = Target(GcpConfig, prepare, build)
+def read(stack: str, found: Found, path: str) -> bytes | None:
+    """An object of the stack's bucket."""
+    get: Get = provider_config
+    url = f"{endpoint(STORAGE, get)}b/{found.bucket}/o/{quote(path, safe='')}"
+    try:
+        answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
+    except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError):
+        return None
+    return answer.content if answer.ok else None
+
+
+GCP = Target(GcpConfig, prepare, build, read)

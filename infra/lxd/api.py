@@ -68,6 +68,14 @@ def client(project: str = "default") -> pylxd.Client:
     return clients[project]
 
 
+def hosts_of(project: str) -> list[str]:
+    """The names of a project's instances, none where there is no such project."""
+    if not client().projects.exists(project):
+        return []
+    # pylxd takes a name from the URL, and leaves the query of that in it.
+    return [str(instance.name).partition("?")[0] for instance in client(project).instances.all()]
+
+
 @contextmanager
 def errors(what: str) -> Iterator[None]:
     """Turns pylxd's errors into LxdError, with what was being done in front."""

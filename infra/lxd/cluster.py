@@ -15,7 +15,7 @@ from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, rules
 from infra.lxd.host import Host
 from infra.lxd.image import RUNTIME
-from infra.lxd.layout import Names, address, sizes
+from infra.lxd.layout import BUCKET, Names, address, sizes
 from infra.lxd.network import Network
 from infra.lxd.preflight import Found
 from infra.lxd.project import Project
@@ -103,7 +103,7 @@ class LxdCluster(ComponentResource):
                 )
                 for replica, host in self.hosts.items()
             ],
-            bucket=Output.from_input("/bucket"),
+            bucket=Output.from_input(BUCKET),
             operator_bucket=Output.from_input("sftp:///bucket"),
             host_keys=self.ready.hostKeys,
             poll_seconds=1.0,

@@ -9,6 +9,7 @@ from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import client, errors, missing
+from infra.lxd.layout import BUCKET
 
 REPLACE = frozenset(
     {"project", "name", "image", "pool", "bridge", "address", "gateway", "authorizedKey", "instanceType", "bucket"}
@@ -57,7 +58,7 @@ def definition(props: Props) -> dict[str, Any]:
                 "security.ipv4_filtering": "true",
                 "security.mac_filtering": "true",
             },
-            "bucket": {"type": "disk", "pool": props["pool"], "source": props["bucket"], "path": "/bucket"},
+            "bucket": {"type": "disk", "pool": props["pool"], "source": props["bucket"], "path": BUCKET},
             "runtime": {"type": "disk", "source": props["runtime"], "path": RUNTIME, "readonly": "true"},
         },
     }

@@ -14,6 +14,8 @@ from infra.spec import ClusterSpec, Replica, Role
 # Where each role's block of addresses begins in the stack's /24. A role has at most 60 replicas; .1 is the bridge.
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128}
 _MIN_MEMORY = 2**30
+BUCKET = "/bucket"
+"""Where every host has the bucket."""
 
 
 @dataclass(frozen=True)

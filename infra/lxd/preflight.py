@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.lxd import image, network
-from infra.lxd.api import LxdError, client, errors
+from infra.lxd.api import LxdError, client, errors, hosts_of
 from infra.lxd.config import LxdConfig
 from infra.lxd.layout import Names
 from infra.spec import ClusterSpec
@@ -57,7 +57,7 @@ def _disk(spec: ClusterSpec, pool: str, project: str) -> None:
                 "make one with `make lxd`, or `pulumi config set storagePool NAME`"
             )
         space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
-        there = {item.name for item in client(project).instances.all()} if client().projects.exists(project) else set()
+        there = hosts_of(project)
     new = [replica for replica in spec.replicas if replica.name not in there]
     free = space["total"] - space["used"]
     needed = _SPARE_DISK + _HOST_DISK * len(new)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pulumi import Output
 
 from infra.cluster import Cluster
-from infra.lxd.api import LxdError
+from infra.lxd.api import LxdError, client, errors, hosts_of
 from infra.lxd.cluster import LxdCluster, LxdClusterArgs
 from infra.lxd.config import LxdConfig
-from infra.lxd.layout import names
+from infra.lxd.layout import BUCKET, names
 from infra.lxd.preflight import Found, preflight
 from infra.spec import ClusterSpec
 from infra.targets import Target, TargetError
@@ -28,4 +30,15 @@ def build(stack: str, spec: ClusterSpec, config: LxdConfig, found: Found, author
     return LxdCluster("cluster", LxdClusterArgs(spec, config, names(ROOT, stack), found, authorized_key)).cluster()
 
 
-LXD = Target(LxdConfig, prepare, build)
+def read(stack: str, found: Found, path: str) -> bytes | None:
+    """A file of the stack's bucket, through the first host that runs."""
+    project = names(ROOT, stack).project
+    with suppress(LxdError), errors("LXD"):
+        for name in hosts_of(project):
+            if (instance := client(project).instances.get(name)).status == "Running":
+                content: bytes = instance.files.get(f"{BUCKET}/{path}")
+                return content
+    return None
+
+
+LXD = Target(LxdConfig, prepare, build, read)

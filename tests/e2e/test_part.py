@@ -54,3 +54,20 @@ def test_a_host_that_is_off_is_done_without(cluster: Stack) -> None:
         assert (ran.code, "master-0" in ran.err, placement(cluster, "without")) == (0, True, {"master-0": "worker-0"})
     finally:
         cluster.up()
+
+
+def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> None:
+    ran = cluster.fab("train", "shrinks", *TINY, "--replicas", "worker", "--no-follow", "--", "--seconds", "120")
+    assert ran.code == 0, ran.text
+    cluster.configure(workerCount="1")
+    try:
+        said = "this takes worker-1 away, and job shrinks has worker-1"
+        assert f"{said}: pulumi up will refuse" in cluster.run("pulumi", "preview", "--non-interactive").text
+        refused = cluster.run("pulumi", "up", "--yes", "--skip-preview", "--non-interactive")
+        assert (refused.code != 0, f"{said}: nothing was changed" in refused.text) == (True, True), refused.text
+        assert "worker-1" in cluster.hosts()
+        assert cluster.describe("shrinks")["state"] == "RUNNING"
+    finally:
+        cluster.configure(workerCount="2")
+    assert cluster.fab("cancel", "shrinks").code == 0
+    assert cluster.changes() == {}

@@ -19,7 +19,7 @@ OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "replica", "t
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
-    "infra": {"infra"},
+    "infra": {"infra", "jobs.queue", "jobs.placement", "jobs.paths", "jobs.checked"},
     "jobs": {"jobs"},
     "ops": {"ops", "jobs", "infra.spec"},
     "tasks": {"ops", "tasks"},

@@ -87,8 +87,9 @@ def _machine(monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] 
         storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name="scaletier")]),
         api=SimpleNamespace(storage_pools={"scaletier": pool}),
         projects=SimpleNamespace(exists=lambda _: bool(hosts)),
-        instances=SimpleNamespace(all=lambda: [SimpleNamespace(name=name) for name in hosts]),
+        instances=SimpleNamespace(all=lambda: [SimpleNamespace(name=f"{name}?project=x") for name in hosts]),
     )
+    monkeypatch.setattr(api, "client", lambda *_: fake)
     monkeypatch.setattr(preflight, "client", lambda *_: fake)
     monkeypatch.setattr(image, "exists", lambda: True)
 
