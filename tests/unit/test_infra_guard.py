@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,3 +84,47 @@ def test_what_harms_nobody_is_done(warned: list[str]) -> None:
     assert warned == []
     guard.check(["ps-0"], lambda _: b"{", preview=False, allowed=False)
     assert "which job has which host cannot be seen" in warned.pop()
+
+
+def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infra.gcp import target
+    from infra.gcp.api import GcpError
+
+    asked: list[tuple[str, Any]] = []
+
+    class Session:
+        ok = True
+
+        def get(self, url: str, params: Any, timeout: float) -> SimpleNamespace:
+            asked.append((url, params))
+            return SimpleNamespace(ok=self.ok, content=b"{}")
+
+    monkeypatch.setattr(target, "provider_config", lambda _: None)
+    monkeypatch.delenv("GOOGLE_STORAGE_CUSTOM_ENDPOINT", raising=False)
+    session = Session()
+    monkeypatch.setattr(target, "session", lambda _: session)
+    found: Any = SimpleNamespace(bucket="mine")
+    assert target.GCP.read("dev", found, QUEUE) == b"{}"
+    url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
+    assert asked == [(url, {"alt": "media"})]
+    session.ok = False
+    assert target.GCP.read("dev", found, QUEUE) is None
+
+    def none(_: Any) -> Any:
+        raise GcpError("no credentials")
+
+    monkeypatch.setattr(target, "session", none)
+    assert target.GCP.read("dev", found, QUEUE) is None
+
+
+def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infra.lxd import target
+
+    def host(name: str) -> SimpleNamespace:
+        files = SimpleNamespace(get=lambda path: f"{name}:{path}".encode())
+        return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
+
+    monkeypatch.setattr(target, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
+    for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
+        monkeypatch.setattr(target, "hosts_of", lambda _, there=there: there)
+        assert target.LXD.read("local", None, QUEUE) == read
