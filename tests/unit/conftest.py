@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from opsdata import inventory_json
 from replicahosts import Cluster, Make
 
 from ops.cluster.inventory import Inventory, parse
 
+# Whatever else the machine does meanwhile, a property holds or does not.
+hypothesis.settings.register_profile("scaletier", deadline=None)
+hypothesis.settings.load_profile("scaletier")
 # Fixtures and tests of this folder alone are guarded: other folders' tests may run in the same process.
 _guarded = False
 _HOME_SSH = str(Path.home() / ".ssh")
