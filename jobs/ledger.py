@@ -155,19 +155,24 @@ class Ledger:
 
     def _rebuilt(self) -> Queue:
         """The queue as the jobs themselves tell it, for one that cannot be read: a garbled file must not stop a cluster."""
-        going_on = [job for job in reversed(self.jobs()[0]) if not job.final]
-        entries = [
-            Entry(
+        entries: list[Entry] = []
+        taken: set[str] = set()
+        for job in reversed(self.jobs()[0]):
+            if job.final:
+                continue
+            held = job.state is not JobState.QUEUED and taken.isdisjoint(job.hosts)
+            entry = Entry(
                 job.jobId,
-                job.hosts,
-                held=job.state != JobState.QUEUED,
-                wants=job.wants,
+                job.hosts if held or not job.wants else [],
+                held=held,
                 priority=job.priority,
+                token=job.lease.holder if job.lease.submitter else "",
                 submittedBy=job.submittedBy,
                 createTime=job.createTime,
+                wants=job.wants,
             )
-            for job in going_on
-        ]
+            taken.update(entry.hosts if held else ())
+            entries.append(entry)
         return Queue(entries).promoted()
 
 

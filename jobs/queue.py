@@ -35,6 +35,10 @@ class Entry(Placed):
         """The hosts that it holds, or those that it may be given."""
         return set(self.hosts) if self.held else {host for hosts in self.wanted.values() for host in hosts}
 
+    def must_have(self) -> set[str]:
+        """The hosts that it holds, or without which it cannot run."""
+        return set(self.hosts) if self.held else {hosts[0] for hosts in self.wanted.values() if len(hosts) == 1}
+
     def replica_on(self, host: str) -> str:
         """The replica that has this host; empty where it is none of its own."""
         return next((replica for replica, its in self.placement.items() if its == host), "")
@@ -83,17 +87,28 @@ class Queue(Record):
 
     def promoted(self) -> Queue:
         """Every host that is free given away: by priority, then by time, and never past somebody who waits for it."""
-        taken = {host for entry in self.entries if entry.held for host in entry.hosts}
-        given: dict[str, list[str]] = {}
-        for entry in self._waiting():
-            placed = place(entry.wanted, taken)
-            if len(placed) == len(entry.wanted):
-                given[entry.jobId] = list(placed.values())
-            taken.update(placed.values())  # also where it must wait: who comes later may not take a part of what it waits for
+        placed = self._placed()
+        given = {e.jobId: list(placed[e.jobId].values()) for e in self._waiting() if len(placed[e.jobId]) == len(e.wanted)}
         if not given:
             return self
         promoted = [replace(e, held=True, hosts=given[e.jobId]) if e.jobId in given else e for e in self.entries]
         return replace(self, entries=promoted)
+
+    def kept(self) -> dict[str, str]:
+        """By host the job for which it is kept, as that one waits for more."""
+        return {host: job_id for job_id, placed in self._placed().items() for host in placed.values()}
+
+    def _placed(self) -> dict[str, dict[str, str]]:
+        """By job that waits, what it would be given now, by replica: all of it, or a part that is kept for it.
+
+        Also a part, as who comes later may not take what another waits for.
+        """
+        taken = {host for entry in self.entries if entry.held for host in entry.hosts}
+        found = {}
+        for entry in self._waiting():
+            found[entry.jobId] = place(entry.wanted, taken)
+            taken.update(found[entry.jobId].values())
+        return found
 
     def _waiting(self) -> Iterable[Entry]:
         return sorted((entry for entry in self.entries if not entry.held), key=lambda entry: -entry.priority)

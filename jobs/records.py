@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from jobs import lease
-from jobs.checked import Record
+from jobs.checked import Record, RecordError
 from jobs.lease import Lease
 from jobs.placement import Placed
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
@@ -218,9 +218,16 @@ class Plan(Record):
         return replica != self.chief and replica.rpartition("-")[0] in self.expendable
 
     def placed(self, hosts: Mapping[str, str]) -> Plan:
-        """This plan for a job that got these hosts: with the address of each replica where its tasks have a name."""
+        """This plan for a job that got these hosts: with the address of each replica where its tasks have a name.
+
+        RecordError where a task's TF_CONFIG is none.
+        """
         known = {replica: self.addresses[host] for replica, host in hosts.items() if host in self.addresses}
-        return replace(self, hosts=dict(hosts), tasks={name: task.found(known) for name, task in self.tasks.items()})
+        try:
+            tasks = {name: task.found(known) for name, task in self.tasks.items()}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise RecordError(f"plan.json has a TF_CONFIG that is none: {error}") from None
+        return replace(self, hosts=dict(hosts), tasks=tasks)
 
     @property
     def whole(self) -> bool:

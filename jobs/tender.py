@@ -62,6 +62,9 @@ class Tender:
                 self._end(stored, NOT_HANDED_OVER)
                 return True
             return False
+        if entry.held and (why := self._nobody_leads(entry, job)):
+            self._end(stored, why)
+            return True
         if job.state is JobState.QUEUED and job.lease.free:
             if self._ledger.cancel_requested(job.jobId):
                 self._end(stored, "", cancelled=True)
@@ -70,6 +73,21 @@ class Tender:
                 self._end(stored, f"it waited for its hosts for longer than maxWaitTime, {entry.maxWaitTime:g} s")
                 return True
         return False
+
+    def _nobody_leads(self, entry: Entry, job: JobRecord) -> str:
+        """Why a job must end of which no replica says a thing, as all its hosts are gone; empty while it may be waited for.
+
+        As long as one of them lives, it leads, and decides what is to become of the others.
+        """
+        silent = self._watch.see(("leads", entry.jobId, entry.token), str(job.lease))
+        if silent < self._seconds or (plan := self._ledger.plan(job.jobId)) is None:
+            return ""
+        begun = job.state not in (JobState.QUEUED, JobState.PREPARING)
+        patience = plan.lostAfterSeconds + plan.maxWaitTime if begun else plan.preparingSeconds
+        if silent < patience:
+            return ""
+        what = "are lost" if begun else "have not taken it up, and count as lost"
+        return f"its hosts ({', '.join(entry.hosts)}) {what}: nothing was heard of any of them for {patience:g} s"
 
     def _same(self, entry: Entry, value: object, times: int = 1) -> bool:
         """True once this has been so for the time of a lease, or that of several."""

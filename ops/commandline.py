@@ -129,7 +129,7 @@ def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: 
             return f"fab {task} has no use for {word!r}: see fab {task} --help"
         return f"there is no task {word!r}{meant(word, tasks)}; valid are {', '.join(tasks)}"
     if found := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
-        return f"--{found[1].lstrip('-')} needs a value"
+        return f"--{found[1].lstrip('-').replace('_', '-')} needs a value"
     return " ".join(message.split())
 
 

@@ -62,10 +62,14 @@ class Leader:
         if record.state is JobState.RUNNING:
             # The time that this leader has seen it run; who leads after it goes on from there.
             record = replace(record, runSeconds=round(record.runSeconds + self._watch.see("runs", True), 3))
+        hosts = list(self._plan.hosts.values())
+        moved = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
+        if moved:
+            record = replace(record, hosts=hosts)  # the queue was garbled, and has been made anew since the job was submitted
         new = decide(record, self._look(record, replicas, cancel_requested))
         if record.final:
             self._end_by = self._end_by or self._clock() + self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
-        if new is None and self._clock() < self._renew_at:
+        if new is None and not moved and self._clock() < self._renew_at:
             return job
         new = new or record
         stored = self._ledger.change_job(job, replace(new, lease=new.lease.renewed()))

@@ -204,7 +204,9 @@ class Supervisor:
         try:
             self._child = self._spawn(self._assignment)
         except (OSError, ValueError) as error:
-            why = f"the trainer cannot start: {error}"
+            program = self._assignment.argv[0]
+            reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
+            why = f"the trainer cannot start: {reason}"
             record = restart.after_exit(self._assignment.plan, record, 127, 0.0, self._now(), why)
             log.say(record.errorMessage, "ERROR")
         else:

@@ -20,7 +20,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
         "scale-tier": "take no more of the cluster than this tier, such as BASIC (default: all that --strategy makes use of)",
-        "replicas": "take these replicas: master,worker for all workers, worker=2,ps=1 for so many",
+        "replicas": "take these replicas: worker=2,ps=1 for so many, worker for all workers; there is always a master",
         "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
         "labels": "labels of the job, key=value,key=value; may be given more than once",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",

@@ -10,10 +10,10 @@ from tasks import JOB, JSON, task
 @task(
     words=["replica"],
     rest="COMMAND",
-    help={"replica": "a replica, the name of its host too, such as worker-2 (default: the chief)"},
+    help={"replica": "a host, such as worker-2 (default: the master's); fab describe says which replica is where"},
 )
 def shell(_: Any, replica: str | None = None) -> int:
-    """Open a shell on a replica's host, or run a command there.
+    """Open a shell on a host, or run a command there.
 
     fab shell worker-2
     fab shell worker-2 -- df -h

@@ -16,6 +16,7 @@ from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import ReplicaState
 from jobs.store import Store
+from ops import terminal
 from ops.errors import OpsError, UsageError, meant
 
 _SFTP = "sftp://"
@@ -91,7 +92,7 @@ def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
 
 def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
     """A job's record, that of the newest where none is named; UsageError that names some of the jobs that are there."""
-    if job_id is None and (job_id := newest_job(ledger)) is None:
+    if job_id is None and (job_id := newest_job(ledger, say=True)) is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train")
     if record := find_job(ledger, job_id):
         return record
@@ -101,10 +102,13 @@ def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
     raise UsageError(f"there is no job {job_id!r}{meant(job_id, there)}; {listed}")
 
 
-def newest_job(ledger: Ledger) -> str | None:
-    """The id of the job that has the cluster, or had it last."""
+def newest_job(ledger: Ledger, say: bool = False) -> str | None:
+    """The id of the job that has hosts, or had them last; of several the newest, which is said where it is wanted."""
     held = [entry for entry in ledger.queue().entries if entry.held]
     if held:
+        if say and len(held) > 1:
+            others = ", ".join(entry.jobId for entry in held[:-1])
+            terminal.note(f"this is of job {held[-1].jobId}, the newest that has hosts; {others} have hosts, too: name one")
         return held[-1].jobId
     jobs = ledger.jobs()[0]
     started = [job for job in jobs if job.startTime] or jobs

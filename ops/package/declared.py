@@ -41,8 +41,8 @@ class Strategy:
     """What a value of `--strategy` means to the cluster.
 
     It cannot run where one of the roles that it `needs` has no host; `replicas` are the roles that it makes use of besides the
-    master, None for all; the loss of an `expendable` role it survives. With restart_policy `all` a kill starts the whole job
-    again, with `replica` that replica alone. None as exchange: not told.
+    master, None for all; of those that go `together` it has all or none; the loss of an `expendable` role it survives. With
+    restart_policy `all` a kill starts the whole job again, with `replica` that replica alone. None as exchange: not told.
     """
 
     needs: tuple[str, ...] = ()
@@ -50,6 +50,7 @@ class Strategy:
     restart_policy: str = "replica"
     exchange: str | None = None
     replicas: tuple[str, ...] | None = None
+    together: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Declared:
 _STRATEGY_KEYS: Mapping[str, Check] = {
     "needs": some_of((Role.WORKER, Role.PS)),
     "replicas": some_of(tuple(Role)),
+    "together": some_of(tuple(Role)),
     "expendable": some_of(LOSABLE),
     "restartPolicy": one_of(RESTART_POLICIES),
     "exchange": one_of(EXCHANGES),
@@ -153,6 +155,7 @@ def _strategy(given: Mapping[str, Any]) -> Strategy:
         given.get("restartPolicy", plain.restart_policy),
         given.get("exchange"),
         tuple(given["replicas"]) if "replicas" in given else None,
+        tuple(given.get("together", plain.together)),
     )
 
 

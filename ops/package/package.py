@@ -23,8 +23,23 @@ LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
 # What the hosts have; importing all that finds out what others want takes time.
 _HOSTS_HAVE = HERE / "trainer" / "requirements.txt"
+# Keys and caches of a project's stacks among them: what is packed, all trainers can read.
 _SKIPPED_DIRS = frozenset(
-    {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
+    {
+        ".scaletier",
+        ".pulumi-state",
+        ".pulumi",
+        ".cache",
+        "__pycache__",
+        ".git",
+        ".hg",
+        ".svn",
+        ".venv",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".ipynb_checkpoints",
+    }
 )
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 _EXECUTABLE = 0o100
@@ -146,10 +161,12 @@ def folder(path: str | Path) -> Source:
 
 def single(path: Path) -> Source:
     """A file alone, in a folder of its name."""
-    file = path.resolve()
-    name = f"{file.stem}/{file.name}"
-    executables = frozenset([name] if file.stat().st_mode & _EXECUTABLE else ())
-    return Source(file.stem, {name: file.read_bytes()}, None, str(file.parent), executables)
+    name = f"{path.stem}/{path.name}"
+    executables = frozenset([name] if path.stat().st_mode & _EXECUTABLE else ())
+    try:
+        return Source(path.stem, {name: path.read_bytes()}, None, str(path.absolute().parent), executables)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _as_it_is(root: Path) -> Source:

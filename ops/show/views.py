@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from jobs.checked import RecordError
+from jobs.queue import Queue
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
@@ -98,10 +99,13 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     if as_json:
         terminal.as_json({**record.to_dict(), "replicas": [replica.to_dict() for replica in replicas]})
         return DONE
-    ahead = ledger.queue().ahead_of(job_id) if record.state is JobState.QUEUED else []
+    queue = ledger.queue() if record.state is JobState.QUEUED else Queue()
+    ahead = queue.ahead_of(job_id)
+    kept = sum(job == job_id for job in queue.kept().values())
     facts = {
         "job": record.jobId,
         "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
+        "waits for": f"{len(record.wanted)} hosts, of which {kept} are free and kept for it" if ahead else None,
         "priority": record.priority or None,
         "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
         "started": terminal.local_time(record.startTime),
@@ -117,7 +121,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     for key, value in facts.items():
         if value not in (None, ""):
             terminal.out(f"{key + ':':<14} {value}")
-    if replicas:
+    if replicas and record.state is not JobState.QUEUED:
         terminal.out()
         heads = ("REPLICA", "STATE", "EXIT CODE", "RESTARTS", "STARTED", "HEARTBEAT", "HOST")
         elsewhere = any(replica != host for replica, host in record.placement.items())
@@ -209,14 +213,15 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
 
 
 def _who_has(cluster: Cluster) -> dict[str, tuple[str, str]]:
-    """By host the job that has it, and the replica that it is there; empty where that cannot be seen."""
+    """By host the job that has it, or for which it is kept, and the replica that it is; empty where that cannot be seen."""
     try:
-        entries = cluster.ledger.queue().entries
+        queue = cluster.ledger.queue()
     except (StoreError, RecordError, OpsError) as error:
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
-    held = (entry for entry in entries if entry.held)
-    return {host: (entry.jobId, replica) for entry in held for replica, host in entry.placement.items()}
+    kept = {host: (f"kept for {job_id}", "") for host, job_id in queue.kept().items()}
+    held = (entry for entry in queue.entries if entry.held)
+    return kept | {host: (entry.jobId, replica) for entry in held for replica, host in entry.placement.items()}
 
 
 def _of(host: Host, jobs: Mapping[str, tuple[str, str]]) -> dict[str, str | None]:

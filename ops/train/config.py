@@ -18,7 +18,7 @@ from ops.errors import UsageError
 from ops.package import declared as declaration
 from ops.package.declared import Declared, Strategy
 from ops.train import arguments, environment, fitness, part
-from ops.train.program import knows_flags
+from ops.train.program import knows_flags, script_of
 from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
@@ -175,10 +175,13 @@ def build_job(
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
+    # A script is asked for its own flags, and not for those of what lies beside it.
+    script = script_of(folder, command, files or {})
+    asked_files = {script: (files or {})[script]} if script else files or {}
     module = "" if command else flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0] or package)
     if (asked := (flags.job_dir and flags.resume is None) or given.get("jobDir")) and knows_flags(command):
-        args += [arguments.job_dir_flag(files or {}) or "--job-dir", str(chosen_dir)]  # as Cloud ML does
+        args += [arguments.job_dir_flag(asked_files) or "--job-dir", str(chosen_dir)]  # as Cloud ML does
     strategy = chosen_strategy(args)
     roles = declared.strategy(strategy).replicas
     counts = part.asked(flags.scale_tier, flags.replicas, given, roles, inventory, where)
@@ -205,7 +208,7 @@ def build_job(
         args=tuple(args),
         job_dir=chosen_dir or default_dir,
         labels=labels,
-        job_dir_flag=None if asked or not knows_flags(command) else told_job_dir(args, declared, files or {}),
+        job_dir_flag=None if asked or not knows_flags(command) else told_job_dir(args, declared, asked_files),
         use_chief=given.get("useChiefInTfConfig", True),
         policy=policy(scheduling, declared.strategy(strategy)),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),

@@ -25,6 +25,11 @@ def check_strategy(name: str | None, declared: Declared, inventory: Inventory, w
     if name not in declared.strategies:
         raise UsageError(f"{STRATEGY} {name!r} is unknown; valid are {', '.join(declared.strategies)}")
     lacks = {known: [role for role in each.needs if role not in wanted] for known, each in declared.strategies.items()}
+    together = declared.strategies[name].together
+    if (has := [role for role in together if role in wanted]) and (
+        missing := [role for role in together if role not in wanted]
+    ):
+        raise UsageError(f"{STRATEGY} {name} needs a {missing[0]} where it has a {has[0]}: --replicas {has[0]},{missing[0]}")
     if not lacks[name]:
         return
     role = Role(lacks[name][0])

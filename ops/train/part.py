@@ -14,6 +14,7 @@ from ops.train.schema import COUNT_KEYS, ROLE_KEYS, TYPE_KEYS
 
 Counts = Mapping[Role, int]
 _PATH = "trainingInput"
+_DIGITS = 10
 
 
 def asked(
@@ -32,9 +33,9 @@ def asked(
         raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: leave one of them out")
     if replicas is not None:
         return _of_words(replicas, inventory)
-    if scale_tier is not None:
-        return _of_tier(_tier(scale_tier, "--scale-tier: "), inventory, "--scale-tier")
     shape = [key for key in ROLE_KEYS if key in given]
+    if scale_tier is not None and not (shape and _tier(scale_tier, "--scale-tier: ") is ScaleTier.CUSTOM):
+        return _of_tier(_tier(scale_tier, "--scale-tier: "), inventory, "--scale-tier")
     if "scaleTier" in given or shape:
         return _of_config(given, shape, inventory, where)
     there = counts(inventory)
@@ -87,20 +88,24 @@ def would_do(wanted: Counts, inventory: Inventory) -> dict[str, list[str]]:
 def _of_words(text: str, inventory: Inventory) -> Counts:
     """`--replicas master,worker` for all of a role, `worker=2,ps=1` for so many; a master is always there."""
     there = counts(inventory)
-    wanted = {Role.MASTER: 1}
+    wanted, named = {Role.MASTER: 1}, set[Role]()
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = word.partition("=")
         if name not in list(Role):
-            example = "such as master,worker or worker=2,ps=1"
+            example = "such as worker=2,ps=1 or worker"
             raise UsageError(f"--replicas {word!r} is no role{meant(name, Role)}; valid are {', '.join(Role)}, {example}")
         role = Role(name)
-        if equals and not number.isdecimal():
-            raise UsageError(f"--replicas {word!r} is no number of them: worker=2 is two workers, worker all that there are")
+        if role in named:
+            raise UsageError(f"--replicas names {role} twice: say it once")
+        named.add(role)
+        if equals and not (number.isdecimal() and len(number) < _DIGITS):
+            how = "worker=2 is two workers, worker all that there are, and a comma stands between two roles"
+            raise UsageError(f"--replicas {word!r} is no number of them: {how}")
         wanted[role] = int(number) if equals else there.get(role, 0)
         if wanted[role] == 0 and not equals:
             _check({role: 1}, inventory, f"--replicas {word}")
     if not text.strip(" ,"):
-        raise UsageError(f"--replicas names no role; valid are {', '.join(Role)}, such as master,worker or worker=2,ps=1")
+        raise UsageError(f"--replicas names no role; valid are {', '.join(Role)}, such as worker=2,ps=1 or worker")
     if wanted[Role.MASTER] != 1:
         raise UsageError(f"--replicas master={wanted[Role.MASTER]}: a job has one master")
     return _check({role: count for role, count in wanted.items() if count}, inventory, f"--replicas {text}")

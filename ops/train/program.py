@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from ops.package import package
 SHIPPED = HERE / "trainer"
 # As the hosts have it first on their PATH.
 PYTHON = "python"
+# Words that mean something to a shell alone, where they stand by themselves.
+_OF_A_SHELL = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "<"})
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,15 @@ class Program:
     @property
     def script(self) -> str | None:
         """As of `script_of`."""
-        return script_of(self.folder, self.command)
+        return script_of(self.folder, self.command, self.source.files)
 
 
-def script_of(folder: str, command: Sequence[str]) -> str | None:
+def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str | None:
     """The path in the package of a script of Python that runs in that folder; None for any other program."""
-    return f"{folder}/{command[1]}" if folder and command and command[0] == PYTHON else None
+    if not folder or len(command) < 2 or command[0] != PYTHON:
+        return None
+    path = posixpath.normpath(f"{folder}/{command[1]}")
+    return path if path in files else None
 
 
 def knows_flags(command: Sequence[str]) -> bool:
@@ -59,10 +66,20 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
 
 
 def _script(folder: str | None, script: str) -> Program:
-    path = _path(folder, script, "--script")
     if folder is None:
-        return Program(package.single(path), (PYTHON, path.name))
-    return Program(package.folder(folder), (PYTHON, path.relative_to(folder).as_posix()))
+        source = package.single(_file(script, "--script"))
+        _check_python(next(iter(source.files.values())), script)
+        return Program(source, (PYTHON, Path(script).name))
+    source = package.folder(folder)
+    inside = _in_folder(folder, source, script, "--script")
+    _check_python(source.files[f"{source.name}/{inside}"], script)
+    return Program(source, (PYTHON, inside))
+
+
+def _check_python(content: bytes, script: str) -> None:
+    first = content.partition(b"\n")[0]
+    if first.startswith(b"#!") and b"python" not in first:
+        raise UsageError(f"--script {script} is no Python, as its first line says: --command ./{Path(script).name}")
 
 
 def _command(folder: str | None, text: str) -> Program:
@@ -73,26 +90,39 @@ def _command(folder: str | None, text: str) -> Program:
     if not words:
         raise UsageError("--command is empty: name a program of the package, such as ./run.sh, or one that the hosts have")
     source = package.folder(folder) if folder is not None else None
-    if "/" in words[0] and not words[0].startswith("/"):
-        path = _path(folder, words[0], "--command")
-        if not os.access(path, os.X_OK):
-            raise UsageError(f"--command {words[0]} is not executable: chmod +x {path}")
-        if source is None:
-            source, words[0] = package.single(path), f"./{path.name}"
-    return Program(source or package.Source(Path(words[0]).name, {}), tuple(words))
+    if shell := next((word for word in words if word in _OF_A_SHELL or word.endswith(";")), None):
+        raise UsageError(f"--command runs no shell, and {shell} is a shell's: --command \"sh -c '…'\"")
+    if "/" not in words[0] or words[0].startswith("/"):
+        if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
+            raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
+        return Program(source or package.Source(Path(words[0]).name, {}), tuple(words))
+    if folder is None or source is None:
+        path = _file(words[0], "--command")
+        source, name = package.single(path), path.name
+    else:
+        name = _in_folder(folder, source, words[0], "--command")
+        path = Path(folder, name)
+    if not os.access(path, os.X_OK):
+        raise UsageError(f"--command {words[0]} is not executable: chmod +x {path}")
+    return Program(source, (f"./{name}", *words[1:]))
 
 
-def _path(folder: str | None, name: str, flag: str) -> Path:
-    """The file, below the folder where there is one."""
-    path = Path(folder or "", name)
-    if folder is not None and not path.is_file() and Path(name).is_relative_to(folder):
-        path = Path(name)  # told with its folder
-    where = f" in {folder}" if folder is not None else ""
-    if not path.is_file():
-        raise UsageError(f"there is no file {name}{where}: give {flag} the path of one")
-    if folder is not None and ".." in path.relative_to(folder).parts:
-        raise UsageError(f"{flag} {name} is not in {folder}: give --package the folder that has it")
-    return path
+def _file(name: str, flag: str) -> Path:
+    if not Path(name).is_file():
+        raise UsageError(f"there is no file {name}: give {flag} the path of one")
+    return Path(name)
+
+
+def _in_folder(folder: str, source: package.Source, name: str, flag: str) -> str:
+    """The path of a file of the package below its folder; it may be told with the folder in front, or from the root."""
+    top = Path(folder).resolve()
+    there = [path.parent.resolve() / path.name for path in (Path(folder, name), Path(name)) if path.is_file()]
+    if not there:
+        raise UsageError(f"there is no file {name} in {folder}: give {flag} the path of one")
+    for path in there:
+        if path.is_relative_to(top) and f"{source.name}/{(inside := path.relative_to(top).as_posix())}" in source.files:
+            return inside
+    raise UsageError(f"{flag} {name} is not in {folder}, or is left out of packages: give --package the folder that has it")
 
 
 def words(command: Sequence[str]) -> str:

@@ -97,7 +97,7 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
     if (found := hashlib.sha256(archive).hexdigest()) != wanted:
         what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
-    script = script_of(whole.get("folder", ""), whole.get("command", ()))
+    script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
     return unpack(archive, name, whole["package"]["files"], whole["module"], script)
 
 

@@ -113,6 +113,7 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
         if submission.data:
             _upload_data(cluster.bucket, submission)
         cluster.ledger.create_plan(plan)
+        ahead = submitter.ahead()  # its turn may have come meanwhile
         if not ahead:
             renewal.check()
             submitter.prepare()
@@ -184,9 +185,11 @@ def _busy(cluster: Cluster, ahead: Sequence[Entry]) -> str:
     first = ahead[0]
     job = find_job(cluster.ledger, first.jobId)
     state = "is being submitted" if job is None else f"is {job.state}"
+    others = f"; {', '.join(entry.jobId for entry in ahead[1:])} have or want some, too" if len(ahead) > 1 else ""
     since = f"started by {first.submittedBy} at {first.createTime}"
     return (
-        f"the hosts are job {first.jobId}'s, which {state} ({since}): follow it with fab logs all --job {first.jobId} --follow"
+        f"the hosts are job {first.jobId}'s, which {state} ({since}){others}: "
+        f"follow it with fab logs all --job {first.jobId} --follow"
     )
 
 

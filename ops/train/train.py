@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import replace
 from pathlib import Path
 
 from jobs.placement import place
+from jobs.queue import Entry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
@@ -114,6 +116,7 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
     if find_job(cluster.ledger, submission.job.id):
         raise used_before(submission.job.id)
     _check_data(cluster.bucket, submission)
+    _check_output(cluster, submission)
     return submission
 
 
@@ -137,6 +140,25 @@ def _check_host(name: str, free: dict[str, int], lacking: list[str], built: pack
             raise UsageError(f"{name} has {what}: make room (fab shell {name}), or give it a larger disk")
     for module in lacking:
         raise UsageError(missing_line(module, built.imports[module], built.name, built.files))
+
+
+def _check_output(cluster: Cluster, submission: Submission) -> None:
+    """Two jobs that run side by side must not write to one output; those that cannot, for want of hosts, take turns in it."""
+    mine = Entry(submission.job.id, [], wants=submission.wants)
+    for entry in cluster.ledger.queue().entries:
+        record = find_job(cluster.ledger, entry.jobId)
+        folder = str(record.trainingInput.get("jobDir", "")) if record else ""
+        if record and shared(folder, submission.job.job_dir) and entry.must_have().isdisjoint(mine.must_have()):
+            raise UsageError(
+                f"job {entry.jobId}, which is {record.state}, writes to {folder}, and this job would at the same time: wait "
+                "for it (fab wait), or give another --job-dir"
+            )
+
+
+def shared(one: str, other: str) -> bool:
+    """True where two folders are one, or one is in the other."""
+    first, second = (posixpath.normpath(path) + "/" for path in (one, other))
+    return bool(one and other) and (first.startswith(second) or second.startswith(first))
 
 
 def _check_data(bucket: Bucket, submission: Submission) -> None:

@@ -157,3 +157,20 @@ def test_a_newer_queue_is_left_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
         with pytest.raises(RecordError, match="newer scaletier"):
             call()
     assert (tmp_path / paths.QUEUE).read_bytes() == newer
+
+
+def test_a_rebuilt_queue_knows_its_submitters_and_gives_no_host_twice(ledger: Ledger, tmp_path: Path) -> None:
+    either = {"master-0": ["m", "w"]}
+    waits = JobRecord("waits", wants=either, createTime="2026-01-02T00:00:00Z").passed("ann/1", submitter=True)
+    ledger.create_job(waits)
+    for name, number in (("first", 3), ("second", 4)):
+        ledger.create_job(
+            JobRecord(name, JobState.RUNNING, wants=either, hosts=["m"], createTime=f"2026-01-0{number}T00:00:00Z")
+        )
+    write(tmp_path, paths.QUEUE, b"{")
+    queue = ledger.queue()
+    assert [(entry.jobId, entry.hosts, entry.token) for entry in queue.entries] == [
+        ("waits", ["w"], "ann/1"),
+        ("first", ["m"], ""),
+        ("second", [], ""),
+    ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.checked import RecordError
 from jobs.placement import place
 from jobs.queue import Entry, Queue
 from jobs.records import JobRecord, Plan, Task
@@ -88,6 +90,8 @@ def test_jobs_side_by_side_and_one_that_waits_for_several_hosts_is_not_passed() 
     assert [entry.placement for entry in queue.entries] == [{"master-0": host} for host in ("m", "w0", "w1", "w2")]
     queue = queue.added(Entry("three", [], wants=wants(2))).added(Entry("late", [], wants=wants(0)))
     assert [entry.jobId for entry in queue.ahead_of("late")] == ["one0", "one1", "one2", "one3", "three"]
+    assert queue.kept() == {}
+    assert queue.without(Entry("one3", [])).kept() == {"w2": "three"}
     for gone in ("one3", "one1"):
         queue = queue.without(Entry(gone, []))
         assert [entry.jobId for entry in queue.entries if not entry.held] == ["three", "late"]
@@ -121,5 +125,9 @@ def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
     assert placed.tasks["master-0"].environment == {"MASTER_ADDR": "10.0.0.2", "RANK": "0", "MINE": "master-0"}
     assert placed.tasks["worker-0"].environment == {}
     assert placed.hosts == {"master-0": "w1", "worker-0": "w0"}
+    damaged = replace(plan, tasks={"master-0": Task("no JSON")})
+    for text in ("{", "null", "[]", '{"cluster": {"chief": [1]}}', '{"cluster": []}'):
+        with pytest.raises(RecordError, match=r"plan\.json has a TF_CONFIG that is none"):
+            replace(damaged, tasks={"master-0": Task(text)}).placed({"master-0": "w1"})
     older = Plan("job01", ["master-0"], "m", [], {"master-0": Task("no JSON", told)})
     assert older.placed({"master-0": "master-0"}).tasks == older.tasks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from jobs.folder import Folder
 from jobs.lease import Lease, Watch
 from jobs.ledger import Ledger, Stored
 from jobs.queue import Entry
-from jobs.records import JobRecord
+from jobs.records import JobRecord, Plan
 from jobs.states import JobState
 from jobs.store import StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
@@ -384,3 +385,32 @@ def test_an_interrupt_before_anything_was_made_leaves_nothing(bucket: Bucket) ->
     assert submitter.give_up("stopped", cancelled=True) is None
     assert bucket.queue() == []
     assert bucket.ledger.job("job01") is None
+
+
+def handed_over(bucket: Bucket, **limits: float) -> None:
+    submitter = bucket.submitter()
+    submitter.claim(may_wait=True)
+    bucket.ledger.create_plan(Plan("job01", HOSTS, "m", [], {}, **limits))  # type: ignore[arg-type]
+    submitter.hand_over()
+
+
+def test_a_job_whose_hosts_are_all_gone_before_they_took_it_up_is_ended(bucket: Bucket) -> None:
+    handed_over(bucket, preparingSeconds=100.0)
+    bucket.tend(99)
+    assert not bucket.job().final
+    bucket.tend(1)
+    said = "its hosts (master-0, worker-0) have not taken it up, and count as lost: nothing was heard of any of them for 100 s"
+    assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
+
+
+def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: Bucket) -> None:
+    handed_over(bucket, lostAfterSeconds=20.0, maxWaitTime=100.0)
+    bucket.change(lambda job: job.to(JobState.PREPARING).passed("master-0/1").to(JobState.RUNNING))
+    bucket.tend(80)
+    bucket.change(lambda job: replace(job, lease=job.lease.renewed()))  # it was only away
+    bucket.tend(119)
+    assert bucket.job().state == "RUNNING"
+    bucket.tend(1)
+    said = "its hosts (master-0, worker-0) are lost: nothing was heard of any of them for 120 s"
+    assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
+    assert bucket.job().lease.holder == "tender"

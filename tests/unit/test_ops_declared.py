@@ -64,7 +64,7 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("dat: mnist", "dat is unknown; valid are data, strategy, strategies, plan, export"),
         (
             "strategies: {a: {need: [ps]}}",
-            "strategies.a.need is unknown; valid are needs, replicas, expendable, restartPolicy, exchange",
+            "strategies.a.need is unknown; valid are needs, replicas, together, expendable, restartPolicy, exchange",
         ),
         ("strategies: {a: {needs: [master]}}", "strategies.a.needs[0] 'master' is unknown; valid are worker, ps"),
         ("strategies: {a: {needs: worker}}", "strategies.a.needs must be a list of some of worker, ps, not 'worker'"),

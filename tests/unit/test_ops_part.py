@@ -65,6 +65,21 @@ def test_what_config_yaml_asks_for(inventory: Inventory, tmp_path: Path, text: s
     assert asked(build(inventory, path, replicas="worker=1")) == {"master": 1, "worker": 1}, "a flag wins"
 
 
+def test_custom_as_a_flag_is_what_config_yaml_says(inventory: Inventory, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainingInput: {workerCount: 1}")
+    path = str(tmp_path / "config.yaml")
+    assert asked(build(inventory, path, scale_tier="CUSTOM")) == {"master": 1, "worker": 1}
+    assert asked(build(inventory, path, scale_tier="BASIC")) == {"master": 1}
+
+
+def test_roles_that_go_together(inventory: Inventory) -> None:
+    files = {"mine/scaletier.yaml": b"{strategy: s, strategies: {s: {together: [ps, worker]}}}"}
+    for replicas in ("master", "worker=1,ps=1"):
+        assert build_job(Flags("j", replicas=replicas), inventory, "mine", files).counts
+    with pytest.raises(UsageError, match="--strategy s needs a ps where it has a worker: --replicas worker,ps"):
+        build_job(Flags("j", replicas="worker"), inventory, "mine", files)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -72,6 +87,9 @@ def test_what_config_yaml_asks_for(inventory: Inventory, tmp_path: Path, text: s
         ({"replicas": "boss"}, "--replicas 'boss' is no role; valid are ps, master, worker, evaluator, such as"),
         ({"replicas": "workers"}, "--replicas 'workers' is no role; did you mean worker?; valid are"),
         ({"replicas": "worker=many"}, "--replicas 'worker=many' is no number of them"),
+        ({"replicas": "worker=1,worker=2"}, "--replicas names worker twice: say it once"),
+        ({"replicas": "worker=2 ps=1"}, "--replicas 'worker=2 ps=1' is no number of them: worker=2 is two workers,"),
+        ({"replicas": f"worker={'9' * 5000}"}, "is no number of them"),
         ({"replicas": "master=2"}, "--replicas master=2: a job has one master"),
         ({"replicas": "master=0"}, "--replicas master=0: a job has one master"),
         ({"replicas": " ,"}, "--replicas names no role"),

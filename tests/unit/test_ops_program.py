@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
     (root / "run.sh").write_text("#!/bin/sh\n")
     (root / "run.sh").chmod(0o755)
     (root / "data.txt").write_text("x")
+    (tmp_path / "outside.py").write_text("")
     return root
 
 
@@ -59,6 +60,10 @@ def test_a_script_of_a_folder(inventory: Inventory, folder: Path) -> None:
     again = package.unpack(built.archive, "work", set(built.files), "", found.script)
     assert (again.imports, again.executables) == (built.imports, built.executables)
     assert program.find(str(folder), None, str(folder / "train.py"), None) == found, "told with its folder"
+
+
+def test_a_script_is_not_passed_what_another_file_knows(inventory: Inventory, folder: Path) -> None:
+    assert runs(made(inventory, program.find(str(folder), None, "helper.py", None)))[1] == ["python", "helper.py"]
 
 
 def test_a_script_alone_is_all_that_goes_to_the_hosts(inventory: Inventory, folder: Path) -> None:
@@ -105,14 +110,18 @@ def test_what_is_asked_of_another_program_is_not_passed_as_flags(inventory: Inve
     ("flags", "says"),
     [
         ({"script": "nope.py"}, "there is no file nope.py in {folder}: give --script the path of one"),
-        ({"script": "../work/train.py"}, "--script ../work/train.py is not in {folder}: give --package the folder that has it"),
+        ({"script": "../outside.py"}, "--script ../outside.py is not in {folder}, or is left out of packages: give --package"),
+        ({"script": "run.sh"}, "--script run.sh is no Python, as its first line says: --command ./run.sh"),
+        ({"command": "run.sh"}, "--command run.sh is no program that hosts have; did you mean ./run.sh?"),
+        ({"command": "ls | wc"}, "--command runs no shell, and | is a shell's: --command \"sh -c '…'\""),
+        ({"command": "hostname; date"}, "--command runs no shell, and hostname; is a shell's"),
         ({"script": "train.py", "command": "./run.sh"}, "--script and --command both say what runs: leave one of them out"),
         ({"script": "train.py", "module": "m"}, "--module and --script both say what runs"),
         ({"command": " "}, "--command is empty: name a program of the package"),
         ({"command": "'x"}, "--command cannot be split (No closing quotation)"),
         ({"command": "./data.txt x"}, "--command ./data.txt is not executable: chmod +x {folder}/data.txt"),
         ({"command": "./none.sh"}, "there is no file ./none.sh in {folder}"),
-        ({"script": "train.py", "folder": "{folder}/none"}, "there is no file train.py in {folder}/none"),
+        ({"script": "train.py", "folder": "{folder}/none"}, "package {folder}/none does not exist: give --package a directory"),
         ({"command": "ls", "folder": "{folder}/none"}, "package {folder}/none does not exist: give --package a directory"),
     ],
 )
@@ -121,3 +130,50 @@ def test_what_cannot_run(folder: Path, flags: dict[str, str], says: str) -> None
     with pytest.raises(UsageError) as error:
         program.find(given.pop("folder").format(folder=folder), **given)  # type: ignore[union-attr,arg-type]
     assert str(error.value).startswith(says.format(folder=folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        ("python -u train.py", ["python", "-u", "train.py"]),
+        ("python -m helper", ["python", "-m", "helper"]),
+        ("python nofile.py", ["python", "nofile.py"]),
+        ("python", ["python"]),
+        ("python ./train.py", ["python", "./train.py"]),
+        ("{folder}/run.sh x", ["{folder}/run.sh", "x"]),  # a program of the hosts, by its path there
+        ("parts/../run.sh", ["./run.sh"]),
+    ],
+)
+def test_any_words_make_a_command(inventory: Inventory, folder: Path, words: str, argv: list[str]) -> None:
+    found = program.find(str(folder), None, None, words.format(folder=folder))
+    assert list(found.command) == [word.format(folder=folder) for word in argv]
+    assert package.build(found.source, "", found.script).files == found.source.files
+    assert (found.script == "work/train.py") == (words == "python ./train.py")
+
+
+def test_links_and_folders_that_are_told_in_front(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder / "link.py").symlink_to("helper.py")
+    assert program.find("work", None, "link.py", None).script == "work/link.py"
+    assert program.find("work", None, "work/train.py", None).command == ("python", "train.py")
+    assert program.find("work", None, None, "work/run.sh x").command == ("./run.sh", "x")
+    alone = program.find(None, None, "work/link.py", None)
+    assert (alone.command, list(alone.source.files)) == (("python", "link.py"), ["link/link.py"])
+    assert package.build(alone.source, "", alone.script).imports == {"pandas": "link/link.py:1"}
+    (folder.parent / "elsewhere").mkdir()
+    (folder.parent / "elsewhere/there.py").write_text("")
+    (folder / "outside").symlink_to("../elsewhere")
+    for told in ("../w/../work/train.py", "../work/train.py"):
+        (folder.parent / "w").mkdir(exist_ok=True)
+        monkeypatch.chdir(folder.parent / "w")
+        assert program.find("../work", None, told, None).command == ("python", "train.py")
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(UsageError, match=r"--script outside/there\.py is not in work, or is left out of packages"):
+        program.find("work", None, "outside/there.py", None)
+
+
+def test_keys_of_the_stacks_are_no_part_of_a_package(folder: Path) -> None:
+    for name in (".scaletier/local/id_ed25519", ".pulumi-state/passphrase", ".cache/x"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("secret")
+    assert not [path for path in package.folder(folder).files if "/." in path]

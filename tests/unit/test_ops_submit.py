@@ -580,6 +580,24 @@ def test_a_host_that_does_not_answer_is_done_without_where_another_would_do(
         train._check_hosts(on(FakeFleet(submission.inventory, away("ps-0"))), submission)
 
 
+def test_two_jobs_do_not_write_to_one_output_at_once(submission: Submission, ledger: Ledger) -> None:
+    def job(job_id: str, job_dir: str, **flags: str) -> Submission:
+        told = Flags(job_id, job_dir=job_dir, **flags)  # type: ignore[arg-type]
+        return replace(submission, job=build_job(told, submission.inventory, "tiny"))
+
+    fleet = FakeFleet(submission.inventory, checks(10**10))
+    first = job("job00", "/bucket/jobs/old/output", scale_tier="BASIC")
+    submit(on(FakeFleet(submission.inventory), ledger), first, may_wait=False)
+    for folder in ("/bucket/jobs/old/output/", "/bucket/jobs/old/output/more", "/bucket/jobs/old"):
+        with pytest.raises(
+            UsageError, match="job job00, which is PREPARING, writes to /bucket/jobs/old/output, and this job would"
+        ):
+            train._check_hosts(on(fleet, ledger), job("job01", folder, scale_tier="BASIC"))
+    train._check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old2/output", scale_tier="BASIC"))
+    # One that needs the same host comes after it, and may go on in its output.
+    train._check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old/output"))
+
+
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "MNIST", tmp_path)
     inventory = replace(inventory, operator_bucket=str(tmp_path))

@@ -68,7 +68,7 @@ def test_the_jobs_are_listed_and_the_unreadable_are_named(
     newer, torn = err.splitlines()
     assert torn.startswith("not shown: torn: job.json is no JSON: ")
     assert newer == (
-        "not shown: newer: job.json was written by a newer scaletier (schema 9, this one reads 2): bring this one up to date"
+        "not shown: newer: job.json was written by a newer scaletier (schema 9, this one reads 3): bring this one up to date"
     )
     assert jobs(cluster, None, None, as_json=True) == 0
     out, err = capsys.readouterr()

@@ -213,3 +213,12 @@ def test_the_leader_does_not_wait_for_ever_for_those_that_do_not_end(bucket: Buc
     assert not leader.settled(bucket.job, records)
     bucket.clock.pass_(0.1)
     assert leader.settled(bucket.job, records)
+
+
+def test_a_job_that_was_placed_anew_says_where_it_is(bucket: Bucket) -> None:
+    leader = bucket.leader("master-0", plan=PLAN.placed({"master-0": "w3", "worker-0": "w4", "ps-0": "p"}))
+    leader.act(leader.take(bucket.stored), running(), False)
+    assert bucket.job.hosts == ["w3", "w4", "p"]
+    before = bucket.stored.version
+    leader.act(bucket.stored, running(), False)
+    assert bucket.stored.version == before, "it is said once"

@@ -1,0 +1,100 @@
+"""Jobs that take a part of a cluster: how soon a script runs, and what five of them side by side take."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.jobs import together
+from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, run, running
+from benchmarks.registry import Figure, benchmark
+from benchmarks.stack import ROOT, BenchStack, job_id, say
+from infra.spec import ScaleTier
+from ops.train.push import PYTHON
+
+_HELLO = "print('hello', flush=True)\n"
+_JOBS = 5
+# As much work on every processor that its host has, as a program does that makes use of its host.
+_BUSY = """import multiprocessing, os, time
+def work(_):
+    total = 0
+    for number in range(25_000_000):
+        total += number & 7
+    return total
+if __name__ == "__main__":
+    cpus = len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("fork").Pool(cpus) as pool:
+        pool.map(work, range(2))
+    print("done", flush=True)
+"""
+_SECONDS = 120.0
+
+
+@benchmark(
+    "script-first-line",
+    what="seconds of `fab train --scale-tier BASIC --script` to the first line that the script prints, median of 7",
+    against="ssh master-0 python script.py, the file there already, to its first byte; it keeps no record, log or output",
+    bar=3.0,
+    aim=1.5,
+)
+def script_first_line(stack: BenchStack) -> Figure:
+    """A plain script on one host."""
+    stack.require(ScaleTier.STANDARD_1)
+    must(run(stack.ssh("master-0", "cat >/tmp/hello.py"), stack.env, ROOT, _HELLO.encode()), "bringing the script")
+    peer = stack.ssh("master-0", f"{PYTHON} /tmp/hello.py")
+    with TemporaryDirectory() as folder:
+        script = Path(folder, "hello.py")
+        script.write_text(_HELLO)
+
+        def ours() -> float:
+            command = ["fab", "train", job_id("script"), "--scale-tier", "BASIC", "--script", str(script)]
+            began = time.monotonic()
+            with running(command, stack.env, ROOT, subprocess.DEVNULL) as process:
+                if not any(line.endswith(" hello") for _, line in Lines(process).until(began + _SECONDS)):
+                    raise MeasureError("the script never said hello")
+                seconds = time.monotonic() - began
+                process.wait(_SECONDS)
+            return seconds
+
+        def theirs() -> float:
+            return first_byte(peer, stack.env, ROOT)
+
+        ours(), theirs()
+        return Figure(*medians(7, ours, theirs))
+
+
+@benchmark(
+    "side-by-side",
+    what="seconds of five one-host jobs at once (`fab train --scale-tier BASIC`, `fab wait`), each as busy as its host may be",
+    against="the same five runs one after another by ssh on master-0, which may use all processors, too; medians of 3",
+    bar=1.05,
+    aim=0.9,
+)
+def side_by_side(stack: BenchStack) -> Figure:
+    """All hosts share the processors of this machine, so the work is the same; what is added is what starting jobs costs."""
+    stack.require(ScaleTier.STANDARD_1)
+    must(run(stack.ssh("master-0", "cat >/tmp/busy.py"), stack.env, ROOT, _BUSY.encode()), "bringing the program")
+    peer = stack.ssh("master-0", f"{PYTHON} /tmp/busy.py")
+    with TemporaryDirectory() as folder:
+        script = Path(folder, "busy.py")
+        script.write_text(_BUSY)
+
+        def ours() -> float:
+            say("five jobs at once")
+            jobs = [f"{job_id('side')}_{number}" for number in range(_JOBS)]
+            began = time.monotonic()
+            train = ["fab", "train", "--scale-tier", "BASIC", "--script", str(script), "--no-follow", "--job"]
+            together(stack, ([*train, job] for job in jobs))
+            together(stack, (["fab", "wait", job] for job in jobs))
+            return time.monotonic() - began
+
+        def theirs() -> float:
+            say("five runs one after another")
+            began = time.monotonic()
+            for _ in range(_JOBS):
+                must(run(peer, stack.env, ROOT), "a run by ssh")
+            return time.monotonic() - began
+
+        return Figure(*medians(3, ours, theirs))
