@@ -52,6 +52,8 @@ class Folder:
     def scan(self, pattern: str) -> dict[str, bytes]:
         with _errors(self._root):
             self._check_there()
+            with suppress(*_NOTHING):  # glob takes a folder that may not be read for one that is empty
+                next((self._root / pattern.partition("*")[0]).iterdir(), None)
             found = {}
             for path in sorted(self._root.glob(pattern)):
                 if not path.name.startswith("."):  # a write that is under way

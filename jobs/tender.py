@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from jobs import lease
 from jobs.checked import RecordError
@@ -63,7 +64,7 @@ class Tender:
                 return True
             return False
         if entry.held and (why := self._nobody_leads(entry, job)):
-            self._end(stored, why)
+            self._end(replace(stored, record=replace(job, lost=list(entry.wanted))), why)
             return True
         if job.state is JobState.QUEUED and job.lease.free:
             if self._ledger.cancel_requested(job.jobId):

@@ -15,7 +15,7 @@ from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
-from jobs.store import Conflict
+from jobs.store import Conflict, StoreError
 
 
 @pytest.fixture
@@ -174,3 +174,14 @@ def test_a_rebuilt_queue_knows_its_submitters_and_gives_no_host_twice(ledger: Le
         ("first", ["m"], ""),
         ("second", [], ""),
     ]
+
+
+def test_a_folder_that_may_not_be_read_is_not_one_that_is_empty(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger.create_job(JobRecord("job01"))
+
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(StoreError, match="Permission denied"):
+        ledger.jobs()
