@@ -102,20 +102,14 @@ def build(folder: str | Path | Source, module: str, script: str | None = None) -
     Without a module it is a folder with any program, of which a `script` of Python is looked at as a module is.
     """
     source = folder if isinstance(folder, Source) else find(folder)
-    if not module:
-        wheels = _dependencies(source)
-        with terminal.Step(f"packing {source.name}"):
-            archive = pack({**wheels, **source.files}, source.executables)
-        imports = _script_imports(source.files, wheels, script, source.folder)
-        return Package(source.name, source.files, imports, archive, wheels, source.executables)
     name = module.partition(".")[0]
-    if len(source.names) > 1 and name not in source.names:
+    if module and len(source.names) > 1 and name not in source.names:
         raise UsageError(
             f"project {source.name} has the packages {', '.join(source.names)}: say which module to run by --module"
         )
-    name = name if len(source.names) > 1 else source.name
+    name = name if module and len(source.names) > 1 else source.name
     wheels = _dependencies(source)
-    imports = _imports(source.files, wheels, name, module, source.folder)
+    imports = _imports(source.files, wheels, name, module, script, source.folder)
     with terminal.Step(f"packing {source.name}"):
         archive = pack({**wheels, **source.files}, source.executables)
     return Package(name, source.files, imports, archive, wheels, source.executables)
@@ -128,8 +122,7 @@ def unpack(archive: bytes, name: str, own: Collection[str], module: str, script:
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     wheels = {path: content[path] for path in content if path not in own}
-    imports = _imports(files, wheels, name, module) if module else _script_imports(files, wheels, script)
-    return Package(name, files, imports, archive, wheels, executables)
+    return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, executables)
 
 
 def find(folder: str | Path) -> Source:
@@ -205,21 +198,16 @@ def _dependencies(source: Source) -> dict[str, bytes]:
     return wheels.unpack(fetched)
 
 
-def _imports(files: dict[str, bytes], wheels: Mapping[str, bytes], name: str, module: str, folder: str = "") -> dict[str, str]:
-    """The modules that the hosts must have: what the package brings along, they need not."""
-    brought = {path.partition("/")[0].partition(".")[0] for path in (*wheels, *files)}
-    imports = check_module(files, name, module, folder)
-    return {wanted: where for wanted, where in imports.items() if wanted not in brought}
-
-
-def _script_imports(
-    files: dict[str, bytes], wheels: Mapping[str, bytes], script: str | None, folder: str = ""
+def _imports(
+    files: dict[str, bytes], wheels: Mapping[str, bytes], name: str, module: str, script: str | None, folder: str = ""
 ) -> dict[str, str]:
-    """The same of a script, beside which Python finds modules first; of any other program nothing is known."""
-    if script is None:
-        return {}
-    brought = {path.partition("/")[0].partition(".")[0] for path in wheels}
-    return {wanted: where for wanted, where in check_script(files, script, folder).items() if wanted not in brought}
+    """The modules that the hosts must have: what the package brings along, need not; of another program nothing is known."""
+    if module:
+        brought, imports = (*wheels, *files), check_module(files, name, module, folder)
+    else:  # Python looks beside a script, and not for the folder that it is in
+        brought, imports = (*wheels,), check_script(files, script, folder) if script else {}
+    tops = {path.partition("/")[0].partition(".")[0] for path in brought}
+    return {wanted: where for wanted, where in imports.items() if wanted not in tops}
 
 
 def _read(root: Path) -> Iterator[tuple[str, bytes]]:

@@ -18,7 +18,7 @@ from ops.errors import UsageError
 from ops.package import declared as declaration
 from ops.package.declared import Declared, Strategy
 from ops.train import arguments, environment, fitness, part
-from ops.train.program import knows_flags, script_of
+from ops.train.program import readers
 from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
@@ -116,10 +116,13 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def told_job_dir(args: Sequence[str], declared: Declared, files: Mapping[str, bytes]) -> str | None:
-    """The flag by which a trainer is told its output folder, as Cloud ML told every one; None where nobody asked for it."""
+def told_job_dir(args: Sequence[str], declared: Declared, files: Mapping[str, bytes] | None) -> str | None:
+    """The flag by which a trainer is told its output folder, as Cloud ML told every one; None where nobody asked for it.
+
+    `files` are as of `program.readers`.
+    """
     wanted = declared.pass_job_dir and not arguments.names_output(args)
-    return arguments.job_dir_flag(files) if wanted else None
+    return arguments.job_dir_flag(files) if wanted and files is not None else None
 
 
 def chosen_strategy(args: Sequence[str]) -> str | None:
@@ -175,12 +178,10 @@ def build_job(
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
-    # A script is asked for its own flags, and not for those of what lies beside it.
-    script = script_of(folder, command, files or {})
-    asked_files = {script: (files or {})[script]} if script else files or {}
+    asked_files = readers(folder, command, files or {})
     module = "" if command else flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0] or package)
-    if (asked := (flags.job_dir and flags.resume is None) or given.get("jobDir")) and knows_flags(command):
+    if (asked := (flags.job_dir and flags.resume is None) or given.get("jobDir")) and asked_files is not None:
         args += [arguments.job_dir_flag(asked_files) or "--job-dir", str(chosen_dir)]  # as Cloud ML does
     strategy = chosen_strategy(args)
     roles = declared.strategy(strategy).replicas
@@ -208,7 +209,7 @@ def build_job(
         args=tuple(args),
         job_dir=chosen_dir or default_dir,
         labels=labels,
-        job_dir_flag=None if asked or not knows_flags(command) else told_job_dir(args, declared, asked_files),
+        job_dir_flag=None if asked else told_job_dir(args, declared, asked_files),
         use_chief=given.get("useChiefInTfConfig", True),
         policy=policy(scheduling, declared.strategy(strategy)),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),

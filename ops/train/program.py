@@ -6,7 +6,7 @@ import os
 import posixpath
 import shlex
 import shutil
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +47,14 @@ def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str
     return path if path in files else None
 
 
-def knows_flags(command: Sequence[str]) -> bool:
-    """True where the code of the package is what reads the arguments, and not some other program."""
-    return not command or command[0] == PYTHON
+def readers(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
+    """The files that tell which flags the arguments may have: a script is asked for its own, and not for those of what lies
+    beside it. None where some other program reads them, of whose flags nothing is known.
+    """
+    if command and command[0] != PYTHON:
+        return None
+    script = script_of(folder, command, files)
+    return {script: files[script]} if script else files
 
 
 def find(folder: str | None, module: str | None, script: str | None, command: str | None) -> Program:

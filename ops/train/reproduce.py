@@ -26,7 +26,7 @@ from ops.package.package import Package, unpack
 from ops.train import compare, manifest, part, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy, told_job_dir
-from ops.train.program import knows_flags, script_of
+from ops.train.program import readers, script_of
 from ops.train.schema import check_job_id, scheduling
 from ops.train.submit import Submission, used_before
 
@@ -118,7 +118,7 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, packa
         args=tuple(args),
         job_dir=folder,
         labels=whole["labels"],
-        job_dir_flag=told_job_dir(args, declared, package.files) if knows_flags(command) else None,
+        job_dir_flag=told_job_dir(args, declared, readers(whole.get("folder", ""), command, package.files)),
         use_chief=config.get("useChiefInTfConfig", True),
         policy=policy(decided, declared.strategy(chosen_strategy(args))),
         priority=decided.get("priority", 0),

@@ -6,6 +6,7 @@ import posixpath
 from dataclasses import replace
 from pathlib import Path
 
+from jobs.ledger import Stored
 from jobs.placement import place
 from jobs.queue import Entry
 from jobs.records import JobRecord
@@ -145,10 +146,14 @@ def _check_host(name: str, free: dict[str, int], lacking: list[str], built: pack
 def _check_output(cluster: Cluster, submission: Submission) -> None:
     """Two jobs that run side by side must not write to one output; those that cannot, for want of hosts, take turns in it."""
     mine = Entry(submission.job.id, [], wants=submission.wants)
-    for entry in cluster.ledger.queue().entries:
-        record = find_job(cluster.ledger, entry.jobId)
-        folder = str(record.trainingInput.get("jobDir", "")) if record else ""
-        if record and shared(folder, submission.job.job_dir) and entry.must_have().isdisjoint(mine.must_have()):
+    entries = cluster.ledger.queue().entries
+    records = cluster.ledger.jobs_named(entry.jobId for entry in entries)
+    for entry in entries:
+        if not isinstance(stored := records.get(entry.jobId), Stored):
+            continue  # it is being made, or cannot be read
+        record = stored.record
+        folder = str(record.trainingInput.get("jobDir", ""))
+        if shared(folder, submission.job.job_dir) and entry.must_have().isdisjoint(mine.must_have()):
             raise UsageError(
                 f"job {entry.jobId}, which is {record.state}, writes to {folder}, and this job would at the same time: wait "
                 "for it (fab wait), or give another --job-dir"

@@ -10,7 +10,7 @@ from jobs.records import Plan
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import package
-from ops.train import program
+from ops.train import manifest, program, reproduce
 from ops.train.config import Flags, build_job
 from ops.train.program import Program
 from ops.train.render import plan
@@ -63,7 +63,16 @@ def test_a_script_of_a_folder(inventory: Inventory, folder: Path) -> None:
 
 
 def test_a_script_is_not_passed_what_another_file_knows(inventory: Inventory, folder: Path) -> None:
-    assert runs(made(inventory, program.find(str(folder), None, "helper.py", None)))[1] == ["python", "helper.py"]
+    found = program.find(str(folder), None, "helper.py", None)
+    assert runs(made(inventory, found))[1] == ["python", "helper.py"]
+    files = found.source.files
+    assert program.readers(found.folder, found.command, files) == {"work/helper.py": files["work/helper.py"]}
+    assert program.readers("", (), files) == files
+    job = build_job(Flags("j"), inventory, "work", files, found.command, found.folder)
+    built = package.build(found.source, "", found.script)
+    again = reproduce.build_job(inventory, manifest.manifest(inventory, job, built), "j2", built)
+    assert (job.job_dir_flag, again.job_dir_flag, again.command) == (None, None, ("python", "helper.py"))
+    assert program.readers(found.folder, ("./run.sh",), files) is None
 
 
 def test_a_script_alone_is_all_that_goes_to_the_hosts(inventory: Inventory, folder: Path) -> None:
