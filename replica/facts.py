@@ -20,7 +20,7 @@ from typing import IO, Any
 
 # More would take minutes, and push what the trainer reads out of the page cache.
 LIMIT = 8_000_000_000
-_NICEST = 19
+_NICE = 10  # a short job is told of, too, though its trainers have the processors
 _CHUNK = 1 << 20
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 
@@ -104,7 +104,7 @@ def _sha256(content: IO[bytes]) -> str:
 
 def main() -> None:
     """Print the facts about the data of the command line."""
-    os.nice(_NICEST)
+    os.nice(_NICE)
     found = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name)}
     versions = {"python": platform.python_version(), "tensorflow": next(iter(found.values()), None)}
     sys.stdout.write(json.dumps({"versions": versions, "data": digest(sys.argv[1:])}))

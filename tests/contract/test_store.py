@@ -304,7 +304,7 @@ def test_an_answer_that_is_lost_on_the_way(bucket: str, front: Front) -> None:
 
 
 def test_a_busy_server_is_asked_again(bucket: str, front: Front) -> None:
-    store = Objects(f"gs://{bucket}", 6)
+    store = Objects(f"gs://{bucket}", 15)
     version = store.create(JOB, b"one")
     front.evils[:] = ["503", "429", "hang"]
     with ThreadPoolExecutor(3) as pool:

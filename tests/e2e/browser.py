@@ -25,7 +25,7 @@ _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--window-size=1400,1000",
 )
-_AGAIN_SECONDS = 20.0
+_AGAIN_SECONDS = 60.0
 # TensorBoard's page is made of elements that hide theirs in shadow trees.
 _DEEP = """
 function deep(root, selector) {
@@ -66,7 +66,7 @@ class Browser:
         self._driver.get("about:blank")
         self._driver.get(url)
 
-    def await_value(self, url: str, script: str, good: Callable[[Any], bool], seconds: float = 90) -> Any:
+    def await_value(self, url: str, script: str, good: Callable[[Any], bool], seconds: float = 300) -> Any:
         """What a script returns on a page, once it is good; it may use deep(root, selector) and above(element, name).
 
         The page is opened again now and then, as TensorBoard asks once what there is, and may not have read all of it yet.

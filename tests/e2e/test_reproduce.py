@@ -89,7 +89,7 @@ def test_a_plan_is_compared_with_the_job(cluster: Stack, original: str) -> None:
     early = cluster.fab("plan", "--job", original, timeout=60)
     assert early.code == 2
     assert "no plan was made of trainer.task" in early.err
-    made = cluster.fab("plan", "--args", ARGS, "--seconds", "20")
+    made = cluster.fab("plan", "--args", ARGS, "--seconds", "40")
     assert made.code == 0, made.text
     assert "PREMIUM_1" in made.out
     result = cluster.fab("plan", "--job", original, "--json")

@@ -38,8 +38,10 @@ def new_key(path: Path) -> str:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Inventory:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     """A stack of which every host answers through a ProxyCommand, evaluator-0 excepted."""
+    # A double of a host is a whole Python, and several start at once: a busy machine needs its time.
+    monkeypatch.setattr(remote, "CONNECT_SECONDS", 30)
     new_key(tmp_path / "id_ed25519")
     host_key = new_key(tmp_path / "host_key")
     inventory = parse(inventory_json(operatorBucket=f"file://{tmp_path}/bucket"), tmp_path)
@@ -54,9 +56,7 @@ def cluster(tmp_path: Path) -> Inventory:
 
 
 @pytest.fixture
-def fleet(cluster: Inventory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    # A double of a host is a whole Python, and several start at once: a busy machine needs its time.
-    monkeypatch.setattr(remote, "CONNECT_SECONDS", 30)
+def fleet(cluster: Inventory) -> Iterator[Fleet]:
     fleet = Fleet(cluster)
     yield fleet
     fleet.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -9,7 +10,8 @@ import os
 import shutil
 import signal
 import tarfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,14 +192,26 @@ def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> Non
     assert not list(tmp_path.rglob("task.py"))
 
 
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Keep others from writing there, as a store does itself."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def test_while_the_bucket_hangs_a_trainer_is_restarted_and_a_stop_is_obeyed(make: Make) -> None:
     """A FIFO in the place of the job's record: who reads it hangs, as on a file system that is away."""
     cluster = make("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GOES, stopSeconds=0.3)
     cluster.start()
     until(lambda: cluster.runs("master-0") and cluster.job.state == "RUNNING")
     job = cluster.job_folder / "job.json"
-    job.unlink()
-    os.mkfifo(job)
+    with holding(cluster.job_folder):  # or a write that has begun would take its place
+        job.unlink()
+        os.mkfifo(job)
     reader = None
     while reader is None:  # until somebody reads
         with suppress(OSError):

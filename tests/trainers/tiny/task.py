@@ -13,7 +13,7 @@ from tiny import work
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long the master works")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long the master works, unless JOB_DIR/enough is there")
     parser.add_argument("--rate", type=float, default=10.0, help="lines a second")
     parser.add_argument("--exit", action="append", default=[], help="worker-0=3: that replica ends so; -9 kills itself")
     parser.add_argument("--raise", dest="raises", default="", help="the replica that raises an exception")
@@ -35,7 +35,7 @@ def main() -> int:
             time.sleep(min(args.seconds, 1.0))
             os.kill(os.getpid(), signal.SIGKILL) if int(code) < 0 else sys.exit(int(code))
     seconds = args.seconds if name == "master-0" else float("inf")  # the others work until their job ends
-    for step in work.steps(seconds, 1 / args.rate):
+    for step in work.steps(seconds, 1 / args.rate, out / "enough" if name == "master-0" else None):
         print(f"Train [{os.environ['TYPE']}/{os.environ['INDEX']}], step {step}: at {time.time():.3f}", flush=True)
     print(f"Final metrics after {step} steps, loss: 0.1, accuracy: 1.0", flush=True)
     return 0

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 
-def steps(seconds: float, pause: float) -> Iterator[int]:
+def steps(seconds: float, pause: float, enough: Path | None = None) -> Iterator[int]:
+    """Number one after another until the time is over, or somebody has made that file."""
     began, step = time.monotonic(), 0
-    while step == 0 or time.monotonic() - began < seconds:
+    while step == 0 or (time.monotonic() - began < seconds and not (enough and enough.exists())):
         step += 1
         yield step
         time.sleep(pause)
