@@ -36,7 +36,7 @@ def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack)
     assert cluster.fab("wait", "side3").code == 0
     assert cluster.describe("side1")["state"] == "RUNNING"
     assert placement(cluster, "side3") == {"master-0": "worker-0", "ps-0": "ps-0", "worker-0": "worker-1"}
-    said = cluster.fab("logs", "worker-0", "side3").out
+    said = cluster.fab("logs", "worker-0", "side3", "--lines", "all").out
     addresses = {host["name"]: host["address"] for host in json.loads(cluster.fab("hosts", "--json").out)["hosts"]}
     peers = {"ps": "ps-0", "chief": "worker-0", "worker": "worker-1"}
     assert f"cluster { ({role: [f'{addresses[host]}:2222'] for role, host in peers.items()}) }" in said
