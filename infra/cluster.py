@@ -36,7 +36,8 @@ class Cluster:
     `bucket` is how the hosts name the bucket, `operator_bucket` how the operator does; `host_keys` maps what ssh connects
     to to its public host key; `proxy_command` is ssh's ProxyCommand where hosts have no address that the operator reaches.
     `hourly_costs` are US dollars by role, and what is no role's, where the target has prices. `shared_cpus` is how many
-    processors the hosts share, None where each has its own.
+    processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons that jobs bring along as
+    the hosts name it, `operator_runtimes` as the operator does, who fills it; None where a target has none.
     """
 
     hosts: Sequence[HostFacts]
@@ -45,6 +46,8 @@ class Cluster:
     host_keys: Output[dict[str, str]]
     poll_seconds: float
     shared_cpus: int | None = None
+    runtimes: str | None = None
+    operator_runtimes: str | None = None
     proxy_command: str | None = None
     hourly_costs: Mapping[str, float] | None = None
     depends_on: Sequence[Resource] = field(default_factory=tuple)
@@ -87,6 +90,8 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
             "operatorBucket": known["operator_bucket"],
             "pollSeconds": cluster.poll_seconds,
             "sharedCpus": cluster.shared_cpus,
+            "runtimes": cluster.runtimes,
+            "operatorRuntimes": cluster.operator_runtimes,
             "labels": labels,
         }
     )

@@ -172,7 +172,8 @@ class Plan(Record):
     `replicas` names every replica of the job, the chief first: the order in which they would lead. `tasks` has their names in
     place of addresses, as a job may get these hosts or those, and `addresses` are those of all hosts that it may get; `placed`
     puts the two together. `hosts` is empty in the bucket, and where it was placed has each replica's host. With a `command`
-    that runs, in that `folder` of the package, in place of the module. `data` are the paths, directories or globs of what the
+    that runs, in that `folder` of the package, in place of the module. `python` is that of the job's own runtime, and empty
+    where the hosts' is meant. `data` are the paths, directories or globs of what the
     job trains on, which the chief's host hashes. `packageSha256` is that of the package's archive. `secrets` are names of
     variables whose values `fab train` brought to the hosts, and nowhere else. `expendable` are the roles whose loss or repeated
     kill the job goes on without. With restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
@@ -206,6 +207,7 @@ class Plan(Record):
     stopSeconds: float = 10.0
     command: list[str] = field(default_factory=list)
     folder: str = ""
+    python: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
 

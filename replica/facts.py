@@ -62,9 +62,9 @@ def _on_this_host(path: str) -> Iterator[tuple[str, Source]]:
 
 
 def _at_url(url: str) -> Iterator[tuple[str, Source]]:
-    from fsspec.core import url_to_fs  # slow, and of no use to a host whose bucket is a directory
-
     try:
+        from fsspec.core import url_to_fs  # slow, of no use to a host whose bucket is a directory, and a runtime may lack it
+
         filesystem, top = url_to_fs(url)
         for match in filesystem.glob(top):
             for name, info in filesystem.find(match, detail=True).items():

@@ -59,8 +59,9 @@ class HostSite:
             self._log = Log(self._state / "logs", plan.jobId, name)
         self._log.adopt(self._files, archive)
         self._archive = Archive(self._log, self._files, archive)
-        self._manifest = Manifest(plan, self._host.python, self._ledger) if name == plan.chief else None
-        return Assignment(plan, name, folder / plan.folder, environment, self._host.python, self._log)
+        python = self._python(plan)
+        self._manifest = Manifest(plan, python, self._ledger) if name == plan.chief else None
+        return Assignment(plan, name, folder / plan.folder, environment, python, self._log)
 
     def facts(self) -> dict[str, Any] | None:
         """What the chief's host found, once it is in the manifest; None until then, and after."""
@@ -113,11 +114,14 @@ class HostSite:
             if other != home:
                 shutil.rmtree(other, ignore_errors=True)
 
+    def _python(self, plan: Plan) -> str:
+        return plan.python or self._host.python
+
     def _environment(self, plan: Plan, task: Task, folder: Path) -> dict[str, str]:
         """The trainer's: that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH."""
         env = {key: value for key, value in self._environ.items() if key not in _PRIVATE} | task.environment
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
-        bins = os.pathsep.join((str(Path(self._host.python).parent), env.get("PATH", os.defpath)))
+        bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
         usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}
         return usual | env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins} | self._told_secrets(plan)
 

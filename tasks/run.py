@@ -17,6 +17,8 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "module": "module to run (default: pythonModule of --config, else PACKAGE.task)",
         "script": "a script of Python to run instead, in --package, or alone",
         "command": 'a program to run instead, such as "./run.sh fast": one of --package, alone, or one that the hosts have',
+        "runtime": "requirements.txt of a Python of the job's own, instead of the hosts' with TensorFlow",
+        "runtime-version": "version of TensorFlow, such as 2.20 (default: the one that the hosts have)",
         "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
         "scale-tier": "take no more of the cluster than this tier, such as BASIC (default: all that --strategy makes use of)",
@@ -41,6 +43,8 @@ def train(
     module: str | None = None,
     script: str | None = None,
     command: str | None = None,
+    runtime: str | None = None,
+    runtime_version: str | None = None,
     config: str | None = None,
     args: str | None = None,
     scale_tier: str | None = None,
@@ -70,30 +74,12 @@ def train(
 
     Ctrl-C leaves the job running and says how to come back to it.
     """
+    given = locals()
     from ops.cluster.cluster import Cluster
     from ops.train.config import Flags
     from ops.train.train import train as run
 
-    flags = Flags(
-        job_id=job,
-        module=module,
-        config=config,
-        args=args,
-        more_args=after_dashes(sys.argv),
-        labels=labels or (),
-        job_dir=job_dir,
-        strategy=strategy,
-        priority=priority,
-        env=env or (),
-        env_file=env_file,
-        secret=secret or (),
-        secret_file=secret_file,
-        scale_tier=scale_tier,
-        replicas=replicas,
-        script=script,
-        command=command,
-        resume=resume,
-    )
+    flags = Flags.of(given, after_dashes(sys.argv))
     return run(Cluster.load(), flags, package, queue, follow)
 
 

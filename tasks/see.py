@@ -114,6 +114,8 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
         "module": "as of fab train",
         "script": "as of fab train",
         "command": "as of fab train",
+        "runtime": "as of fab train",
+        "runtime-version": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",
         "scale-tier": "as of fab train",
@@ -135,6 +137,8 @@ def render(
     module: str | None = None,
     script: str | None = None,
     command: str | None = None,
+    runtime: str | None = None,
+    runtime_version: str | None = None,
     config: str | None = None,
     args: str | None = None,
     scale_tier: str | None = None,
@@ -149,26 +153,9 @@ def render(
     json: bool = False,
 ) -> int:
     """Print every file that fab train would write on every host, and touch nothing."""
+    given = locals()
     from ops.cluster.inventory import load
     from ops.train.config import Flags
     from ops.train.preview import print_render
 
-    flags = Flags(
-        job_id=job,
-        module=module,
-        config=config,
-        args=args,
-        more_args=after_dashes(sys.argv),
-        labels=labels or (),
-        job_dir=job_dir,
-        strategy=strategy,
-        env=env or (),
-        env_file=env_file,
-        secret=secret or (),
-        secret_file=secret_file,
-        scale_tier=scale_tier,
-        replicas=replicas,
-        script=script,
-        command=command,
-    )
-    return print_render(load(), flags, package, json)
+    return print_render(load(), Flags.of(given, after_dashes(sys.argv)), package, json)

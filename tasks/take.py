@@ -79,6 +79,22 @@ def data(
     return run(Cluster.load(), action, what, name, yes, json)
 
 
+@task(
+    words=["action", "name"],
+    help={"action": "ls (the default) or rm", "name": "which one to remove", "yes": "do not ask", "json": JSON},
+)
+def runtimes(_: Any, action: str | None = None, name: str | None = None, yes: bool = False, json: bool = False) -> int:
+    """List or remove the Pythons that fab train --runtime and --runtime-version have built.
+
+    fab runtimes
+    fab runtimes rm tensorflow-2.20-1a2b3c4d5e6f
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.train.runtimes import runtimes as run
+
+    return run(Cluster.load(), action, name, yes, json)
+
+
 @task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask"})
 def delete(_: Any, job: str | None = None, yes: bool = False) -> int:
     """Delete a job that has ended, with its package, logs and output; an output elsewhere (--job-dir) stays. Asks first."""

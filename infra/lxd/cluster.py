@@ -13,8 +13,9 @@ from infra.cluster import Cluster, HostFacts
 from infra.lxd.bucket import Bucket
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, rules
+from infra.lxd.host import RUNTIMES as SEEN_BY_HOSTS
 from infra.lxd.host import Host
-from infra.lxd.image import RUNTIME
+from infra.lxd.image import RUNTIME, RUNTIMES
 from infra.lxd.layout import BUCKET, Names, address, sizes
 from infra.lxd.network import Network
 from infra.lxd.preflight import Found
@@ -82,6 +83,7 @@ class LxdCluster(ComponentResource):
             "gateway": str(network[1]),
             "bucket": args.names.bucket,
             "runtime": str(RUNTIME),
+            "runtimes": str(RUNTIMES),
             "authorizedKey": args.authorized_key,
             "machineType": args.spec.roles[replica.role].machine_type,
             "cpus": limits.cpus,
@@ -107,6 +109,8 @@ class LxdCluster(ComponentResource):
             operator_bucket=Output.from_input("sftp:///bucket"),
             host_keys=self.ready.hostKeys,
             poll_seconds=1.0,
+            runtimes=SEEN_BY_HOSTS,
+            operator_runtimes=str(RUNTIMES),
             shared_cpus=os.cpu_count(),
             depends_on=[self.ready],
         )

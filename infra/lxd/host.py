@@ -15,11 +15,13 @@ REPLACE = frozenset(
     {"project", "name", "image", "pool", "bridge", "address", "gateway", "authorizedKey", "instanceType", "bucket"}
 )
 RUNTIME = "/opt/scaletier/venv"
+RUNTIMES = "/opt/scaletier/runtimes"
 
 
 class Host(ModuleResource, module="lxd", name="Host"):
-    """Inputs: project, name, image, instanceType, pool, bridge, address, gateway, bucket (its volume), runtime (a folder here),
-    authorizedKey, machineType, cpus, memory (bytes), labels. Outputs are times: `created`, and `started`, its last start.
+    """Inputs: project, name, image, instanceType, pool, bridge, address, gateway, bucket (its volume), runtime and runtimes
+    (folders here), authorizedKey, machineType, cpus, memory (bytes), labels. Outputs are times: `created`, and `started`, its
+    last start.
     """
 
     lifecycle = __name__
@@ -60,6 +62,7 @@ def definition(props: Props) -> dict[str, Any]:
             },
             "bucket": {"type": "disk", "pool": props["pool"], "source": props["bucket"], "path": BUCKET},
             "runtime": {"type": "disk", "source": props["runtime"], "path": RUNTIME, "readonly": "true"},
+            "runtimes": {"type": "disk", "source": props["runtimes"], "path": RUNTIMES, "readonly": "true"},
         },
     }
 
@@ -140,6 +143,7 @@ def _apply(project: str, props: Props) -> None:
     instance = client(project).instances.get(props["name"])
     kept = {key: value for key, value in instance.config.items() if not key.startswith("user.label.")}
     instance.config = {**kept, **limits(props)}
+    instance.devices = definition(props)["devices"]
     instance.save(wait=True)
 
 

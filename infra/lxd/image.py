@@ -18,6 +18,8 @@ from infra.lxd.api import LxdError, client, errors
 from infra.templates import ROOT
 
 RUNTIME = ROOT / ".cache" / "image" / "runtime"
+# Those that jobs ask for by themselves, each in a folder here.
+RUNTIMES = ROOT / ".cache" / "runtimes"
 _ALIAS = re.compile(r"scaletier-[0-9a-f]{12}")
 _RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt")
 

@@ -47,7 +47,8 @@ class Host:
 class Inventory:
     """A cluster that is up. `bucket` is as the hosts see it, `operator_bucket` as we do.
 
-    `shared_cpus` is how many processors the hosts share, None where each has its own.
+    `shared_cpus` is how many processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons
+    that jobs bring along, as the hosts see it, `operator_runtimes` as we do; None where there is none.
     """
 
     stack: str
@@ -59,6 +60,8 @@ class Inventory:
     labels: Mapping[str, str]
     folder: Path
     shared_cpus: int | None = None
+    runtimes: str | None = None
+    operator_runtimes: Path | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -152,6 +155,8 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
             labels=data.get("labels") or {},
             folder=folder,
             shared_cpus=data.get("sharedCpus"),
+            runtimes=data.get("runtimes"),
+            operator_runtimes=Path(data["operatorRuntimes"]) if data.get("operatorRuntimes") else None,
         )
         inventory.chief  # noqa: B018  a cluster without a master is no cluster
     except (ValueError, KeyError, TypeError, StopIteration) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +18,8 @@ from ops.errors import UsageError
 
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 # Debian 12's Python and C library.
-_PYTHON, _GLIBC = (3, 11), 36
+PYTHON = "3.11"
+_GLIBC = 36
 # A distribution that is another by name alone, and the one that the hosts have.
 _ALIASES = {"tensorflow": "tensorflow-cpu"}
 
@@ -45,18 +46,23 @@ def hosts() -> dict[str, str]:
         found[name] = there.version
         needed = [Requirement(line) for line in there.requires or []]
         waiting += [need for need in needed if _applies(need, wanted.extras)]
-    return found | {alias: found[name] for alias, name in _ALIASES.items()}
+    return aliased(found)
 
 
-def is_there(line: str) -> bool:
-    """True for a requirement that the hosts meet or need not meet; UsageError for another version of what they have."""
+def aliased(there: Mapping[str, str]) -> dict[str, str]:
+    """With the other names of what is there."""
+    return {**there, **{alias: there[name] for alias, name in _ALIASES.items() if name in there}}
+
+
+def is_there(line: str, there: Mapping[str, str]) -> bool:
+    """True for a requirement that what is `there` meets or need not meet; UsageError for another version of it."""
     try:
         wanted = Requirement(line)
         if not _applies(wanted, ()):
             return True
     except (InvalidRequirement, UndefinedEnvironmentName):
         return False  # a path or an option, or pip will say what is wrong
-    have = hosts().get(canonicalize_name(wanted.name))
+    have = there.get(canonicalize_name(wanted.name))
     if have is None:
         return False
     if wanted.url or not wanted.specifier.contains(have, prereleases=True):
@@ -66,10 +72,10 @@ def is_there(line: str) -> bool:
     return True
 
 
-def constraints(folder: Path) -> Path:
-    """A constraints.txt by which pip takes what the hosts have for given, as wheels with no content."""
+def constraints(folder: Path, there: Mapping[str, str]) -> Path:
+    """A constraints.txt by which pip takes what is there for given, as wheels with no content."""
     links = []
-    for name, version in hosts().items():
+    for name, version in there.items():
         stem = f"{name.replace('-', '_')}-{version}"
         with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
             info = f"{stem}.dist-info"
@@ -87,7 +93,8 @@ def tags() -> frozenset[Tag]:
     """The tags of wheels that the hosts can use: not `linux_x86_64`, which says nothing of the C library."""
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)]
     platforms += [f"manylinux{old}_x86_64" for old in ("2014", "2010", "1")]
-    return frozenset([*cpython_tags(_PYTHON, platforms=platforms), *compatible_tags(_PYTHON, "cp311", platforms)])
+    version = [int(part) for part in PYTHON.split(".")]
+    return frozenset([*cpython_tags(version, platforms=platforms), *compatible_tags(version, "cp311", platforms)])
 
 
 def lines(requirements: Path) -> list[str]:
@@ -98,6 +105,14 @@ def lines(requirements: Path) -> list[str]:
         raise UsageError(f"{requirements} cannot be read: {error}") from None
     stripped = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
     return [line for line in stripped if line and not line.startswith("#")]
+
+
+def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
+    """The content of the files that lines name, such as `./mine-1.0-py3-none-any.whl` or `-r more.txt`."""
+    for line in lines:
+        path = folder / line.split()[-1].partition("=")[2 if line.startswith("--") else 0]
+        inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
+        yield from (found.read_bytes() for found in inside if found.is_file())
 
 
 def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:

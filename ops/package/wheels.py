@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -47,21 +47,27 @@ def project_files(built: Path) -> dict[str, bytes]:
     return unpack([_only_wheel(built)])
 
 
-def fetch(requirements: Path) -> list[Path]:
-    """The wheels that a requirements.txt asks for and the hosts lack; UsageError where there are none that fit the hosts."""
+def fetch(requirements: Path, runtime: Mapping[str, str] | None = None) -> list[Path]:
+    """The wheels that a requirements.txt asks for and the hosts lack; UsageError where there are none that fit the hosts.
+
+    `runtime` is what the job's own Python has, name to version, where it is not the hosts'.
+    """
     lines = hostpython.lines(requirements)
-    if set(lines) <= set(hostpython.lines(hostpython.REQUIREMENTS)) or all(hostpython.is_there(line) for line in lines):
+    if runtime is None and set(lines) <= set(hostpython.lines(hostpython.REQUIREMENTS)):
         return []
-    have = [f"{name}=={version}" for name, version in sorted(hostpython.hosts().items())]
-    parts = [part.encode() for part in (*have, *lines)] + list(_named_files(requirements.parent, lines))
+    there = hostpython.hosts() if runtime is None else hostpython.aliased(runtime)
+    if all(hostpython.is_there(line, there) for line in lines):
+        return []
+    have = [f"{name}=={version}" for name, version in sorted(there.items())]
+    parts = [part.encode() for part in (*have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
 
     def make(into: Path) -> None:
         with tempfile.TemporaryDirectory() as stubs:
-            constraints = hostpython.constraints(Path(stubs))
+            constraints = hostpython.constraints(Path(stubs), there)
             _pip(into, requirements.parent, "--constraint", str(constraints), "--requirement", str(requirements))
         for wheel in into.glob("*.whl"):
             name, _, _, tags = parse_wheel_filename(wheel.name)
-            if name in hostpython.hosts():
+            if name in there:
                 wheel.unlink()
             elif not tags & hostpython.tags():
                 raise UsageError(piperror.unfit(wheel.name))
@@ -84,14 +90,6 @@ def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
                     )
                 files[path] = opened.read(entry)
     return files
-
-
-def _named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
-    """The content of the files that lines name, such as `./mine-1.0-py3-none-any.whl` or `-r more.txt`."""
-    for line in lines:
-        path = folder / line.split()[-1].partition("=")[2 if line.startswith("--") else 0]
-        inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
-        yield from (found.read_bytes() for found in inside if found.is_file())
 
 
 def _pip(into: Path, cwd: Path, *arguments: str) -> None:

@@ -56,6 +56,7 @@ def _inputs(short: Mapping[str, Any]) -> dict[str, str]:
     replicas = {role: f"{count} x {made['machineTypes'][role]}" for role, count in made.get("replicas", {}).items()}
     told = {
         "package": manifest.package_line(short),
+        "runtime": short.get("runtime", {}).get("key"),
         "data": manifest.data_line(short),
         **short.get("versions", {}),
         "scaleTier": made.get("scaleTier"),

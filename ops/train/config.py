@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,17 @@ from ops.checks import check_mapping, read_yaml
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared as declaration
+from ops.package import runtime as runtimes
 from ops.package.declared import Declared, Strategy
+from ops.package.runtime import Runtime
 from ops.train import arguments, environment, fitness, part
 from ops.train.program import readers
 from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
-IGNORED_KEYS = ("region", "runtimeVersion", "pythonVersion")
+IGNORED_KEYS = ("region", "pythonVersion")
+_RUNTIME_KEYS = ("runtime", "runtimeVersion")
+# Of a config.yaml, what a job's trainingInput says in words of its own.
+_SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "scaleTier", *_RUNTIME_KEYS, *ROLE_KEYS})
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,14 @@ class Flags:
     replicas: str | None = None
     script: str | None = None
     command: str | None = None
+    runtime: str | None = None
+    runtime_version: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> Flags:
+        """Those of a task of `fab` whose parameters, by name, are `given`; others of it are passed over."""
+        named = {item.name: given[item.name] for item in fields(cls) if given.get(item.name) is not None}
+        return cls(given["job"], more_args=more_args, **named)
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,7 @@ class Job:
     says of itself. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is what the user
     adds to it; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
     that the cluster has where it is empty. With a `command` there is no module: it runs in that `folder` of the package.
+    Without a `runtime` it has the hosts' Python.
     """
 
     id: str
@@ -76,6 +90,7 @@ class Job:
     counts: part.Counts = field(default_factory=dict)
     command: tuple[str, ...] = ()
     folder: str = ""
+    runtime: Runtime | None = None
 
     def part(self, inventory: Inventory) -> Inventory:
         """The part of a cluster that it asks for, as a cluster of its own."""
@@ -150,6 +165,31 @@ def _priority(text: str) -> int:
         raise UsageError(f"--priority {text!r} is no whole number: 0 is the default, and the highest comes first") from None
 
 
+def _runtime(flags: Flags, given: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
+    """The job's own Python; None where it has none, or config.yaml was written for one that is not to be had."""
+    path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
+    if path is None and version is None:
+        names = (f"{where}: trainingInput.runtime", f"{where}: trainingInput.runtimeVersion")
+        path = str(Path(where).parent / given["runtime"]) if "runtime" in given else None
+        version = None if _unheard("runtimeVersion", given, inventory) else given.get("runtimeVersion")
+    if path is not None and version is not None:
+        raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
+    if path is not None:
+        found: Runtime | None = runtimes.of_file(path, names[0])
+    else:
+        found = runtimes.of_version(version, names[1]) if version is not None else None
+    if found is not None:
+        runtimes.python(inventory, found)  # whether there can be one
+    return found
+
+
+def _unheard(key: str, given: Mapping[str, Any], inventory: Inventory) -> bool:
+    """True for a key that says what the cluster decides, or a version of Cloud ML's days, which today's Python has not."""
+    if key != "runtimeVersion":
+        return key in IGNORED_KEYS
+    return key in given and (inventory.runtimes is None or given[key].startswith("1."))
+
+
 def build_job(
     flags: Flags,
     inventory: Inventory,
@@ -194,10 +234,12 @@ def build_job(
     secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
     if both := added.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
-    ignored = [key for key in IGNORED_KEYS if key in given]
+    ignored = [key for key in given if _unheard(key, given, inventory)]
+    runtime = _runtime(flags, given, inventory, where)
     shown = {
         **part.described(counts, inventory),
-        **{key: given[key] for key in given if key not in ("labels", "environment", "pythonModule", "scaleTier", *ROLE_KEYS)},
+        **{key: given[key] for key in given if key not in _SAID_OTHERWISE},
+        **({"runtime": runtime.name} if runtime else {}),
         **({"command": [*command]} if command else {"pythonModule": module}),
         "args": args,
         "jobDir": chosen_dir or default_dir,
@@ -220,5 +262,6 @@ def build_job(
         counts=counts,
         command=tuple(command),
         folder=folder,
+        runtime=runtime,
         notes=(f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it",) if ignored else (),
     )

@@ -11,13 +11,14 @@ from typing import Any
 
 from ops.cluster.inventory import Inventory
 from ops.package.package import Package
+from ops.package.runtime import Runtime, pinned
 from ops.train.config import Job
 from ops.train.schema import ROLE_KEYS
 
 _DIST = ".dist-info/"
 # What the record of a job has of it.
 _SHORT = ("cluster", "versions", "data", "reproduces")
-_OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environment", *ROLE_KEYS)
+_OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environment", "runtime", *ROLE_KEYS)
 
 
 def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]:
@@ -41,8 +42,13 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
         "config": {key: value for key, value in job.training_input.items() if key not in _OWN_KEYS},
         "cluster": cluster(inventory),
         "versions": {"scaletier": version("scaletier")},
+        **({"runtime": _runtime(job.runtime, package)} if job.runtime else {}),
         **({"reproduces": job.reproduces} if job.reproduces else {}),
     }
+
+
+def _runtime(runtime: Runtime, package: Package) -> dict[str, Any]:
+    return {"name": runtime.name, "key": runtime.key, "requirements": pinned(package.runtime)}
 
 
 def cluster(inventory: Inventory) -> dict[str, Any]:
@@ -55,7 +61,8 @@ def cluster(inventory: Inventory) -> dict[str, Any]:
 def short(whole: Mapping[str, Any]) -> dict[str, Any]:
     """What the job's record has of its manifest."""
     package = {key: whole["package"][key] for key in ("name", "sha256")}
-    return {"package": package, **{key: whole[key] for key in _SHORT if key in whole}}
+    runtime = {"runtime": {key: whole["runtime"][key] for key in ("name", "key")}} if "runtime" in whole else {}
+    return {"package": package, **runtime, **{key: whole[key] for key in _SHORT if key in whole}}
 
 
 def to_json(whole: Mapping[str, Any]) -> bytes:

@@ -45,11 +45,11 @@ def take_in_command(version: str) -> str:
     return shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version])
 
 
-def check_command(directories: Sequence[str], modules: Iterable[str] = ()) -> str:
-    """Print the free bytes below each directory, a line each, and then the modules that the host's Python lacks."""
+def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
+    """Print the free bytes below each directory, a line each, and then the modules that a Python of the host lacks."""
     check = f"df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"
     wanted = sorted(modules)
-    return f"{check}; {shlex.join([PYTHON, '-c', _MISSING, *wanted])}" if wanted else check
+    return f"{check}; {shlex.join([python, '-c', _MISSING, *wanted])}" if wanted else check
 
 
 def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int], list[str]]:

@@ -14,6 +14,7 @@ import jinja2
 from infra.spec import Role
 from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import Host, Inventory
+from ops.package import runtime as runtimes
 from ops.train.arguments import data_paths
 from ops.train.config import Job
 from ops.train.environment import USUAL, of_task
@@ -91,6 +92,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         secrets=sorted(job.secrets),
         command=list(job.command),
         folder=job.folder,
+        python=runtimes.python(inventory, job.runtime) if job.runtime else "",
         **job.policy,
     )
 

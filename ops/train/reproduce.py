@@ -22,7 +22,9 @@ from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.logs import progress
 from ops.logs.read import read_logs
+from ops.package import runtime as runtimes
 from ops.package.package import Package, unpack
+from ops.package.runtime import Runtime
 from ops.train import compare, manifest, part, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy, told_job_dir
@@ -67,8 +69,9 @@ def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> 
     inventory, whole = cluster.inventory, read_manifest(cluster.bucket, original.jobId)
     if not original.final:
         terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
-    built = read_package(cluster.bucket, original.jobId, whole)
-    job = build_job(inventory, whole, new_id, built)
+    runtime = _runtime(inventory, whole)
+    built = read_package(cluster.bucket, original.jobId, whole, runtimes.build(inventory, runtime) if runtime else None)
+    job = build_job(inventory, whole, new_id, built, runtime)
     if (then := whole["cluster"]) != (today := manifest.cluster(job.part(inventory))):
         lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
@@ -88,7 +91,14 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
     return whole
 
 
-def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Package:
+def _runtime(inventory: Inventory, whole: Mapping[str, Any]) -> Runtime | None:
+    """The job's own Python, of the same versions."""
+    if not (told := whole.get("runtime")):
+        return None
+    return runtimes.again(inventory, told["name"], told["key"], told["requirements"])
+
+
+def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], runtime: Mapping[str, str] | None = None) -> Package:
     """A job's package as it ran, byte for byte; OpsError where the bucket has it no more, or damaged."""
     name, wanted = whole["package"]["name"], whole["package"]["sha256"]
     archive = bucket.read(paths.package(job_id))
@@ -98,10 +108,12 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any]) -> Packa
         what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
-    return unpack(archive, name, whole["package"]["files"], whole["module"], script)
+    return unpack(archive, name, whole["package"]["files"], whole["module"], script, runtime)
 
 
-def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, package: Package) -> Job:
+def build_job(
+    inventory: Inventory, whole: Mapping[str, Any], new_id: str, package: Package, runtime: Runtime | None = None
+) -> Job:
     """The job of a manifest under another id, with an output folder of its own; UsageError for a secret that is not set."""
     declared = package.declared
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
@@ -111,7 +123,8 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, packa
     counts = _counts(whole["cluster"], inventory)
     command = tuple(whole.get("command", ()))
     runs = {"command": [*command]} if command else {"pythonModule": whole["module"]}
-    shown = {**runs, "args": args, "jobDir": folder, **({"environment": added} if added else {})}
+    own = {"runtime": runtime.name} if runtime else {}
+    shown = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
     return Job(
         id=new_id,
         module=whole["module"],
@@ -130,6 +143,7 @@ def build_job(inventory: Inventory, whole: Mapping[str, Any], new_id: str, packa
         counts=counts,
         command=command,
         folder=whole.get("folder", ""),
+        runtime=runtime,
     )
 
 

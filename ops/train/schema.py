@@ -104,6 +104,7 @@ TRAINING_KEYS: Mapping[str, Check] = {
     "useChiefInTfConfig": truth,
     "scheduling": scheduling,
     "region": text,
+    "runtime": text,
     "runtimeVersion": text,
     "pythonVersion": text,
     "packageUris": unsupported("fab train builds the package itself, give it --package DIR"),

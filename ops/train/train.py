@@ -21,6 +21,7 @@ from ops.cluster.output import find
 from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
+from ops.package import runtime as runtimes
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
 from ops.train import program, push
@@ -74,7 +75,8 @@ def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submissio
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
     found = program.find(folder, flags.module, flags.script, flags.command)
     job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
-    built = package.build(found.source, job.module, found.script)
+    runtime = runtimes.build(inventory, job.runtime) if job.runtime else None
+    built = package.build(found.source, job.module, found.script, runtime)
     return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
 
 
@@ -99,10 +101,11 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
     directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
     names = [name for name in inventory.names if any(name in hosts for hosts in wants.values())]
     first = next(iter(wants.values()))[0]
+    python = runtimes.python(inventory, submission.job.runtime) if submission.job.runtime else push.PYTHON
 
     def check(name: str) -> tuple[dict[str, int], list[str]]:
         wanted = submission.package.imports if name == first else ()
-        output = fleet.must(name, push.check_command(directories, wanted), "could not be checked, it ended")
+        output = fleet.must(name, push.check_command(directories, wanted, python), "could not be checked, it ended")
         try:
             return push.read_check(output, directories)
         except ValueError as error:

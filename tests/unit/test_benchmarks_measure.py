@@ -161,7 +161,7 @@ def test_the_peer_launches_what_pulumi_would(monkeypatch: pytest.MonkeyPatch) ->
     sent = json.loads(stdin)
     assert sent["config"]["raw.lxc"].startswith("lxc.net.0.ipv4.address = 10.1.2.2/24")
     assert sent["config"]["user.scaletier.authorized-key"] == "ssh-ed25519 AAAA"
-    assert sorted(sent["devices"]) == ["bucket", "eth0", "root", "runtime"]
+    assert sorted(sent["devices"]) == ["bucket", "eth0", "root", "runtime", "runtimes"]
     assert list(login_command(hosts[3], Path("/k")))[-2:] == ["scaletier@10.1.2.2", "true"]
 
 

@@ -35,6 +35,7 @@ TASKS = [
     "prune",
     "render",
     "reproduce",
+    "runtimes",
     "shell",
     "tensorboard",
     "train",

@@ -1,0 +1,262 @@
+"""A job's own Python: what it is made of, where it lies, and what it is refused for. pip runs for real, without an index."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_ops_wheels import wheel
+
+from jobs.records import JobRecord
+from ops.cluster.inventory import Inventory
+from ops.errors import OpsError, UsageError
+from ops.package import hostpython, package, runtime
+from ops.train import manifest
+from ops.train.config import Flags, build_job
+from ops.train.render import plan
+
+HOSTS_SEE = "/opt/scaletier/runtimes"
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in the place of the package index, and this Python in the place of the hosts'."""
+    (folder := tmp_path / "index").mkdir()
+    for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setattr(runtime, "_PYTHON", sys.executable)
+    return folder
+
+
+@pytest.fixture
+def local(inventory: Inventory, tmp_path: Path) -> Inventory:
+    """A cluster whose hosts see the runtimes that are built here."""
+    return replace(inventory, runtimes=HOSTS_SEE, operator_runtimes=tmp_path / "runtimes")
+
+
+def requirements(folder: Path, text: str) -> str:
+    (file := folder / "requirements.txt").write_text(text)
+    return str(file)
+
+
+def test_a_requirements_file_becomes_a_python_of_its_own(local: Inventory, index: Path, tmp_path: Path) -> None:
+    script = "#!/nowhere/python\nprint('hello')\n"
+    wheel(index, files={"far/__init__.py": "VALUE = 7\n", "far-1.0.data/scripts/far-tool": script})
+    asked = requirements(tmp_path, "far==1.0\n# a remark\n")
+    job = build_job(Flags("j", runtime=asked), local, "mine")
+    assert job.runtime
+    assert runtime.build(local, job.runtime) == {"far": "1.0"}
+    folder = tmp_path / "runtimes" / job.runtime.key
+    code = "import far, sys; print(far.VALUE, sys.prefix)"
+    done = subprocess.run([folder / "bin/python", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["7", str(folder)]
+    assert plan(local, job, "").python == f"{HOSTS_SEE}/{job.runtime.key}/bin/python"
+    assert sorted(path.name for path in (tmp_path / "runtimes").iterdir()) == [job.runtime.key]
+
+
+def test_it_can_be_read_by_all_whatever_the_umask(local: Inventory, index: Path, tmp_path: Path) -> None:
+    wheel(index)
+    before = os.umask(0o077)
+    try:
+        asked = runtime.of_file(requirements(tmp_path, "far\n"), "--runtime")
+        runtime.build(local, asked)
+    finally:
+        os.umask(before)
+    there = [path for path in (tmp_path / "runtimes" / asked.key).rglob("*") if not path.is_symlink()]
+    assert there
+    assert all(path.stat().st_mode & 0o004 for path in there), [path for path in there if not path.stat().st_mode & 0o004]
+
+
+def test_the_same_lines_are_built_once(local: Inventory, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(index)
+    first = runtime.of_file(requirements(tmp_path, "far\n"), "--runtime")
+    runtime.build(local, first)
+    monkeypatch.setattr(runtime, "_install", None)  # not called again
+    assert runtime.build(local, runtime.of_file(requirements(tmp_path, "far  # the same\n"), "--runtime")) == {"far": "1.0"}
+    assert runtime.of_file(requirements(tmp_path, "far==1.0\n"), "--runtime").key != first.key
+
+
+def test_a_file_that_lines_name_is_part_of_the_key(tmp_path: Path) -> None:
+    asked = requirements(tmp_path, "-r more.txt\n")
+    (tmp_path / "more.txt").write_text("one\n")
+    one = runtime.of_file(asked, "--runtime")
+    (tmp_path / "more.txt").write_text("two\n")
+    assert runtime.of_file(asked, "--runtime").key != one.key
+
+
+def test_what_breaks_off_leaves_nothing(local: Inventory, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"dependency nowhere==9 cannot be found for the hosts' Python 3\.11"):
+        runtime.build(local, runtime.of_file(requirements(tmp_path, "nowhere==9\n"), "--runtime"))
+    assert list((tmp_path / "runtimes").iterdir()) == []
+
+
+def test_what_one_who_was_killed_left_goes(local: Inventory, index: Path, tmp_path: Path) -> None:
+    wheel(index)
+    dead, alive = tmp_path / "runtimes" / ".building-x-99999999", tmp_path / "runtimes" / ".building-x-1"
+    for left in (dead, alive):
+        (left / "lib").mkdir(parents=True)
+    runtime.build(local, runtime.of_file(requirements(tmp_path, "far\n"), "--runtime"))
+    assert (dead.exists(), alive.exists()) == (False, True)
+
+
+def test_a_wheel_for_another_python_is_refused(local: Inventory, tmp_path: Path) -> None:
+    wheel(tmp_path, tags="cp312-cp312-manylinux_2_17_x86_64")
+    asked = runtime.of_file(requirements(tmp_path, "./far-1.0-cp312-cp312-manylinux_2_17_x86_64.whl\n"), "--runtime")
+    with pytest.raises(UsageError, match=r"is not a wheel for the hosts' Python 3\.11"):
+        runtime.build(local, asked)
+
+
+def test_another_python_here_than_on_the_hosts_is_said(
+    local: Inventory, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(index)
+    monkeypatch.setattr(hostpython, "PYTHON", "3.12")
+    with pytest.raises(OpsError, match=r"the hosts have Python 3.12 and .* is 3.11"):
+        runtime.build(local, runtime.of_file(requirements(tmp_path, "far\n"), "--runtime"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("2.19", "tensorflow-cpu==2.19.*"), ("2.19.1", "tensorflow-cpu==2.19.1"), ("2.2", "tensorflow-cpu==2.2.*")],
+)
+def test_a_version_of_tensorflow(text: str, line: str) -> None:
+    found = runtime.of_version(text, "--runtime-version")
+    assert found
+    assert (found.name, sorted(found.lines)) == (f"tensorflow-{text}", ["fsspec", "numpy", "tensorboard", line])
+
+
+@pytest.mark.parametrize("text", ["2.21", "2.21.0"])
+def test_the_version_that_the_hosts_have_needs_nothing(text: str) -> None:
+    assert runtime.of_version(text, "--runtime-version") is None
+
+
+@pytest.mark.parametrize("text", ["3", "3.0", "2", "1.15", "2.x", "2.19.1.0", "", "2.19; rm"])
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for 2.21.0"):
+        runtime.of_version(text, "--runtime-version")
+
+
+def config(folder: Path, text: str) -> str:
+    (file := folder / "config.yaml").write_text(f"trainingInput: {{{text}}}\n")
+    return str(file)
+
+
+def test_config_yaml_says_it_too_and_a_flag_wins(local: Inventory, tmp_path: Path) -> None:
+    requirements(tmp_path, "far\n")
+    from_file = config(tmp_path, "runtime: requirements.txt")  # beside config.yaml, wherever fab is called
+    job = build_job(Flags("j", config=from_file), local)
+    assert (job.runtime and job.runtime.name, job.training_input["runtime"]) == ("requirements", "requirements")
+    job = build_job(Flags("j", config=from_file, runtime_version="2.20"), local)
+    assert (job.runtime and job.runtime.name, job.training_input["runtime"]) == ("tensorflow-2.20", "tensorflow-2.20")
+    job = build_job(Flags("j", config=config(tmp_path, "runtimeVersion: 2.19")), local)
+    assert job.runtime and job.runtime.name == "tensorflow-2.19"
+    assert not job.notes
+
+
+def test_a_version_of_cloud_mls_days_is_passed_over(local: Inventory, inventory: Inventory, tmp_path: Path) -> None:
+    old = build_job(Flags("j", config=config(tmp_path, "runtimeVersion: 1.15")), local)
+    elsewhere = build_job(Flags("j", config=config(tmp_path, "runtimeVersion: 2.19")), inventory)
+    for job in (old, elsewhere):
+        assert (job.runtime, "runtimeVersion" in job.notes[0], "ignored" in job.notes[0]) == (None, True, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ({"runtime": "nowhere.txt"}, "--runtime nowhere.txt is no file"),
+        ({"runtime": "a", "runtime_version": "2.20"}, "--runtime and --runtime-version both say which Python"),
+        ({"runtime_version": "9"}, "is no version of TensorFlow 2"),
+    ],
+)
+def test_what_is_refused(local: Inventory, flags: dict[str, str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        build_job(Flags("j", **flags), local)  # type: ignore[arg-type]
+
+
+def test_both_in_config_yaml_or_nothing_asked_for(local: Inventory, tmp_path: Path) -> None:
+    requirements(tmp_path, "# nothing\n")
+    with pytest.raises(UsageError, match="both say which Python"):
+        build_job(Flags("j", config=config(tmp_path, "runtime: requirements.txt, runtimeVersion: '2.20'")), local)
+    with pytest.raises(UsageError, match="asks for nothing"):
+        build_job(Flags("j", runtime=str(tmp_path / "requirements.txt")), local)
+
+
+def test_a_target_without_runtimes_says_so(inventory: Inventory) -> None:
+    with pytest.raises(UsageError, match="have one Python only"):
+        build_job(Flags("j", runtime_version="2.20"), inventory)
+
+
+def test_a_package_is_given_what_its_runtime_lacks(index: Path, tmp_path: Path) -> None:
+    wheel(index)
+    (root := tmp_path / "mine").mkdir()
+    for name, text in (("__init__.py", ""), ("task.py", "import far\n"), ("requirements.txt", "far\nnumpy\n")):
+        (root / name).write_text(text)
+    lacking = package.build(root, "mine.task", runtime={"numpy": "1.0"})
+    assert set(lacking.wheels) == {
+        "far/__init__.py",
+        *(f"far-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")),
+    }
+    assert package.build(root, "mine.task", runtime={"far": "1.0", "numpy": "1.0"}).wheels == {}
+
+
+def test_the_manifest_has_its_versions_and_a_rerun_the_same(local: Inventory, index: Path, tmp_path: Path) -> None:
+    wheel(index)
+    job = build_job(Flags("j", runtime=requirements(tmp_path, "far\n")), local, "mine")
+    assert job.runtime
+    have = runtime.build(local, job.runtime)
+    (root := tmp_path / "mine").mkdir()
+    for name in ("__init__.py", "task.py"):
+        (root / name).write_text("")
+    whole = manifest.manifest(local, job, package.build(root, "mine.task", runtime=have))
+    told = {"name": "requirements", "key": job.runtime.key, "requirements": ["far==1.0"]}
+    assert json.loads(manifest.to_json(whole))["runtime"] == told
+    assert manifest.short(whole)["runtime"] == {"name": "requirements", "key": job.runtime.key}
+    assert "runtime" not in whole["config"]
+    again = runtime.again(local, told["name"], told["key"], ["far==1.0"])
+    assert again.key == job.runtime.key
+    # Of other versions to this day, or gone: then of those that the job had.
+    assert runtime.again(local, told["name"], told["key"], ["far==0.9"]).lines == ("far==0.9",)
+    assert runtime.again(local, told["name"], "gone", ["far==1.0"]).key not in ("gone", job.runtime.key)
+
+
+class _Ledger:
+    def __init__(self, *records: JobRecord) -> None:
+        self._records = list(records)
+
+    def jobs(self) -> tuple[list[JobRecord], list[str]]:
+        return self._records, []
+
+
+class _Cluster:
+    def __init__(self, inventory: Inventory, *records: JobRecord) -> None:
+        self.inventory, self.ledger = inventory, _Ledger(*records)
+
+
+def test_runtimes_are_listed_and_removed(
+    local: Inventory, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ops.train.runtimes import runtimes
+
+    wheel(index)
+    key = runtime.of_file(asked := requirements(tmp_path, "far\n"), "--runtime").key
+    runtime.build(local, runtime.of_file(asked, "--runtime"))
+    cluster = _Cluster(local, JobRecord("j", manifest={"runtime": {"key": key}}))
+    assert runtimes(cluster, None, None, False, True) == 0  # type: ignore[arg-type]
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["versions"], told["bytes"] > 1000) == (key, {"far": "1.0"}, True)
+    with pytest.raises(UsageError, match=f"job j, which is QUEUED, runs in {key}"):
+        runtimes(cluster, "rm", key, True, False)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"there is no runtime far; there are {key}"):
+        runtimes(cluster, "rm", "far", True, False)  # type: ignore[arg-type]
+    for wrong in (("rm", None), ("ls", key), ("list", None)):
+        with pytest.raises(UsageError, match="fab runtimes"):
+            runtimes(cluster, *wrong, True, False)  # type: ignore[arg-type]
+    assert runtimes(_Cluster(local), "rm", key, True, False) == 0  # type: ignore[arg-type]
+    assert list((tmp_path / "runtimes").iterdir()) == []
