@@ -1,11 +1,18 @@
-"""The script `fab`: what it imports takes most of a second, and a Ctrl-C in that time is one as well."""
+"""The scripts `fab` and `scaletier`: what they import takes most of a second, and a Ctrl-C in that time is one as well."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
 
-from ops.errors import DETACHED
+from ops.errors import DETACHED, WRONG_CALL
+
+_FLAG = "--project"
+# Of what is no checkout's own, so that it can be asked anywhere.
+_ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list"})
 
 
 def main() -> None:
@@ -19,3 +26,49 @@ def main() -> None:
         sys.exit(DETACHED)
     except BrokenPipeError:  # the reader of the help has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def scaletier() -> None:
+    """`scaletier`, which pipx or uv may install once for all: it finds the checkout, and runs that one's own program."""
+    argv = sys.argv[1:]
+    root = checkout(argv, Path.cwd(), os.environ)
+    if root is not None and Path(sys.prefix).resolve() != (root / ".venv").resolve():
+        _run_its_own(root, argv)
+    elif root is None and argv and not _ANYWHERE & set(argv):
+        _wrong(f"there is no checkout of scaletier here or above: cd into one, or name it by {_FLAG} DIR")
+    main()
+
+
+def _run_its_own(root: Path, argv: Sequence[str]) -> NoReturn:
+    program = root / ".venv" / "bin" / "scaletier"
+    if not _is_one(root):
+        _wrong(f"{root} is no checkout of scaletier: it has no Pulumi.yaml of it")
+    if not program.exists():
+        _wrong(f"the checkout {root} is not set up: run make setup there")
+    path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    os.execve(program, [str(program), *argv], {**os.environ, "PATH": path})  # noqa: S606  no shell is wanted
+
+
+def checkout(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Path | None:
+    """The folder that is meant: by flag, by SCALETIER_PROJECT, or the checkout that `here` is in; None where there is none."""
+    before = argv[: argv.index("--")] if "--" in argv else argv
+    for word, value in zip(before, (*before[1:], ""), strict=True):
+        if word == _FLAG and value:
+            return Path(here, value)
+        if word.startswith(f"{_FLAG}="):
+            return Path(here, word.partition("=")[2])
+    if named := environment.get("SCALETIER_PROJECT"):
+        return Path(here, named)
+    return next((folder for folder in (here, *here.parents) if _is_one(folder)), None)
+
+
+def _is_one(folder: Path) -> bool:
+    try:
+        return (folder / "Pulumi.yaml").read_text().startswith("name: scaletier\n")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _wrong(line: str) -> NoReturn:
+    sys.stderr.write(f"error: {line}\n")
+    sys.exit(WRONG_CALL)
