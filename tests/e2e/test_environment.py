@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,33 @@ def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: P
     for name in ("mine", "one"):
         assert cluster.fab("data", "rm", name, "--yes").code == 0
     assert not {"mine", "one"} & set(cluster.ssh("ps-0", "ls /bucket/data").out.split())
+
+
+def test_a_job_brings_its_own_python(cluster: Stack, tmp_path: Path) -> None:
+    wheel = tmp_path / "far-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as opened:
+        opened.writestr("far.py", "VALUE = 7\n")
+        opened.writestr("far-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: far\nVersion: 1.0\n")
+        opened.writestr("far-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        opened.writestr("far-1.0.dist-info/RECORD", "")
+    (tmp_path / "requirements.txt").write_text(f"./{wheel.name}\n")
+    (tmp_path / "looks.py").write_text(
+        "import importlib.util, shutil, sys, far\n"
+        "print('found', far.VALUE, importlib.util.find_spec('tensorflow'), sys.prefix, shutil.which('python'))\n"
+    )
+    program = ("--scale-tier", "BASIC", "--script", str(tmp_path / "looks.py"))
+    assert cluster.fab("train", "own_python", *program, "--runtime", str(tmp_path / "requirements.txt")).code == 0
+    key = cluster.describe("own_python")["manifest"]["runtime"]["key"]
+    try:
+        folder = f"/opt/scaletier/runtimes/{key}"
+        said = cluster.fab("logs", "all", "own_python").out
+        assert f"found 7 None {folder} {folder}/bin/python" in said
+        assert cluster.ssh("master-0", f"sudo touch {folder}/mine").code != 0, "no host writes there"
+        kept = {each["name"]: each["versions"] for each in json.loads(cluster.fab("runtimes", "--json").out)}
+        assert kept[key] == {"far": "1.0"}
+        again = cluster.fab("reproduce", "own_python", "--json")
+        assert again.code == 0, again.text
+        compared = {row["what"]: row["same"] for row in json.loads(again.out)["compared"]}
+        assert (compared["runtime"], compared["package"]) == (True, True)
+    finally:
+        assert cluster.fab("runtimes", "rm", key, "--yes").code == 0
