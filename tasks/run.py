@@ -19,7 +19,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "command": 'a program to run instead, such as "./run.sh fast": one of --package, alone, or one that the hosts have',
         "runtime": "requirements.txt of a Python of the job's own, instead of the hosts' with TensorFlow",
         "runtime-version": "version of TensorFlow, such as 2.20 (default: the one that the hosts have)",
-        "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, pythonModule, jobDir, …; flags win over it",
+        "config": "Cloud ML's config.yaml: trainingInput with scaleTier, args, jobDir, …; the command line wins over it",
         "args": 'arguments of the trainer, quoted as for a shell: --args "--max-steps 500"; or put them last, behind --',
         "scale-tier": "take no more of the cluster than this tier, such as BASIC (default: all that --strategy makes use of)",
         "replicas": "take these replicas: worker=2,ps=1 for so many, worker for all workers; there is always a master",

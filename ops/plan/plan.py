@@ -73,7 +73,7 @@ def plan(call: Call, as_json: bool) -> int:
     found = program.find(call.folder, call.module, None, None).source
     given = read_config(call.config).get("trainingInput", {})
     module = call.module or given.get("pythonModule") or f"{found.name}.task"
-    args = [*given.get("args", []), *split_args(call.args), *call.more_args]
+    args = [*split_args(call.args), *call.more_args] or given.get("args", [])
     built = package.build(found, module)
     declared = built.declared
     if declared.wants(args) and not train.mnist():

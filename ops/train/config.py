@@ -212,7 +212,9 @@ def build_job(
     default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
     chosen_dir = flags.job_dir or given.get("jobDir")
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
-    args = [*given.get("args", []), *chosen, *split_args(flags.args), *flags.more_args]
+    typed = [*split_args(flags.args), *flags.more_args]
+    written = given.get("args", [])
+    args = [*chosen, *typed] if typed else [*written, *chosen]  # one or the other, as gcloud has it
     if chosen_dir:
         fitness.check_job_dir(chosen_dir, inventory.bucket, default_dir)
     for arg in args:
@@ -263,5 +265,8 @@ def build_job(
         command=tuple(command),
         folder=folder,
         runtime=runtime,
-        notes=(f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it",) if ignored else (),
+        notes=(
+            *([f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"] if ignored else ()),
+            *([f"args in {where}: ignored, the command line has others"] if typed and written else ()),
+        ),
     )

@@ -57,7 +57,7 @@ def test_the_seeds_config(standard: Inventory, tmp_path: Path) -> None:
     assert job.training_input["scaleTier"] == "STANDARD_1"
 
 
-def test_flags_win_and_args_are_appended(standard: Inventory, tmp_path: Path) -> None:
+def test_flags_win_and_so_do_arguments(standard: Inventory, tmp_path: Path) -> None:
     text = """
 labels: {owner: ann}
 trainingInput:
@@ -73,12 +73,17 @@ trainingInput:
     flags = Flags("j", "m.n", config(tmp_path, text), "--model 'c n'", ["--", "x y"], ["run=2,empty="], "/bucket/elsewhere")
     job = build_job(flags, standard)
     assert job.module == "m.n"
-    assert job.args == ("--max-steps", "100", "a b", "--model", "c n", "--", "x y", "--job-dir", "/bucket/elsewhere")
+    assert job.args == ("--model", "c n", "--", "x y", "--job-dir", "/bucket/elsewhere")
+    written = build_job(replace(flags, args=None, more_args=()), standard)
+    assert written.args == ("--max-steps", "100", "a b", "--job-dir", "/bucket/elsewhere")
+    by_flag = build_job(replace(flags, args=None, more_args=(), strategy="sync"), standard)
+    assert by_flag.args == ("--max-steps", "100", "a b", "--strategy", "sync", "--job-dir", "/bucket/elsewhere")
     assert job.labels == {"owner": "ann", "run": "2", "empty": ""}
     assert not job.use_chief
     assert (job.policy["maxRestarts"], job.policy["lostAfterSeconds"]) == (2, 9.5)
     assert job.notes == (
         f"region, runtimeVersion in {tmp_path}/config.yaml: ignored, the cluster is where and what pulumi made it",
+        f"args in {tmp_path}/config.yaml: ignored, the command line has others",
     )
 
 
@@ -248,11 +253,14 @@ def test_a_file_of_variables_names_its_bad_line(inventory: Inventory, tmp_path: 
         build_job(Flags("j", env_file=str(tmp_path / "vars")), inventory)
 
 
-def test_a_strategy_goes_to_the_trainer_between_config_and_args(inventory: Inventory, tmp_path: Path) -> None:
-    flags = Flags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), "--max-steps 9", strategy="any")
+def test_a_strategy_goes_to_the_trainer_behind_what_is_written_and_before_what_is_typed(
+    inventory: Inventory, tmp_path: Path
+) -> None:
+    flags = Flags("j", None, config(tmp_path, "trainingInput: {args: [--strategy, async]}"), strategy="any")
     job = build_job(flags, inventory)
-    assert job.args == ("--strategy", "async", "--strategy", "any", "--max-steps", "9")
+    assert job.args == ("--strategy", "async", "--strategy", "any")
     assert job.training_input["args"] == list(job.args)
+    assert build_job(replace(flags, args="--max-steps 9"), inventory).args == ("--strategy", "any", "--max-steps", "9")
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,11 @@ def test_where_no_period_is_told_the_usual_one_counts(mine: Path, capsys: pytest
 
 def test_config_is_read(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("trainingInput: {pythonModule: mine.task, args: [--meet-every, '3']}")
-    plan.plan(call(mine, "--more", config=str(tmp_path / "config.yaml")), True)
+    plan.plan(call(mine, "", config=str(tmp_path / "config.yaml")), True)
     made = json.loads(capsys.readouterr().out)
-    assert (made["module"], made["args"], made["work"]["period"]) == ("mine.task", ["--meet-every", "3", "--more"], 3)
+    assert (made["module"], made["args"], made["work"]["period"]) == ("mine.task", ["--meet-every", "3"], 3)
+    plan.plan(call(mine, "--more", config=str(tmp_path / "config.yaml")), True)
+    assert json.loads(capsys.readouterr().out)["args"] == ["--more"]
 
 
 @pytest.mark.parametrize(
