@@ -34,6 +34,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "priority": "whole number: of the jobs that wait, who has the highest comes next (default: 0)",
         "queue": "wait for the hosts where another job has them; --no-queue refuses instead",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
+        "json": f"{JSON}: the job's record; logs go to stderr",
     },
 )
 def train(
@@ -60,6 +61,7 @@ def train(
     priority: str | None = None,
     queue: bool = True,
     follow: bool = True,
+    json: bool = False,
 ) -> int:
     """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts by itself when its turn comes.
 
@@ -80,7 +82,7 @@ def train(
     from ops.train.train import train as run
 
     flags = Flags.of(given, after_dashes(sys.argv))
-    return run(Cluster.load(), flags, package, queue, follow)
+    return run(Cluster.load(), flags, package, queue, follow, json)
 
 
 @task(
@@ -142,13 +144,16 @@ def plan(
     return run(call, json)
 
 
-@task(words=["job"], help={"job": "id of the job (default: the one that goes on, if it is the only one)"})
-def cancel(_: Any, job: str | None = None) -> int:
+@task(
+    words=["job"],
+    help={"job": "id of the job (default: the one that goes on, if it is the only one)", "json": f"{JSON}: its record"},
+)
+def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
     from ops.cluster.cluster import Cluster
     from ops.train.cancel import cancel as run
 
-    return run(Cluster.load(), job)
+    return run(Cluster.load(), job, json)
 
 
 @task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})

@@ -95,22 +95,22 @@ def runtimes(_: Any, action: str | None = None, name: str | None = None, yes: bo
     return run(Cluster.load(), action, name, yes, json)
 
 
-@task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask"})
-def delete(_: Any, job: str | None = None, yes: bool = False) -> int:
+@task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
+def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
     """Delete a job that has ended, with its package, logs and output; an output elsewhere (--job-dir) stays. Asks first."""
     from ops.cluster.cluster import Cluster
     from ops.train.delete import delete as run
 
-    return run(Cluster.load(), job, yes)
+    return run(Cluster.load(), job, yes, json)
 
 
-@task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask"})
-def prune(_: Any, keep: str | None = None, yes: bool = False) -> int:
+@task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask", "json": JSON})
+def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False) -> int:
     """Delete all jobs that have ended but the newest: fab prune --keep 10. Asks first."""
     from ops.cluster.cluster import Cluster
     from ops.train.delete import prune as run
 
-    return run(Cluster.load(), keep, yes)
+    return run(Cluster.load(), keep, yes, json)
 
 
 @task(

@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.5
 _SLACK_SECONDS = 6 * lease.SECONDS
 
 
-def cancel(cluster: Cluster, job_id: str | None) -> int:
+def cancel(cluster: Cluster, job_id: str | None, as_json: bool = False) -> int:
     """Cancel a job, the only one that goes on where none is named, and wait until it is; exit code 0 once it is CANCELLED."""
     job_id = job_id or _only_one(cluster)
     record = existing_job(cluster.ledger, job_id)
@@ -34,7 +34,10 @@ def cancel(cluster: Cluster, job_id: str | None) -> int:
         record = until_cancelled(cluster, record, step)
     if record.state is not JobState.CANCELLED:
         raise OpsError(f"job {job_id} ended before it could be cancelled: it is {record.state}")
-    terminal.out(f"{job_id} {record.state}")
+    if as_json:
+        terminal.as_json(record.to_dict())
+    else:
+        terminal.out(f"{job_id} {record.state}")
     return DONE
 
 

@@ -24,16 +24,16 @@ rmdir -- "$1"
 """
 
 
-def delete(cluster: Cluster, job_id: str | None, sure: bool) -> int:
+def delete(cluster: Cluster, job_id: str | None, sure: bool, as_json: bool = False) -> int:
     """Take a job out of the bucket: record, package, logs, and its output where that is below it."""
     if job_id is None:
         raise UsageError("delete which job? fab jobs lists them, and fab prune --keep N deletes all but the newest")
     existing_job(cluster.ledger, job_id)
     _check(cluster, [job_id])
-    return _delete(cluster, [job_id], sure)
+    return _delete(cluster, [job_id], sure, as_json)
 
 
-def prune(cluster: Cluster, keep: str | None, sure: bool) -> int:
+def prune(cluster: Cluster, keep: str | None, sure: bool, as_json: bool = False) -> int:
     """Take all jobs out of the bucket that have ended, but for those made last."""
     if keep is None or not keep.isdecimal():
         said = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
@@ -46,10 +46,13 @@ def prune(cluster: Cluster, keep: str | None, sure: bool) -> int:
         for job_id, user in users.items():
             terminal.note(f"{job_id} stays, as {user} has its output there")
         chosen = [job_id for job_id in chosen if job_id not in users]
+    if not chosen and as_json:
+        terminal.as_json({"deleted": []})
+        return DONE
     if not chosen:
         terminal.note(f"nothing to delete: {len(records)} jobs are there, and the newest {keep} that have ended stay")
         return DONE
-    return _delete(cluster, chosen, sure)
+    return _delete(cluster, chosen, sure, as_json)
 
 
 def _records(cluster: Cluster) -> list[JobRecord]:
@@ -95,7 +98,7 @@ def _normal(path: object) -> str:
     return f"{scheme}{separator}{posixpath.normpath(rest)}"
 
 
-def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool) -> int:
+def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool, as_json: bool) -> int:
     sizes = {}
     for job_id in job_ids:
         with terminal.Step(f"looking through {job_id}"):
@@ -107,8 +110,11 @@ def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool) -> int:
     for job_id, size in sizes.items():
         with terminal.Step(f"deleting {job_id}"):
             _remove(cluster, job_id)
-        terminal.out(f"{job_id} deleted, {terminal.size(size)}")
+        if not as_json:
+            terminal.out(f"{job_id} deleted, {terminal.size(size)}")
     _forget_logs(cluster, job_ids)
+    if as_json:
+        terminal.as_json({"deleted": [{"job": job_id, "bytes": size} for job_id, size in sizes.items()]})
     return DONE
 
 

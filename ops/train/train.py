@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,11 +37,17 @@ _CHECK_SECONDS = 30.0
 _FREE_BYTES = 100_000_000
 
 
-def train(cluster: Cluster, flags: Flags, folder: str | None, may_wait: bool, follow: bool) -> int:
+def train(cluster: Cluster, flags: Flags, folder: str | None, may_wait: bool, follow: bool, as_json: bool) -> int:
     """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False."""
-    if flags.resume is not None:
-        flags = resumed(cluster, flags)
-    return run(cluster, prepare(cluster.inventory, flags, folder), may_wait, follow)
+    # stdout is for the record, which a program reads.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        if flags.resume is not None:
+            flags = resumed(cluster, flags)
+        submission = prepare(cluster.inventory, flags, folder)
+        code = run(cluster, submission, may_wait, follow)
+    if as_json:
+        terminal.as_json(existing_job(cluster.ledger, submission.job.id).to_dict())
+    return code
 
 
 def resumed(cluster: Cluster, flags: Flags) -> Flags:

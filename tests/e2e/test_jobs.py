@@ -92,7 +92,8 @@ def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
     busy = cluster.fab("train", "--job", "meanwhile", "--no-queue", "--args", _SHORT)
     assert busy.code == 2
     assert "to_cancel" in busy.err
-    assert cluster.fab("cancel", "to_cancel").code == 0
+    cancelled = cluster.fab("cancel", "to_cancel", "--json")
+    assert (cancelled.code, json.loads(cancelled.out)["state"]) == (0, "CANCELLED")
     assert cluster.describe("to_cancel")["state"] == "CANCELLED"
     assert cluster.fab("cancel", "to_cancel").code == 2
     assert cluster.fab("logs", "all", "--job", "to_cancel").out
@@ -136,7 +137,10 @@ def test_of_two_that_train_at_the_same_time_one_waits_for_the_other(cluster: Sta
 
 
 def test_bad_calls_end_with_one_line_and_change_nothing(cluster: Stack) -> None:
-    assert cluster.fab("train", "--job", "used_before", *TINY).code == 0
+    ran = cluster.fab("train", "--job", "used_before", *TINY, "--json")
+    record = json.loads(ran.out)
+    assert (ran.code, record["jobId"], record["state"]) == (0, "used_before", "SUCCEEDED")
+    assert "Final metrics" in ran.err
     before = cluster.fab("jobs", "--json").out
     for arguments, word in [
         (("train", "--job", "9lives"), "letter"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -177,6 +178,17 @@ def test_an_output_that_another_job_goes_on_in_stays(cluster: Cluster, bucket: P
 def test_all_but_the_newest_that_have_ended(cluster: Cluster, bucket: Path, keep: str, left: list[str]) -> None:
     assert prune(cluster, keep, sure=True) == 0
     assert there(bucket) == left
+
+
+def test_programs_are_told_what_went(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert delete(cluster, "job00", sure=True, as_json=True) == 0
+    (told,) = json.loads(capsys.readouterr().out)["deleted"]
+    assert (told["job"], told["bytes"] > 3) == ("job00", True)
+    assert prune(cluster, "1", sure=True, as_json=True) == 0
+    assert [each["job"] for each in json.loads(capsys.readouterr().out)["deleted"]] == ["job01"]
+    assert prune(cluster, "1", sure=True, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"deleted": []}
+    assert there(bucket) == ["job02", "job03"]
 
 
 def test_what_others_go_on_in_is_not_pruned(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
