@@ -25,6 +25,10 @@ class Output:
     _bucket: Bucket
     _folder: str
 
+    def read(self, name: str) -> bytes:
+        """One of the files, which is small."""
+        return self._bucket.read(f"{self._folder}/{name}" if self._folder else name) or b""
+
     def fetch(self, names: Sequence[str], target: Path, below: str = "") -> None:
         """Downloads these files into a directory, under their names without `below`; where that is all of one, as `target`.
 

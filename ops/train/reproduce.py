@@ -18,16 +18,15 @@ from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.cluster.ledger import existing_job, find_job, replica_names
+from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
-from ops.logs import progress
-from ops.logs.read import read_logs
 from ops.package import runtime as runtimes
 from ops.package.package import Package, unpack
 from ops.package.runtime import Runtime
 from ops.train import compare, manifest, part, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy, told_job_dir
+from ops.train.metrics import final_metrics
 from ops.train.program import readers, script_of
 from ops.train.schema import check_job_id, scheduling
 from ops.train.submit import Submission, used_before
@@ -56,7 +55,7 @@ def reproduce(cluster: Cluster, job_id: str | None, new_id: str | None, follow: 
         terminal.note(f"fab reproduce {job_id} --job {new_id} compares the two once it has ended")
         return code
     again = existing_job(ledger, new_id)
-    finals = (_final_metrics(cluster, original), _final_metrics(cluster, again))
+    finals = (final_metrics(cluster, original), final_metrics(cluster, again))
     _show(job_id, new_id, compare.rows(original, again, finals), all(finals), as_json)
     return code
 
@@ -161,18 +160,6 @@ def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def _final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
-    """What the chief printed at last; empty where it printed nothing of the kind, or where its log is gone."""
-    if not (names := replica_names(record)):
-        return {}
-    chief = names[0]
-    try:
-        log = read_logs(cluster, record, [chief], None)
-    except OpsError:
-        return {}
-    return progress.final_metrics(line.message for line in log.get(chief, []))
-
-
 def _show(job_id: str, new_id: str, found: list[compare.Row], measured: bool, as_json: bool) -> None:
     """What was compared, and what it comes to; without metrics of both there is no saying that a job is another over again."""
     differs = [row.what for row in found if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
@@ -189,5 +176,5 @@ def _show(job_id: str, new_id: str, found: list[compare.Row], measured: bool, as
         terminal.out(f"{new_id} is {job_id} over again")
     else:
         terminal.out(
-            f"{new_id} was made of what {job_id} was made of; what came out was not compared, as neither prints final metrics"
+            f"{new_id} was made of what {job_id} was made of; what came out was not compared, as they tell no final metrics"
         )

@@ -22,7 +22,7 @@ from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package
-from ops.train import manifest, reproduce, train
+from ops.train import manifest, metrics, reproduce, train
 from ops.train.config import Flags, build_job
 from ops.train.submit import Submission
 
@@ -85,7 +85,7 @@ def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ru
         message = FINAL.format(500, "0.2", accuracies[record.jobId])
         return {"master-0": [type("Line", (), {"message": message})]}
 
-    monkeypatch.setattr(reproduce, "read_logs", read_logs)
+    monkeypatch.setattr(metrics, "read_logs", read_logs)
     return made
 
 

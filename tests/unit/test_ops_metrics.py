@@ -1,0 +1,94 @@
+"""What came out of a job, by a line, by a file, or by summaries that TensorBoard's own writer made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.plugins.scalar.metadata import create_summary_metadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from jobs.records import JobRecord
+from jobs.states import JobState
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.train import metrics
+
+Log = list[str]
+
+
+class OneHost:
+    """A host that is this machine."""
+
+    def any_connection(self) -> Any:
+        return SimpleNamespace(original_host="master-0")
+
+    def must(self, name: str, command: str, what: str) -> str:
+        return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def told(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Log], dict[str, str]]:
+    """The final metrics of a job whose output is below tmp_path, by what its chief printed."""
+    import sys
+
+    (tmp_path / "jobs/job01/output").mkdir(parents=True)
+    here = replace(inventory, bucket=str(tmp_path), operator_bucket=f"file://{tmp_path}")
+    record = JobRecord("job01", JobState.SUCCEEDED, wants=["master-0"], hosts=["master-0"])
+    monkeypatch.setattr(metrics, "PYTHON", sys.executable)
+
+    def ask(log: Log) -> dict[str, str]:
+        lines = [SimpleNamespace(message=line) for line in log]
+        monkeypatch.setattr(metrics, "read_logs", lambda *_: {"master-0": lines})
+        return metrics.final_metrics(Cluster(here, OneHost()), record)  # type: ignore[arg-type]
+
+    return ask
+
+
+def summaries(folder: Path, *values: tuple[str, int, float], old: bool = False) -> None:
+    """Scalars as TensorFlow 2 writes them, in tensors, or as TensorFlow 1 did."""
+    writer = EventFileWriter(str(folder))
+    for tag, step, value in values:
+        kind: dict[str, Any] = {"simple_value": value}
+        if not old:
+            meta = SummaryMetadata.FromString(create_summary_metadata("", "").SerializeToString())
+            kind = {"tensor": make_tensor_proto(value, dtype="float32"), "metadata": meta}
+        writer.add_event(Event(wall_time=step, step=step, summary=Summary(value=[Summary.Value(tag=tag, **kind)])))
+    writer.close()
+
+
+def test_a_line_counts_before_a_file_and_a_file_before_summaries(told: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
+    output = tmp_path / "jobs/job01/output"
+    assert told(["Train"]) == {}
+    summaries(output / "logs", ("loss", 5, 0.5), ("loss", 20, 0.25), ("accuracy", 20, 0.875))
+    assert told(["Train"]) == {"steps": "20", "logs/loss": "0.25", "logs/accuracy": "0.875"}
+    (output / "metrics.json").write_text(json.dumps({"steps": 7, "loss": 0.125, "name": "x", "good": True, "list": [1]}))
+    assert told(["Train"]) == {"steps": "7", "loss": "0.125"}
+    assert told(["Final metrics after 9 steps, loss: 0.100"]) == {"steps": "9", "loss": "0.100"}
+
+
+def test_several_runs_and_the_scalars_of_tensorflow_1(told: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
+    output = tmp_path / "jobs/job01/output"
+    summaries(output, ("loss", 3, 0.75), old=True)
+    summaries(output / "eval", ("loss", 4, 0.5))
+    assert told([]) == {"steps": "4", "loss": "0.75", "eval/loss": "0.5"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"a": "b"}'])
+def test_a_file_that_tells_nothing(told: Callable[[Log], dict[str, str]], tmp_path: Path, text: str) -> None:
+    (tmp_path / "jobs/job01/output/metrics.json").write_text(text)
+    assert told([]) == {}
+
+
+def test_summaries_that_are_none(told: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
+    (tmp_path / "jobs/job01/output/events.out.tfevents.1.x").write_bytes(b"no records")
+    assert told([]) == {}
