@@ -36,7 +36,8 @@ def main() -> None:
         spec = config.spec()
         found = chosen.prepare(stack, spec, config)
         lost = hosts_lost(ROOT / FOLDER / stack / "inventory.json", spec)
-        check(lost, partial(chosen.read, stack, found), pulumi.runtime.is_dry_run(), config.disrupt_jobs)
+        bucket = (partial(chosen.read, stack, found), partial(chosen.write, stack, found))
+        check(lost, *bucket, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (ConfigError, SpecError, TargetError) as error:
         pulumi.log.error(str(error))
         # The SDK's own calls that the exit cuts off are no concern of the user's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pulumi
@@ -11,11 +12,14 @@ import pulumi
 from infra.spec import ClusterSpec
 from infra.targets import TargetError
 from jobs.checked import RecordError
-from jobs.paths import QUEUE
+from jobs.paths import QUEUE, cancel, plan
 from jobs.placement import place
 from jobs.queue import Queue
+from jobs.records import Plan
+from jobs.times import now
 
 Read = Callable[[str], bytes | None]
+Write = Callable[[str, bytes], None]
 
 
 def hosts_lost(inventory: Path, spec: ClusterSpec) -> list[str]:
@@ -28,31 +32,58 @@ def hosts_lost(inventory: Path, spec: ClusterSpec) -> list[str]:
     return [name for name in there if name not in stay]
 
 
-def endangered(queue: Queue, lost: list[str]) -> list[str]:
-    """A line for each job that has one of these hosts, or waits and could be given no others."""
-    lines = []
+@dataclass(frozen=True)
+class Hurt:
+    """A job that a change takes hosts from: why, in words, and whether it can go on all the same."""
+
+    job_id: str
+    why: str
+    goes_on: bool = False
+
+
+def hurt(queue: Queue, lost: list[str], read: Read) -> list[Hurt]:
+    """Each job that has one of these hosts, or waits and could be given no others."""
+    found = []
     for entry in queue.entries:
         if entry.held and (taken := [host for host in entry.hosts if host in lost]):
-            lines.append(f"job {entry.jobId} has {', '.join(taken)}")
+            can = _all_expendable(read(plan(entry.jobId)), [entry.replica_on(host) for host in taken])
+            found.append(Hurt(entry.jobId, f"job {entry.jobId} has {', '.join(taken)}", can))
         elif not entry.held and len(place(entry.wanted, lost)) < len(entry.wanted):
-            lines.append(f"job {entry.jobId} waits for hosts of which too few stay")
-    return lines
+            found.append(Hurt(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
+    return found
 
 
-def check(lost: list[str], read: Read, preview: bool, allowed: bool) -> None:
-    """Warn at a preview, refuse an update with a TargetError, where jobs would lose hosts and that is not `allowed`."""
+def _all_expendable(content: bytes | None, replicas: list[str]) -> bool:
+    try:
+        return content is not None and all(map(Plan.from_json(content).is_expendable, replicas))
+    except RecordError:
+        return False
+
+
+def check(lost: list[str], read: Read, write: Write, preview: bool, allowed: bool) -> None:
+    """Warn at a preview, refuse an update with a TargetError, where jobs would lose hosts and that is not `allowed`.
+
+    Where it is, the update ends the jobs that cannot go on, as `fab cancel` would.
+    """
     if not lost or (content := read(QUEUE)) is None:
         return
     try:
-        lines = endangered(Queue.from_json(content), lost)
+        found = hurt(Queue.from_json(content), lost, read)
     except RecordError as error:
         pulumi.log.warn(f"which job has which host cannot be seen, so none is looked after: {error}")
         return
-    if not lines:
+    if not found:
         return
-    what = f"this takes {', '.join(lost)} away, and {'; '.join(lines)}"
+    what = f"this takes {', '.join(lost)} away, and {'; '.join(job.why for job in found)}"
+    ended = [job.job_id for job in found if not job.goes_on]
     if allowed:
-        pulumi.log.warn(f"{what}: disruptJobs is true, so it is done")
+        how = [f"{', '.join(ended)} ends"] if ended else []
+        how += [f"{job.job_id} goes on without" for job in found if job.goes_on]
+        pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
+        if not preview:
+            request = {"requestedBy": "pulumi up", "createTime": now(), "reason": f"hosts taken away: {', '.join(lost)}"}
+            for job_id in ended:
+                write(cancel(job_id), json.dumps(request).encode())
     elif preview:
         pulumi.log.warn(f"{what}: pulumi up will refuse. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
     else:

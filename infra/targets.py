@@ -26,13 +26,15 @@ class Target:
 
     `prepare(stack, spec, config)` looks at the world before any resource is declared, raises TargetError for what cannot be,
     and returns what it found; `build(stack, spec, config, found, authorized_key)` declares the resources;
-    `read(stack, found, path)` is a file of the bucket as it is now, None where there is none to be had.
+    `read(stack, found, path)` is a file of the bucket as it is now, None where there is none to be had;
+    `write(stack, found, path, content)` makes one, TargetError where that cannot be.
     """
 
     config: type[ClusterConfig]
     prepare: Callable[[str, ClusterSpec, Any], Any]
     build: Callable[[str, ClusterSpec, Any, Any, Output[str]], Cluster]
     read: Callable[[str, Any, str], bytes | None]
+    write: Callable[[str, Any, str, bytes], None]
 
 
 def target(name: str) -> Target:

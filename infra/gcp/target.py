@@ -94,4 +94,17 @@ def read(stack: str, found: Found, path: str) -> bytes | None:
     return answer.content if answer.ok else None
 
 
-GCP = Target(GcpConfig, prepare, build, read)
+def write(stack: str, found: Found, path: str, content: bytes) -> None:
+    """An object of the stack's bucket, where there is none of that name."""
+    get: Get = provider_config
+    base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
+    params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}
+    try:
+        answer = session(get).post(f"{base}b/{found.bucket}/o", params=params, data=content, timeout=TIMEOUT)
+    except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
+        raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
+    if not answer.ok and answer.status_code != requests.codes.precondition_failed:
+        raise TargetError(f"the bucket does not take {path} (HTTP {answer.status_code}): try again")
+
+
+GCP = Target(GcpConfig, prepare, build, read, write)

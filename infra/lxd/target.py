@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from pulumi import Output
 
@@ -32,13 +33,27 @@ def build(stack: str, spec: ClusterSpec, config: LxdConfig, found: Found, author
 
 def read(stack: str, found: Found, path: str) -> bytes | None:
     """A file of the stack's bucket, through the first host that runs."""
-    project = names(ROOT, stack).project
     with suppress(LxdError), errors("LXD"):
-        for name in hosts_of(project):
-            if (instance := client(project).instances.get(name)).status == "Running":
-                content: bytes = instance.files.get(f"{BUCKET}/{path}")
-                return content
+        if (host := _running(stack)) is not None:
+            content: bytes = host.files.get(f"{BUCKET}/{path}")
+            return content
     return None
 
 
-LXD = Target(LxdConfig, prepare, build, read)
+def write(stack: str, found: Found, path: str, content: bytes) -> None:
+    """A file of the stack's bucket, through the first host that runs."""
+    try:
+        with errors("LXD"):
+            if (host := _running(stack)) is not None:
+                host.files.put(f"{BUCKET}/{path}", content, mode=0o644)
+    except LxdError as error:
+        raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
+
+
+def _running(stack: str) -> Any:
+    project = names(ROOT, stack).project
+    instances = (client(project).instances.get(name) for name in hosts_of(project))
+    return next((instance for instance in instances if instance.status == "Running"), None)
+
+
+LXD = Target(LxdConfig, prepare, build, read, write)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from jobs import paths
 from jobs.checked import RecordError
 from jobs.queue import Queue
 from jobs.records import JobRecord, ReplicaRecord
@@ -90,6 +92,17 @@ def _limit(text: str | None) -> int | None:
     return int(text)
 
 
+def _cancelled(cluster: Cluster, record: JobRecord) -> str | None:
+    """Who asked for the end of a job, and why where that was said."""
+    if record.state is not JobState.CANCELLED or (item := cluster.ledger.store.read(paths.cancel(record.jobId))) is None:
+        return None
+    try:
+        asked = json.loads(item.content)
+        return f"by {asked['requestedBy']}" + (f": {asked['reason']}" if asked.get("reason") else "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     """All that is known of a job."""
     ledger = cluster.ledger
@@ -110,6 +123,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
         "started": terminal.local_time(record.startTime),
         "ended": terminal.local_time(record.endTime),
+        "cancelled": _cancelled(cluster, record),
         "took": took(record),
         "cost": None if record.cost is None else f"{terminal.dollars(record.cost)} USD",
         "retries": record.attempt or None,

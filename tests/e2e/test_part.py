@@ -67,7 +67,13 @@ def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> 
         assert (refused.code != 0, f"{said}: nothing was changed" in refused.text) == (True, True), refused.text
         assert "worker-1" in cluster.hosts()
         assert cluster.describe("shrinks")["state"] == "RUNNING"
+        cluster.configure(disruptJobs="true")
+        assert "disruptJobs is true, so it is done; shrinks ends" in cluster.up()
+        assert "worker-1" not in cluster.hosts()
+        cluster.wait("shrinks", "CANCELLED")
+        assert "by pulumi up: hosts taken away: worker-1" in cluster.fab("describe", "shrinks").out
     finally:
+        cluster.pulumi("config", "rm", "disruptJobs")
         cluster.configure(workerCount="2")
-    assert cluster.fab("cancel", "shrinks").code == 0
+        cluster.up()
     assert cluster.changes() == {}

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from infra import guard
+from infra.guard import Hurt
 from infra.spec import ScaleTier, preset
 from infra.targets import TargetError
+from jobs import paths
 from jobs.paths import QUEUE
 from jobs.queue import Entry, Queue
+from jobs.records import Plan, Task
 
 BASIC = preset(ScaleTier.BASIC)
 STANDARD = ["ps-0", "master-0", "worker-0", "worker-1"]
@@ -52,37 +55,67 @@ def test_the_hosts_that_go(inventory: Path, tmp_path: Path) -> None:
     assert guard.hosts_lost(inventory, BASIC) == []
 
 
-def test_the_jobs_that_would_be_hurt() -> None:
-    assert guard.endangered(queue(), ["worker-0", "worker-1", "ps-0"]) == [
-        "job peers has worker-0, worker-1",
-        "job large waits for hosts of which too few stay",
+class Files:
+    """A bucket: the queue, and plans; what is written to it."""
+
+    def __init__(self, **expendable: list[str]) -> None:
+        plans = {
+            paths.plan(job): Plan(job, ["master-0"], "m", [], {"master-0": Task("{}")}, expendable=roles)
+            for job, roles in expendable.items()
+        }
+        self.there = {QUEUE: queue().to_json()} | {path: plan.to_json() for path, plan in plans.items()}
+        self.written: dict[str, Any] = {}
+
+    def write(self, path: str, content: bytes) -> None:
+        self.written[path] = json.loads(content)
+
+
+@pytest.mark.parametrize(
+    ("files", "goes_on"), [(Files(), False), (Files(peers=["evaluator"]), False), (Files(peers=["worker"]), True)]
+)
+def test_the_jobs_that_would_be_hurt(files: Files, goes_on: bool) -> None:
+    assert guard.hurt(queue(), ["worker-0", "worker-1", "ps-0"], files.there.get) == [
+        Hurt("peers", "job peers has worker-0, worker-1", goes_on),
+        Hurt("large", "job large waits for hosts of which too few stay"),
     ]
-    assert guard.endangered(queue(), ["evaluator-0"]) == []
+    assert guard.hurt(queue(), ["evaluator-0"], files.there.get) == []
+    files.there[paths.plan("peers")] = b"{"
+    assert not guard.hurt(queue(), ["worker-0"], files.there.get)[0].goes_on, "nobody knows"
 
 
-def test_a_preview_warns_an_update_refuses_and_a_key_allows(warned: list[str]) -> None:
-    def read(path: str) -> bytes:
-        assert path == QUEUE
-        return queue().to_json()
-
-    lost = ["worker-1"]
-    guard.check(lost, read, preview=True, allowed=False)
+def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[str]) -> None:
+    files, lost = Files(), ["worker-1"]
+    bucket = (files.there.get, files.write)
+    guard.check(lost, *bucket, preview=True, allowed=False)
     assert warned.pop().startswith("this takes worker-1 away, and job peers has worker-1: pulumi up will refuse. Wait")
     with pytest.raises(TargetError, match=r"job peers has worker-1: nothing was changed\. Wait .* disruptJobs true"):
-        guard.check(lost, read, preview=False, allowed=False)
-    guard.check(lost, read, preview=False, allowed=True)
-    assert warned.pop() == "this takes worker-1 away, and job peers has worker-1: disruptJobs is true, so it is done"
+        guard.check(lost, *bucket, preview=False, allowed=False)
+    said = "this takes worker-1 away, and job peers has worker-1: disruptJobs is true, so it is done; peers ends"
+    guard.check(lost, *bucket, preview=True, allowed=True)
+    assert (warned.pop(), files.written) == (said, {})
+    guard.check(lost, *bucket, preview=False, allowed=True)
+    assert warned.pop() == said
+    assert files.written.keys() == {paths.cancel("peers")}
+    request = files.written[paths.cancel("peers")]
+    assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts taken away: worker-1")
+
+
+def test_a_job_that_can_do_without_goes_on(warned: list[str]) -> None:
+    files = Files(peers=["worker"])
+    guard.check(["worker-1"], files.there.get, files.write, preview=False, allowed=True)
+    assert warned.pop().endswith("so it is done; peers goes on without")
+    assert files.written == {}
 
 
 def test_what_harms_nobody_is_done(warned: list[str]) -> None:
-    def never(_: str) -> Any:
+    def never(*_: object) -> Any:
         raise AssertionError("nothing goes, so nothing is looked at")
 
-    guard.check([], never, preview=False, allowed=False)
-    guard.check(["ps-0"], lambda _: None, preview=False, allowed=False)
-    guard.check(["evaluator-0"], lambda _: queue().to_json(), preview=False, allowed=False)
+    guard.check([], never, never, preview=False, allowed=False)
+    guard.check(["ps-0"], lambda _: None, never, preview=False, allowed=False)
+    guard.check(["evaluator-0"], lambda _: queue().to_json(), never, preview=False, allowed=False)
     assert warned == []
-    guard.check(["ps-0"], lambda _: b"{", preview=False, allowed=False)
+    guard.check(["ps-0"], lambda _: b"{", never, preview=False, allowed=False)
     assert "which job has which host cannot be seen" in warned.pop()
 
 
@@ -92,8 +125,14 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked: list[tuple[str, Any]] = []
 
+    sent: list[tuple[str, str, str, bytes]] = []
+
     class Session:
-        ok = True
+        ok, status = True, 200
+
+        def post(self, url: str, params: Any, data: bytes, timeout: float) -> SimpleNamespace:
+            sent.append((url, params["name"], params["ifGenerationMatch"], data))
+            return SimpleNamespace(ok=self.status == 200, status_code=self.status)
 
         def get(self, url: str, params: Any, timeout: float) -> SimpleNamespace:
             asked.append((url, params))
@@ -110,21 +149,35 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     session.ok = False
     assert target.GCP.read("dev", found, QUEUE) is None
 
+    target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
+    assert sent == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]
+    session.status = 412  # somebody was quicker
+    target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
+    session.status = 403
+    with pytest.raises(TargetError, match=r"the bucket does not take jobs/j/cancel\.json \(HTTP 403\)"):
+        target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
+
     def none(_: Any) -> Any:
         raise GcpError("no credentials")
 
     monkeypatch.setattr(target, "session", none)
     assert target.GCP.read("dev", found, QUEUE) is None
+    with pytest.raises(TargetError, match="no credentials"):
+        target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
 
 
 def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from infra.lxd import target
 
+    put: list[tuple[str, str]] = []
+
     def host(name: str) -> SimpleNamespace:
-        files = SimpleNamespace(get=lambda path: f"{name}:{path}".encode())
+        files = SimpleNamespace(get=lambda path: f"{name}:{path}".encode(), put=lambda path, *_, **__: put.append((name, path)))
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
     monkeypatch.setattr(target, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
         monkeypatch.setattr(target, "hosts_of", lambda _, there=there: there)
         assert target.LXD.read("local", None, QUEUE) == read
+        target.LXD.write("local", None, "jobs/j/cancel.json", b"{}")
+    assert put == [("worker-0", "/bucket/jobs/j/cancel.json")]

@@ -19,7 +19,7 @@ OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "replica", "t
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
-    "infra": {"infra", "jobs.queue", "jobs.placement", "jobs.paths", "jobs.checked"},
+    "infra": {"infra", "jobs.queue", "jobs.placement", "jobs.paths", "jobs.checked", "jobs.records", "jobs.times"},
     "jobs": {"jobs"},
     "ops": {"ops", "jobs", "infra.spec"},
     "tasks": {"ops", "tasks"},
