@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infra.spec import Role
@@ -36,13 +37,18 @@ def read_yaml(content: bytes, path: str) -> Any:
 def check_mapping(data: Any, keys: Mapping[str, Check], path: str) -> dict[str, Any]:
     """A mapping whose keys are all known, each value checked; the message names the full path and the valid keys."""
     if not isinstance(data, dict):
-        raise UsageError(f"{path} is not a mapping of keys to values; valid keys are {', '.join(keys)}")
+        raise UsageError(f"{path} is not a mapping of keys to values; valid keys are {', '.join(_valid(keys))}")
     checked: dict[str, Any] = {}
     for key, value in data.items():
         if key not in keys:
-            raise UsageError(f"{_below(path, key)} is unknown; valid are {', '.join(keys)}")
+            raise UsageError(f"{_below(path, key)} is unknown; valid are {', '.join(_valid(keys))}")
         checked[key] = keys[key](value, _below(path, key))
     return checked
+
+
+def _valid(keys: Mapping[str, Check]) -> list[str]:
+    """Those that are not there to be refused with a word of their own."""
+    return [key for key, check in keys.items() if not isinstance(check, _Unsupported)]
 
 
 def _below(path: str, key: object) -> str:
@@ -149,7 +155,12 @@ def some_of(valid: Sequence[str]) -> Check:
 
 
 def unsupported(instead: str) -> Check:
-    def refuse(_: Any, path: str) -> Any:
-        raise UsageError(f"{path} is not supported: {instead}")
+    return _Unsupported(instead)
 
-    return refuse
+
+@dataclass(frozen=True)
+class _Unsupported:
+    instead: str
+
+    def __call__(self, _: Any, path: str) -> Any:
+        raise UsageError(f"{path} is not supported: {self.instead}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ops.errors import UsageError
 
@@ -22,6 +22,8 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
     if start is None:
         have = sorted(name for path in files if (name := _name_of(path)) and not name.endswith("__init__"))
         raise UsageError(f"module {module!r} is not in the package {package}; there are {', '.join(have) or 'none'}")
+    if start.endswith("/__init__.py") and (start := _path_of(f"{module}.__main__", files)) is None:
+        raise UsageError(f"module {module!r} is a package without a __main__.py, which is what would run: name a module of it")
     trees = {path: _compile(path, content, root) for path, content in files.items() if path.endswith(".py")}
     outside: dict[str, str] = {}
     waiting, seen = [start], set[str]()
@@ -62,13 +64,15 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dic
     return outside
 
 
-def missing_line(name: str, where: str, package: str, files: Mapping[str, bytes]) -> str:
-    """What to say of an import that the hosts cannot satisfy."""
+def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes]) -> str:
+    """What to say of modules that the hosts lack, of those that `imports` names with the `file:line` of each."""
+    name, others = lacking[0], [f"{name} ({imports[name]})" for name in lacking[1:]]
+    where, more = imports[name], f"; nor have they {', '.join(others)}" if others else ""
     folder = where.rpartition(":")[0].rpartition("/")[0]
     if f"{folder}/{name}.py" in files:  # Python 2 looked beside the file that imports
         return f"{where} imports {name}, which is only in the package: write from {folder.replace('/', '.')} import {name}"
-    what = f"{where} imports {name}, which neither the package {package} nor the hosts have"
-    return f"{what}: put it into the package, or into its requirements"
+    what = f"{where} imports {name}, which neither the package {package} nor the hosts have{more}"
+    return f"{what}: put {'them' if others else 'it'} into the package, or into its requirements"
 
 
 def _note(outside: dict[str, str], name: str, where: str) -> None:

@@ -11,6 +11,8 @@ _WRONG_WHEEL = re.compile(r"(\S+\.whl) is not a supported wheel on this platform
 _BUILD_OUTPUT = re.compile(r"\[\d+ lines? of output\]\n(.*?)\n\s*\[end of output\]", re.DOTALL)
 _CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\s*\n", re.DOTALL)
 _COMPILED = re.compile(r"-(cp311|abi3|none)-linux_x86_64\.whl$")
+_GIT = re.compile(r"^\s*((?:fatal|error): (?!subprocess-exited).+)$", re.MULTILINE)
+_CLONE = re.compile(r"git (?:clone|fetch|checkout|rev-parse|submodule)\b.*did not run successfully")
 _UNREACHABLE = ("NewConnectionError", "ConnectTimeoutError", "Temporary failure in name resolution", "ReadTimeoutError")
 # Tried versions are listed; the newest say enough.
 _SHOWN_VERSIONS = 5
@@ -25,6 +27,8 @@ def explain(output: str) -> str:
     if found := _CONFLICT.search(output):
         wanted = "; ".join(line.strip() for line in found[1].splitlines())
         return f"dependencies contradict one another or what the hosts have: {wanted}"
+    if _CLONE.search(output) and (why := _GIT.search(output)):
+        return f"a dependency cannot be fetched by git: {why[1]}"
     if outputs := _BUILD_OUTPUT.findall(output):
         lines = [line.strip() for line in outputs[-1].splitlines() if line.strip()]
         return f"a build by setup.py or pyproject.toml failed: {lines[-1] if lines else 'it printed nothing'}"

@@ -150,8 +150,8 @@ def _check_host(name: str, free: dict[str, int], lacking: list[str], built: pack
         if room < needed:
             what = f"only {terminal.size(room)} free in {directory}, a job needs {terminal.size(needed)}"
             raise UsageError(f"{name} has {what}: make room (fab shell {name}), or give it a larger disk")
-    for module in lacking:
-        raise UsageError(missing_line(module, built.imports[module], built.name, built.files))
+    if lacking:
+        raise UsageError(missing_line(lacking, built.imports, built.name, built.files))
 
 
 def _check_output(cluster: Cluster, submission: Submission) -> None:

@@ -126,6 +126,21 @@ def test_too_much(tmp_path: Path) -> None:
 
 def test_an_import_that_python_2_would_have_found() -> None:
     files = {"trainer/task.py": b"import mnist", "trainer/mnist.py": b""}
-    says = missing_line("mnist", "trainer/task.py:1", "trainer", files)
+    says = missing_line(["mnist"], {"mnist": "trainer/task.py:1"}, "trainer", files)
     assert says == "trainer/task.py:1 imports mnist, which is only in the package: write from trainer import mnist"
-    assert "put it into the package" in missing_line("pandas", "trainer/task.py:1", "trainer", files)
+    imports = {"pandas": "trainer/task.py:1", "scipy": "trainer/model.py:2"}
+    assert missing_line(["pandas"], imports, "trainer", files).endswith(
+        "have: put it into the package, or into its requirements"
+    )
+    both = "nor the hosts have; nor have they scipy (trainer/model.py:2): put them into the package, or into its requirements"
+    assert missing_line(["pandas", "scipy"], imports, "trainer", files).endswith(both)
+
+
+def test_a_package_runs_by_its_main(tmp_path: Path) -> None:
+    root = make(tmp_path, {"task.py": ""})
+    assert (
+        refused(root, "mine")
+        == "module 'mine' is a package without a __main__.py, which is what would run: name a module of it"
+    )
+    (root / "__main__.py").write_text("import far\n")
+    assert package.build(root, "mine").imports == {"far": "mine/__main__.py:1"}

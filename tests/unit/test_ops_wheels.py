@@ -225,6 +225,11 @@ def test_a_wheel_that_would_leave_the_package(tmp_path: Path) -> None:
             "pip failed: Package 'x' requires a different",
         ),
         ("boom\n", "pip failed: boom"),
+        (
+            "  fatal: unable to access 'https://h/x.git/': Failed to connect\n  error: subprocess-exited-with-error\n"
+            "  x git clone --quiet https://h/x.git /tmp/x did not run successfully.\n  ╰─> See above for output.\n",
+            "a dependency cannot be fetched by git: fatal: unable to access 'https://h/x.git/': Failed to connect",
+        ),
         ("", "pip failed: it printed nothing"),
     ],
 )
