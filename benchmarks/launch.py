@@ -22,7 +22,7 @@ from infra.lxd import bucket, image, network, project
 from infra.lxd.api import LxdError, socket_path
 from infra.lxd.config import LxdConfig
 from infra.lxd.host import definition
-from infra.lxd.image import RUNTIME, RUNTIMES
+from infra.lxd.image import RUNTIMES_HERE, VENV
 from infra.lxd.layout import address, names, sizes
 from infra.lxd.network import choose_range
 from infra.spec import ScaleTier
@@ -78,8 +78,8 @@ def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
             "address": str(address(found, replica)),
             "gateway": str(found[1]),
             "bucket": NAMES.bucket,
-            "runtime": str(RUNTIME),
-            "runtimes": str(RUNTIMES),
+            "runtime": str(VENV),
+            "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": public_key,
             "machineType": spec.roles[replica.role].machine_type,
             "cpus": limits[replica.role].cpus,

@@ -36,7 +36,7 @@ def main() -> None:
         spec = config.spec()
         found = chosen.prepare(stack, spec, config)
         lost = hosts_lost(ROOT / FOLDER / stack / "inventory.json", spec)
-        bucket = (partial(chosen.read, stack, found), partial(chosen.write, stack, found))
+        bucket = (partial(chosen.read, stack, found), partial(chosen.create, stack, found))
         check(lost, *bucket, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (ConfigError, SpecError, TargetError) as error:
         pulumi.log.error(str(error))

@@ -37,7 +37,8 @@ class Cluster:
     to to its public host key; `proxy_command` is ssh's ProxyCommand where hosts have no address that the operator reaches.
     `hourly_costs` are US dollars by role, and what is no role's, where the target has prices. `shared_cpus` is how many
     processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons that jobs bring along as
-    the hosts name it, `operator_runtimes` as the operator does, who fills it; None where a target has none.
+    the hosts name it, `operator_runtimes` as the operator does, who fills it; None where a target has none. `tensorflow` is the
+    version that hosts have, None for the one of trainer/requirements.txt.
     """
 
     hosts: Sequence[HostFacts]
@@ -48,6 +49,7 @@ class Cluster:
     shared_cpus: int | None = None
     runtimes: str | None = None
     operator_runtimes: str | None = None
+    tensorflow: str | None = None
     proxy_command: str | None = None
     hourly_costs: Mapping[str, float] | None = None
     depends_on: Sequence[Resource] = field(default_factory=tuple)
@@ -92,6 +94,7 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
             "sharedCpus": cluster.shared_cpus,
             "runtimes": cluster.runtimes,
             "operatorRuntimes": cluster.operator_runtimes,
+            "tensorflow": cluster.tensorflow,
             "labels": labels,
         }
     )

@@ -15,11 +15,11 @@ from jobs.checked import RecordError
 from jobs.paths import QUEUE, cancel, plan
 from jobs.placement import place
 from jobs.queue import Queue
-from jobs.records import Plan
+from jobs.records import CancelRequest, Plan
 from jobs.times import now
 
 Read = Callable[[str], bytes | None]
-Write = Callable[[str, bytes], None]
+Create = Callable[[str, bytes], None]
 
 
 def hosts_lost(inventory: Path, spec: ClusterSpec) -> list[str]:
@@ -46,21 +46,22 @@ def hurt(queue: Queue, lost: list[str], read: Read) -> list[Hurt]:
     found = []
     for entry in queue.entries:
         if entry.held and (taken := [host for host in entry.hosts if host in lost]):
-            can = _all_expendable(read(plan(entry.jobId)), [entry.replica_on(host) for host in taken])
+            can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in taken])
             found.append(Hurt(entry.jobId, f"job {entry.jobId} has {', '.join(taken)}", can))
         elif not entry.held and len(place(entry.wanted, lost)) < len(entry.wanted):
             found.append(Hurt(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
     return found
 
 
-def _all_expendable(content: bytes | None, replicas: list[str]) -> bool:
+def _can_go_on(content: bytes | None, replicas: list[str]) -> bool:
+    """True where all of these are expendable, by the job's plan; and where that cannot be read, as no job is ended unseen."""
     try:
-        return content is not None and all(map(Plan.from_json(content).is_expendable, replicas))
+        return content is None or all(map(Plan.from_json(content).is_expendable, replicas))
     except RecordError:
-        return False
+        return True
 
 
-def check(lost: list[str], read: Read, write: Write, preview: bool, allowed: bool) -> None:
+def check(lost: list[str], read: Read, create: Create, preview: bool, allowed: bool) -> None:
     """Warn at a preview, refuse an update with a TargetError, where jobs would lose hosts and that is not `allowed`.
 
     Where it is, the update ends the jobs that cannot go on, as `fab cancel` would.
@@ -78,12 +79,12 @@ def check(lost: list[str], read: Read, write: Write, preview: bool, allowed: boo
     ended = [job.job_id for job in found if not job.goes_on]
     if allowed:
         how = [f"{', '.join(ended)} ends"] if ended else []
-        how += [f"{job.job_id} goes on without" for job in found if job.goes_on]
+        how += [f"{job.job_id} goes on, or waits" for job in found if job.goes_on]
         pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
         if not preview:
-            request = {"requestedBy": "pulumi up", "createTime": now(), "reason": f"hosts taken away: {', '.join(lost)}"}
+            request = CancelRequest("pulumi up", now(), f"hosts taken away: {', '.join(lost)}")
             for job_id in ended:
-                write(cancel(job_id), json.dumps(request).encode())
+                create(cancel(job_id), request.to_json())
     elif preview:
         pulumi.log.warn(f"{what}: pulumi up will refuse. Wait (fab wait), fab cancel, or pulumi config set disruptJobs true")
     else:

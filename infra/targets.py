@@ -1,6 +1,6 @@
-"""The targets by name: each has its own configuration class and one function that builds a cluster.
+"""The targets by name: each has its own configuration class, a function that builds a cluster, and a way to its bucket.
 
-A new target is a package with those two and a row here.
+A new target is a package with these and a row here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Target:
     `prepare(stack, spec, config)` looks at the world before any resource is declared, raises TargetError for what cannot be,
     and returns what it found; `build(stack, spec, config, found, authorized_key)` declares the resources;
     `read(stack, found, path)` is a file of the bucket as it is now, None where there is none to be had;
-    `write(stack, found, path, content)` makes one, TargetError where that cannot be.
+    `create(stack, found, path, content)` makes one where there is none of that name, TargetError where that cannot be.
     """
 
     config: type[ClusterConfig]
     prepare: Callable[[str, ClusterSpec, Any], Any]
     build: Callable[[str, ClusterSpec, Any, Any, Output[str]], Cluster]
     read: Callable[[str, Any, str], bytes | None]
-    write: Callable[[str, Any, str, bytes], None]
+    create: Callable[[str, Any, str, bytes], None]
 
 
 def target(name: str) -> Target:

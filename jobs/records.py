@@ -238,6 +238,17 @@ class Plan(Record):
 
 
 @dataclass(frozen=True)
+class CancelRequest(Record):
+    """`jobs/<id>/cancel.json`: who asked for a job's end, and why where that was said. A job ends because it is there."""
+
+    kind: ClassVar[str] = "cancel.json"
+
+    requestedBy: str
+    createTime: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class HostFile(Record):
     """`/etc/scaletier/host.json`: which host this is and how it reaches the bucket, written with the unit."""
 

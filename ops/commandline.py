@@ -23,6 +23,7 @@ from invoke.parser import Argument, ParserContext
 from invoke.parser.context import to_flag
 
 from ops.errors import WRONG_CALL, meant, one_line
+from ops.start import is_checkout
 
 _HERE = Path(__file__).resolve().parents[1]
 DASHES = "--"
@@ -187,8 +188,8 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
             self.core.unparsed[:] = spelled_out(self.core.unparsed, words, valued)
             super().parse_tasks()
         project = self.args["project"].value
-        if project and not Path(project, "Pulumi.yaml").is_file():
-            raise Exit(f"error: --project {project} is no checkout of scaletier: it has no Pulumi.yaml", WRONG_CALL)
+        if project and not is_checkout(Path(project)):
+            raise Exit(f"error: {project} is no checkout of scaletier: it has no Pulumi.yaml of it", WRONG_CALL)
         for flag, variable in (("stack", "PULUMI_STACK"), ("project", "SCALETIER_PROJECT")):
             if value := self.args[flag].value:
                 os.environ[variable] = value

@@ -11,8 +11,10 @@ from typing import NoReturn
 from ops.errors import DETACHED, WRONG_CALL
 
 _FLAG = "--project"
+# Set for the program of a checkout: one that was copied with its .venv runs the original's, which must not look for it again.
+_FOR = "SCALETIER_CALLED_FOR"
 # Of what is no checkout's own, so that it can be asked anywhere.
-_ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list"})
+_ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list", "help"})
 
 
 def main() -> None:
@@ -31,8 +33,12 @@ def main() -> None:
 def scaletier() -> None:
     """`scaletier`, which pipx or uv may install once for all: it finds the checkout, and runs that one's own program."""
     argv = sys.argv[1:]
-    root = checkout(argv, Path.cwd(), os.environ)
-    if root is not None and Path(sys.prefix).resolve() != (root / ".venv").resolve():
+    try:
+        root = checkout(argv, Path.cwd(), os.environ)
+    except OSError as error:
+        _wrong(f"the folder that this is called in is gone ({error.strerror}): cd into another")
+    called_for = os.environ.pop(_FOR, None)
+    if root is not None and called_for != str(root) and Path(sys.prefix).resolve() != (root / ".venv").resolve():
         _run_its_own(root, argv)
     elif root is None and argv and not _ANYWHERE & set(argv):
         _wrong(f"there is no checkout of scaletier here or above: cd into one, or name it by {_FLAG} DIR")
@@ -41,12 +47,15 @@ def scaletier() -> None:
 
 def _run_its_own(root: Path, argv: Sequence[str]) -> NoReturn:
     program = root / ".venv" / "bin" / "scaletier"
-    if not _is_one(root):
+    if not is_checkout(root):
         _wrong(f"{root} is no checkout of scaletier: it has no Pulumi.yaml of it")
     if not program.exists():
         _wrong(f"the checkout {root} is not set up: run make setup there")
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    os.execve(program, [str(program), *argv], {**os.environ, "PATH": path})  # noqa: S606  no shell is wanted
+    try:
+        os.execve(program, [str(program), *argv], {**os.environ, "PATH": path, _FOR: str(root)})  # noqa: S606  no shell is wanted
+    except OSError as error:
+        _wrong(f"{program} does not run ({error.strerror}): was {root} moved? Run make setup there")
 
 
 def checkout(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Path | None:
@@ -59,10 +68,11 @@ def checkout(argv: Sequence[str], here: Path, environment: Mapping[str, str]) ->
             return Path(here, word.partition("=")[2])
     if named := environment.get("SCALETIER_PROJECT"):
         return Path(here, named)
-    return next((folder for folder in (here, *here.parents) if _is_one(folder)), None)
+    return next((folder for folder in (here, *here.parents) if is_checkout(folder)), None)
 
 
-def _is_one(folder: Path) -> bool:
+def is_checkout(folder: Path) -> bool:
+    """True for a folder of this project, by its Pulumi.yaml."""
     try:
         return (folder / "Pulumi.yaml").read_text().startswith("name: scaletier\n")
     except (OSError, UnicodeDecodeError):

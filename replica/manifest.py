@@ -29,7 +29,7 @@ class Manifest:
         """The facts once they are in the manifest, and then no more; None until then."""
         if self._process and self._process.poll() is not None:
             answer, _ = self._process.communicate()
-            self._facts = json.loads(answer) if not self._process.returncode else self._failed(self._process.returncode)
+            self._facts = self._read(answer, self._process.returncode)
             self._process = None
         if not self._facts or not self._complete():
             return None
@@ -57,5 +57,10 @@ class Manifest:
             return True
         return False
 
-    def _failed(self, code: int) -> dict[str, Any]:
+    def _read(self, answer: bytes, code: int) -> dict[str, Any]:
+        """The answer's last line, in front of which a Python of the job's own may have printed."""
+        with suppress(ValueError, IndexError):
+            facts = json.loads(answer.splitlines()[-1])
+            if not code and isinstance(facts, dict):
+                return facts
         return {"data": {"paths": self._plan.data, "notHashed": f"hashing ended with {code}"}}

@@ -157,6 +157,7 @@ class GcpCluster(ComponentResource):
             poll_seconds=_POLL_SECONDS,
             proxy_command=None if self.args.config.operator_cidr else through_iap,
             hourly_costs={**{str(role): usd for role, usd in cost.roles.items()}, "network": cost.network} if cost else None,
+            tensorflow=self.args.config.runtime_version,
             depends_on=[self.keys],
         )
 

@@ -94,7 +94,7 @@ def read(stack: str, found: Found, path: str) -> bytes | None:
     return answer.content if answer.ok else None
 
 
-def write(stack: str, found: Found, path: str, content: bytes) -> None:
+def create(stack: str, found: Found, path: str, content: bytes) -> None:
     """An object of the stack's bucket, where there is none of that name."""
     get: Get = provider_config
     base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
@@ -107,4 +107,4 @@ def write(stack: str, found: Found, path: str, content: bytes) -> None:
         raise TargetError(f"the bucket does not take {path} (HTTP {answer.status_code}): try again")
 
 
-GCP = Target(GcpConfig, prepare, build, read, write)
+GCP = Target(GcpConfig, prepare, build, read, create)

@@ -13,10 +13,9 @@ from infra.cluster import Cluster, HostFacts
 from infra.lxd.bucket import Bucket
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, rules
-from infra.lxd.host import RUNTIMES as SEEN_BY_HOSTS
 from infra.lxd.host import Host
-from infra.lxd.image import RUNTIME, RUNTIMES
-from infra.lxd.layout import BUCKET, Names, address, sizes
+from infra.lxd.image import RUNTIMES_HERE, VENV
+from infra.lxd.layout import BUCKET, RUNTIMES, Names, address, sizes
 from infra.lxd.network import Network
 from infra.lxd.preflight import Found
 from infra.lxd.project import Project
@@ -82,8 +81,8 @@ class LxdCluster(ComponentResource):
             "address": str(address(network, replica)),
             "gateway": str(network[1]),
             "bucket": args.names.bucket,
-            "runtime": str(RUNTIME),
-            "runtimes": str(RUNTIMES),
+            "runtime": str(VENV),
+            "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": args.authorized_key,
             "machineType": args.spec.roles[replica.role].machine_type,
             "cpus": limits.cpus,
@@ -109,8 +108,8 @@ class LxdCluster(ComponentResource):
             operator_bucket=Output.from_input("sftp:///bucket"),
             host_keys=self.ready.hostKeys,
             poll_seconds=1.0,
-            runtimes=SEEN_BY_HOSTS,
-            operator_runtimes=str(RUNTIMES),
+            runtimes=RUNTIMES,
+            operator_runtimes=str(RUNTIMES_HERE),
             shared_cpus=os.cpu_count(),
             depends_on=[self.ready],
         )

@@ -9,13 +9,12 @@ from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import client, errors, missing
-from infra.lxd.layout import BUCKET
+from infra.lxd.layout import BUCKET, RUNTIMES
 
 REPLACE = frozenset(
     {"project", "name", "image", "pool", "bridge", "address", "gateway", "authorizedKey", "instanceType", "bucket"}
 )
-RUNTIME = "/opt/scaletier/venv"
-RUNTIMES = "/opt/scaletier/runtimes"
+VENV = "/opt/scaletier/venv"
 
 
 class Host(ModuleResource, module="lxd", name="Host"):
@@ -61,7 +60,7 @@ def definition(props: Props) -> dict[str, Any]:
                 "security.mac_filtering": "true",
             },
             "bucket": {"type": "disk", "pool": props["pool"], "source": props["bucket"], "path": BUCKET},
-            "runtime": {"type": "disk", "source": props["runtime"], "path": RUNTIME, "readonly": "true"},
+            "runtime": {"type": "disk", "source": props["runtime"], "path": VENV, "readonly": "true"},
             "runtimes": {"type": "disk", "source": props["runtimes"], "path": RUNTIMES, "readonly": "true"},
         },
     }

@@ -17,9 +17,9 @@ from pathlib import Path
 from infra.lxd.api import LxdError, client, errors
 from infra.templates import ROOT
 
-RUNTIME = ROOT / ".cache" / "image" / "runtime"
-# Those that jobs ask for by themselves, each in a folder here.
-RUNTIMES = ROOT / ".cache" / "runtimes"
+VENV = ROOT / ".cache" / "image" / "runtime"
+# The Pythons that jobs bring along, each in a folder here.
+RUNTIMES_HERE = ROOT / ".cache" / "runtimes"
 _ALIAS = re.compile(r"scaletier-[0-9a-f]{12}")
 _RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt")
 
@@ -39,7 +39,7 @@ def name() -> str:
 def exists() -> bool:
     """True where the image and the runtime that goes with it are both on this machine."""
     with errors("image"):
-        return bool(client().images.exists(name(), alias=True)) and (RUNTIME / "bin" / "python").exists()
+        return bool(client().images.exists(name(), alias=True)) and (VENV / "bin" / "python").exists()
 
 
 def require() -> str:

@@ -16,6 +16,8 @@ _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Ro
 _MIN_MEMORY = 2**30
 BUCKET = "/bucket"
 """Where every host has the bucket."""
+RUNTIMES = "/opt/scaletier/runtimes"
+"""Where every host has the Pythons that jobs bring along."""
 
 
 @dataclass(frozen=True)

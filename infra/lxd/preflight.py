@@ -29,8 +29,8 @@ def preflight(spec: ClusterSpec, config: LxdConfig, names: Names) -> Found:
     with errors("LXD"):
         drivers = str(client().host_info["environment"]["driver"])
     _kinds(spec, config, drivers)
-    image.RUNTIMES.mkdir(parents=True, exist_ok=True)  # hosts mount it, and start only where it is
-    image.RUNTIMES.chmod(0o755)  # whatever the umask: their users are others
+    image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and start only where it is
+    image.RUNTIMES_HERE.chmod(0o755)  # whatever the umask: their users are others
     found = Found(image.require(), network.choose_range(names.project, names.bridge, config.network))
     _disk(spec, config.storage_pool, names.project)
     return found

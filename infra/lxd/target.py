@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import pylxd.exceptions
 from pulumi import Output
 
 from infra.cluster import Cluster
@@ -40,11 +41,15 @@ def read(stack: str, found: Found, path: str) -> bytes | None:
     return None
 
 
-def write(stack: str, found: Found, path: str, content: bytes) -> None:
-    """A file of the stack's bucket, through the first host that runs."""
+def create(stack: str, found: Found, path: str, content: bytes) -> None:
+    """A file of the stack's bucket where there is none of that name, through the first host that runs."""
     try:
         with errors("LXD"):
-            if (host := _running(stack)) is not None:
+            if (host := _running(stack)) is None:
+                raise LxdError("no host of it runs")
+            try:
+                host.files.get(f"{BUCKET}/{path}")
+            except pylxd.exceptions.NotFound:
                 host.files.put(f"{BUCKET}/{path}", content, mode=0o644)
     except LxdError as error:
         raise TargetError(f"the bucket does not take {path} ({error}): try again") from None
@@ -56,4 +61,4 @@ def _running(stack: str) -> Any:
     return next((instance for instance in instances if instance.status == "Running"), None)
 
 
-LXD = Target(LxdConfig, prepare, build, read, write)
+LXD = Target(LxdConfig, prepare, build, read, create)

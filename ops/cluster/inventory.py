@@ -44,11 +44,19 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Runtimes:
+    """Where the Pythons are that jobs bring along: here, where they are built, and as the hosts see the same folder."""
+
+    here: Path
+    on_hosts: str
+
+
+@dataclass(frozen=True)
 class Inventory:
     """A cluster that is up. `bucket` is as the hosts see it, `operator_bucket` as we do.
 
     `shared_cpus` is how many processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons
-    that jobs bring along, as the hosts see it, `operator_runtimes` as we do; None where there is none.
+    that jobs bring along, None where hosts can have none. `tensorflow` is the version that they have, None for ours.
     """
 
     stack: str
@@ -60,8 +68,8 @@ class Inventory:
     labels: Mapping[str, str]
     folder: Path
     shared_cpus: int | None = None
-    runtimes: str | None = None
-    operator_runtimes: Path | None = None
+    runtimes: Runtimes | None = None
+    tensorflow: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,6 +97,17 @@ class Inventory:
         """So many hosts of each role, the first ones, as a cluster of its own; all of it without counts."""
         hosts = tuple(host for host in self.hosts if host.index < counts.get(host.role, 0)) if counts else self.hosts
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
+
+    def require_runtimes(self, what: str) -> Runtimes:
+        """Where runtimes are; UsageError where the hosts can have none."""
+        if self.runtimes is None and self.operator_bucket.startswith("sftp:"):
+            raise UsageError(f"{what}: the hosts of stack {self.stack} were made before they could have any: run pulumi up")
+        if self.runtimes is None:
+            raise UsageError(
+                f"{what}: the hosts of stack {self.stack} have the Python of their image only, with TensorFlow "
+                f"{self.tensorflow or 'as it was made'}; what else a program wants goes into its package's requirements.txt"
+            )
+        return self.runtimes
 
     def host(self, name: str) -> Host:
         """The host of a replica; SpecError that lists the valid names."""
@@ -155,8 +174,8 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
             labels=data.get("labels") or {},
             folder=folder,
             shared_cpus=data.get("sharedCpus"),
-            runtimes=data.get("runtimes"),
-            operator_runtimes=Path(data["operatorRuntimes"]) if data.get("operatorRuntimes") else None,
+            runtimes=Runtimes(Path(data["operatorRuntimes"]), data["runtimes"]) if data.get("runtimes") else None,
+            tensorflow=data.get("tensorflow"),
         )
         inventory.chief  # noqa: B018  a cluster without a master is no cluster
     except (ValueError, KeyError, TypeError, StopIteration) as error:

@@ -14,6 +14,11 @@ from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import OpsError
 
+WITHOUT_TENSORFLOW = 'sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")'
+"""A line of Python, behind `import sys, types`, by which TensorBoard does without TensorFlow: it starts in a fifth of the time,
+leaves the memory to the training, and reads what fsspec reads."""
+_EVENTS = "tfevents"
+
 
 @dataclass(frozen=True)
 class Output:
@@ -24,6 +29,11 @@ class Output:
     files: dict[str, int]
     _bucket: Bucket
     _folder: str
+
+    @property
+    def summaries(self) -> list[str]:
+        """Those of the files that TensorBoard reads."""
+        return [name for name in self.files if _EVENTS in name.rpartition("/")[2]]
 
     def read(self, name: str) -> bytes:
         """One of the files, which is small."""

@@ -14,20 +14,20 @@ from ops.cluster.ledger import existing_job
 from ops.cluster.output import Output, find
 from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
-from ops.package import declared
+from ops.package import declared, runtimes
 from ops.show.fetch import check_free
 from ops.train.push import PYTHON
 
 _MODEL = "saved_model.pb"
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
 # As the user of the jobs, whose directories these are; the package comes by stdin, as the host may have forgotten the job.
-_RUN = f"""set -e
+_RUN = """set -e
 umask 0002
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 tar -xzf - -C "$home"
 cd "$home"
-{PYTHON} -m "$@" 2>&1"""
+"$@" 2>&1"""
 
 
 def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool) -> int:
@@ -81,13 +81,14 @@ def _make(cluster: Cluster, found: Output) -> str:
     chief = cluster.inventory.chief.name
     arguments = [*found.job.trainingInput.get("args", []), "--job-dir", found.job_dir]  # of two the last counts
     with terminal.Step(f"exporting the latest checkpoint on {chief}"):
-        cluster.fleet.must(chief, make_command(exporter, arguments), "could not export, it ended", package)
+        python = runtimes.python_of(cluster.inventory, found.job.manifest) or PYTHON
+        cluster.fleet.must(chief, make_command(python, exporter, arguments), "could not export, it ended", package)
     return exporter
 
 
-def make_command(exporter: str, arguments: list[str]) -> str:
+def make_command(python: str, exporter: str, arguments: list[str]) -> str:
     """Run that module of the package that comes by stdin."""
-    return shlex.join(["sudo", "-n", "-u", "trainer", "sh", "-c", _RUN, "sh", exporter, *arguments])
+    return shlex.join(["sudo", "-n", "-u", "trainer", "sh", "-c", _RUN, "sh", python, "-m", exporter, *arguments])
 
 
 def _fetch(found: Output, folder: str, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -18,10 +19,16 @@ from ops.errors import UsageError
 
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 # Debian 12's Python and C library.
-PYTHON = "3.11"
+VERSION = "3.11"
 _GLIBC = 36
+TENSORFLOW = "tensorflow-cpu"
+# Lines of a requirements.txt that name files: an option, or what looks like a path.
+_OPTION = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(.+)")
+_PATHS = (".", "/")
+_ARCHIVES = (".whl", ".tar.gz", ".zip")
+_EXTRAS = re.compile(r"\[[^\]]*\]$")
 # A distribution that is another by name alone, and the one that the hosts have.
-_ALIASES = {"tensorflow": "tensorflow-cpu"}
+_ALIASES = {"tensorflow": TENSORFLOW}
 
 
 @cache
@@ -31,7 +38,7 @@ def hosts() -> dict[str, str]:
     Set-up installs the same here, by the same constraints.txt.
     """
     found: dict[str, str] = {}
-    waiting = [Requirement(line) for line in lines(REQUIREMENTS)]
+    waiting = [Requirement(line) for line in lines_of(REQUIREMENTS)]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         wanted = waiting.pop()
@@ -67,7 +74,7 @@ def is_there(line: str, there: Mapping[str, str]) -> bool:
         return False
     if wanted.url or not wanted.specifier.contains(have, prereleases=True):
         raise UsageError(
-            f"{line} is asked for, but the hosts have {wanted.name} {have}: ask for that, or leave the version out"
+            f"{line} is asked for, but the Python of the job has {wanted.name} {have}: ask for that, or leave the version out"
         )
     return True
 
@@ -93,11 +100,12 @@ def tags() -> frozenset[Tag]:
     """The tags of wheels that the hosts can use: not `linux_x86_64`, which says nothing of the C library."""
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)]
     platforms += [f"manylinux{old}_x86_64" for old in ("2014", "2010", "1")]
-    version = [int(part) for part in PYTHON.split(".")]
-    return frozenset([*cpython_tags(version, platforms=platforms), *compatible_tags(version, "cp311", platforms)])
+    version = [int(part) for part in VERSION.split(".")]
+    interpreter = f"cp{VERSION.replace('.', '')}"
+    return frozenset([*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)])
 
 
-def lines(requirements: Path) -> list[str]:
+def lines_of(requirements: Path) -> list[str]:
     """The lines of a requirements.txt without comments."""
     try:
         text = requirements.read_text(encoding="utf-8")
@@ -108,11 +116,16 @@ def lines(requirements: Path) -> list[str]:
 
 
 def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
-    """The content of the files that lines name, such as `./mine-1.0-py3-none-any.whl` or `-r more.txt`."""
+    """The content of the files that lines name, such as `./mine-1.0-py3-none-any.whl` or `-r more.txt` and what that names."""
     for line in lines:
-        path = folder / line.split()[-1].partition("=")[2 if line.startswith("--") else 0]
+        option = _OPTION.match(line)
+        if option is None and not line.startswith(_PATHS) and not line.endswith(_ARCHIVES):
+            continue  # the name of a distribution, though there may be a folder of that name
+        path = folder / _EXTRAS.sub("", option[1] if option else line)
         inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
         yield from (found.read_bytes() for found in inside if found.is_file())
+        if option and path.is_file():
+            yield from named_files(path.parent, lines_of(path))
 
 
 def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:

@@ -71,8 +71,8 @@ class Package:
     """A packed trainer package. `files` maps a path such as `trainer/task.py` to its content.
 
     `imports` are the modules that the hosts must have, each with the `file:line` that wants it. `wheels` are the files of
-    the dependencies that they lack, which lie beside the package. `runtime` is what the job's own Python has, name to version;
-    empty where it has none of its own.
+    the dependencies that they lack, which lie beside the package. `installed` is what the job's own Python has, name to
+    version; empty where it has none of its own.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Package:
     archive: bytes
     wheels: Mapping[str, bytes] = field(default_factory=dict)
     executables: frozenset[str] = frozenset()
-    runtime: Mapping[str, str] = field(default_factory=dict)
+    installed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
@@ -99,12 +99,12 @@ class Package:
 
 
 def build(
-    folder: str | Path | Source, module: str, script: str | None = None, runtime: Mapping[str, str] | None = None
+    folder: str | Path | Source, module: str, script: str | None = None, installed: Mapping[str, str] | None = None
 ) -> Package:
     """Pack the package in `folder`, which is to run `module`; UsageError for all that would fail on the hosts later.
 
-    `runtime` is what the job's own Python has, None for the hosts'. Without a module it is a folder with any program, of which
-    a `script` of Python is looked at as a module is.
+    `installed` is what the job's own Python has, None for the hosts'. Without a module it is a folder with any program, of
+    which a `script` of Python is looked at as a module is.
     """
     source = folder if isinstance(folder, Source) else find(folder)
     name = module.partition(".")[0]
@@ -113,11 +113,11 @@ def build(
             f"project {source.name} has the packages {', '.join(source.names)}: say which module to run by --module"
         )
     name = name if module and len(source.names) > 1 else source.name
-    wheels = _dependencies(source, runtime)
+    wheels = _dependencies(source, installed)
     imports = _imports(source.files, wheels, name, module, script, source.folder)
     with terminal.Step(f"packing {source.name}"):
         archive = pack({**wheels, **source.files}, source.executables)
-    return Package(name, source.files, imports, archive, wheels, source.executables, runtime or {})
+    return Package(name, source.files, imports, archive, wheels, source.executables, installed or {})
 
 
 def unpack(
@@ -126,7 +126,7 @@ def unpack(
     own: Collection[str],
     module: str,
     script: str | None = None,
-    runtime: Mapping[str, str] | None = None,
+    installed: Mapping[str, str] | None = None,
 ) -> Package:
     """The package of an archive that `build` made; `own` are the paths that are no dependency's."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -134,7 +134,7 @@ def unpack(
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
     files = {path: content[path] for path in content if path in own}
     wheels = {path: content[path] for path in content if path not in own}
-    return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, executables, runtime or {})
+    return Package(name, files, _imports(files, wheels, name, module, script), archive, wheels, executables, installed or {})
 
 
 def find(folder: str | Path) -> Source:
@@ -193,13 +193,13 @@ def _project(root: Path) -> Source:
     return Source(source.names[0], source.files, source.requirements) if len(source.names) == 1 else source
 
 
-def _dependencies(source: Source, runtime: Mapping[str, str] | None) -> dict[str, bytes]:
+def _dependencies(source: Source, installed: Mapping[str, str] | None) -> dict[str, bytes]:
     """The files of what the package depends on and the hosts lack, or the job's own Python where it has one."""
-    if source.requirements is None or (runtime is None and source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes()):
+    if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
         return {}
     from ops.package import wheels
 
-    fetched = wheels.fetch(source.requirements, runtime)
+    fetched = wheels.fetch(source.requirements, installed)
     sizes = {wheel.name: wheel.stat().st_size for wheel in fetched}
     if (total := sum(sizes.values()) + sum(map(len, source.files.values()))) > LIMIT:
         largest = max(sizes, key=lambda name: sizes[name])

@@ -5,11 +5,6 @@ All that pip leaves is kept below .cache/wheels by the content that asked for it
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +17,8 @@ from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import UsageError
 from ops.package import hostpython, piperror
+from ops.package.pip import pip
+from ops.package.whole import key, making
 
 CACHE = ROOT / ".cache" / "wheels"
 
@@ -36,7 +33,7 @@ def project(name: str, files: Mapping[str, bytes]) -> Path:
             for path, content in files.items():
                 (target := Path(copy, path)).parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-            _pip(into, Path(copy), "--no-deps", f"./{name}")
+            pip("wheel", f"--wheel-dir={into}", "--no-deps", f"./{name}", start=Path(copy))
         (into / "requirements.txt").write_text("\n".join(_distribution(_only_wheel(into)).requires or []))
 
     return _kept(parts, f"building {name}", make)
@@ -47,15 +44,15 @@ def project_files(built: Path) -> dict[str, bytes]:
     return unpack([_only_wheel(built)])
 
 
-def fetch(requirements: Path, runtime: Mapping[str, str] | None = None) -> list[Path]:
+def fetch(requirements: Path, installed: Mapping[str, str] | None = None) -> list[Path]:
     """The wheels that a requirements.txt asks for and the hosts lack; UsageError where there are none that fit the hosts.
 
-    `runtime` is what the job's own Python has, name to version, where it is not the hosts'.
+    `installed` is what the job's own Python has, name to version, where it is not the hosts'.
     """
-    lines = hostpython.lines(requirements)
-    if runtime is None and set(lines) <= set(hostpython.lines(hostpython.REQUIREMENTS)):
+    lines = hostpython.lines_of(requirements)
+    if installed is None and set(lines) <= set(hostpython.lines_of(hostpython.REQUIREMENTS)):
         return []
-    there = hostpython.hosts() if runtime is None else hostpython.aliased(runtime)
+    there = hostpython.hosts() if installed is None else hostpython.aliased(installed)
     if all(hostpython.is_there(line, there) for line in lines):
         return []
     have = [f"{name}=={version}" for name, version in sorted(there.items())]
@@ -64,7 +61,8 @@ def fetch(requirements: Path, runtime: Mapping[str, str] | None = None) -> list[
     def make(into: Path) -> None:
         with tempfile.TemporaryDirectory() as stubs:
             constraints = hostpython.constraints(Path(stubs), there)
-            _pip(into, requirements.parent, "--constraint", str(constraints), "--requirement", str(requirements))
+            asked = ["--constraint", str(constraints), "--requirement", str(requirements)]
+            pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent)
         for wheel in into.glob("*.whl"):
             name, _, _, tags = parse_wheel_filename(wheel.name)
             if name in there:
@@ -92,32 +90,12 @@ def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
     return files
 
 
-def _pip(into: Path, cwd: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
-    done = subprocess.run(
-        [*command, f"--wheel-dir={into}", *arguments],
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        raise UsageError(piperror.explain(done.stdout))
-
-
 def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path], None]) -> Path:
     """The folder that `make` filled for the same parts before, or does now; it is there whole or not at all."""
-    key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
-    if not (folder := CACHE / key).is_dir():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as made, terminal.Step(what):
-            make(filled := Path(made, key))
-            if not folder.is_dir():
-                shutil.move(filled, folder)
+    if not (folder := CACHE / key(parts)).is_dir():
+        with terminal.Step(what), making(folder) as made:
+            made.mkdir()
+            make(made)
     return folder
 
 

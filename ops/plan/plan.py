@@ -26,7 +26,7 @@ from ops.plan import rehearsal
 from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.train import program, train
 from ops.train.arguments import STRATEGY, dropped, flags, redirected, without
-from ops.train.config import read_config, split_args
+from ops.train.config import RUNTIME_KEYS, arguments_of, read_config
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
@@ -73,7 +73,10 @@ def plan(call: Call, as_json: bool) -> int:
     found = program.find(call.folder, call.module, None, None).source
     given = read_config(call.config).get("trainingInput", {})
     module = call.module or given.get("pythonModule") or f"{found.name}.task"
-    args = [*split_args(call.args), *call.more_args] or given.get("args", [])
+    typed, written = arguments_of(given, call.args, call.more_args)
+    args = typed or written
+    if asked := [key for key in RUNTIME_KEYS if key in given]:
+        terminal.note(f"{', '.join(asked)} in {call.config}: ignored, a plan is made with the Python that is here")
     built = package.build(found, module)
     declared = built.declared
     if declared.wants(args) and not train.mnist():

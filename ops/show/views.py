@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.queue import Queue
-from jobs.records import JobRecord, ReplicaRecord
+from jobs.records import CancelRequest, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from jobs.times import now, seconds_between
@@ -97,10 +96,10 @@ def _cancelled(cluster: Cluster, record: JobRecord) -> str | None:
     if record.state is not JobState.CANCELLED or (item := cluster.ledger.store.read(paths.cancel(record.jobId))) is None:
         return None
     try:
-        asked = json.loads(item.content)
-        return f"by {asked['requestedBy']}" + (f": {asked['reason']}" if asked.get("reason") else "")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        asked = CancelRequest.from_json(item.content)
+    except RecordError:
         return None
+    return f"by {asked.requestedBy}" + (f": {asked.reason}" if asked.reason else "")
 
 
 def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 
@@ -10,7 +9,7 @@ from jobs import lease
 from jobs.canceller import Canceller
 from jobs.checked import RecordError
 from jobs.lease import Watch
-from jobs.records import JobRecord, Plan
+from jobs.records import CancelRequest, JobRecord, Plan
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from jobs.times import now
@@ -54,7 +53,7 @@ def until_cancelled(
 ) -> JobRecord:
     """The job's final record; OpsError where it does not come, and replicas still live."""
     job_id, ledger = record.jobId, cluster.ledger
-    request = json.dumps({"requestedBy": me(), "createTime": now()}).encode() + b"\n"
+    request = CancelRequest(me(), now()).to_json()
     canceller = Canceller(ledger, Watch(time.monotonic), me(), job_id, request)
     seconds = _stop_seconds(cluster, job_id) + _SLACK_SECONDS
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""What two runs of a job have in common: pure functions of their records and of what their chiefs printed at last."""
+"""What two runs of a job have in common: pure functions of their records and of their final metrics."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Row:
 
 
 def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Row]:
-    """Everything, in the order in which it is shown: what went in, then what came out; `finals` as of ops.logs.progress."""
+    """Everything, in the order in which it is shown: what went in, then what came out; `finals` as of ops.train.metrics."""
     sides = (_inputs(original.manifest), _inputs(again.manifest))
-    results = ({**_outcome(original), **finals[0]}, {**_outcome(again), **finals[1]})
+    results = ({**finals[0], **_outcome(original)}, {**finals[1], **_outcome(again)})
     return [*_rows(sides), *_rows(results)]
 
 
@@ -56,7 +56,7 @@ def _inputs(short: Mapping[str, Any]) -> dict[str, str]:
     replicas = {role: f"{count} x {made['machineTypes'][role]}" for role, count in made.get("replicas", {}).items()}
     told = {
         "package": manifest.package_line(short),
-        "runtime": short.get("runtime", {}).get("key"),
+        "runtime": manifest.runtime_line(short),
         "data": manifest.data_line(short),
         **short.get("versions", {}),
         "scaleTier": made.get("scaleTier"),

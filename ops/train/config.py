@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,17 +16,17 @@ from ops.checks import check_mapping, read_yaml
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared as declaration
-from ops.package import runtime as runtimes
+from ops.package import runtimes
 from ops.package.declared import Declared, Strategy
-from ops.package.runtime import Runtime
+from ops.package.runtimes import Runtime
 from ops.train import arguments, environment, fitness, part
 from ops.train.program import readers
 from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "pythonVersion")
-_RUNTIME_KEYS = ("runtime", "runtimeVersion")
+RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # Of a config.yaml, what a job's trainingInput says in words of its own.
-_SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "scaleTier", *_RUNTIME_KEYS, *ROLE_KEYS})
+_SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
 
 
 @dataclass(frozen=True)
@@ -165,29 +165,43 @@ def _priority(text: str) -> int:
         raise UsageError(f"--priority {text!r} is no whole number: 0 is the default, and the highest comes first") from None
 
 
+def arguments_of(given: Mapping[str, Any], text: str | None, more: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments that were typed, as `--args` and behind `--`, and those of config.yaml; where the first are, they count."""
+    return [*split_args(text), *more], given.get("args", [])
+
+
 def _runtime(flags: Flags, given: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
     """The job's own Python; None where it has none, or config.yaml was written for one that is not to be had."""
     path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
     if path is None and version is None:
         names = (f"{where}: trainingInput.runtime", f"{where}: trainingInput.runtimeVersion")
         path = str(Path(where).parent / given["runtime"]) if "runtime" in given else None
-        version = None if _unheard("runtimeVersion", given, inventory) else given.get("runtimeVersion")
+        version = None if _version_ignored(given, inventory) else given.get("runtimeVersion")
+    if path is None and version is None:
+        return None
+    inventory.require_runtimes(names[path is None])
     if path is not None and version is not None:
         raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
     if path is not None:
-        found: Runtime | None = runtimes.of_file(path, names[0])
-    else:
-        found = runtimes.of_version(version, names[1]) if version is not None else None
-    if found is not None:
-        runtimes.python(inventory, found)  # whether there can be one
-    return found
+        return runtimes.of_file(path, names[0])
+    return runtimes.of_version(version or "", names[1], inventory)
 
 
-def _unheard(key: str, given: Mapping[str, Any], inventory: Inventory) -> bool:
-    """True for a key that says what the cluster decides, or a version of Cloud ML's days, which today's Python has not."""
-    if key != "runtimeVersion":
-        return key in IGNORED_KEYS
-    return key in given and (inventory.runtimes is None or given[key].startswith("1."))
+def _version_ignored(given: Mapping[str, Any], inventory: Inventory) -> str:
+    """Why a runtimeVersion of config.yaml, which may be Cloud ML's of old, is passed over; empty where it is not."""
+    if str(given.get("runtimeVersion", "")).startswith("1."):
+        return "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
+    return "the stack says what its hosts have" if "runtimeVersion" in given and inventory.runtimes is None else ""
+
+
+def _ignored(given: Mapping[str, Any], inventory: Inventory, where: str, typed: bool) -> Iterator[str]:
+    """What of config.yaml does not count, and why."""
+    if ignored := [key for key in IGNORED_KEYS if key in given]:
+        yield f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"
+    if why := _version_ignored(given, inventory):
+        yield f"runtimeVersion in {where}: ignored, {why}"
+    if typed and given.get("args"):
+        yield f"args in {where}: ignored, the command line has others"
 
 
 def build_job(
@@ -212,8 +226,7 @@ def build_job(
     default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
     chosen_dir = flags.job_dir or given.get("jobDir")
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
-    typed = [*split_args(flags.args), *flags.more_args]
-    written = given.get("args", [])
+    typed, written = arguments_of(given, flags.args, flags.more_args)
     args = [*chosen, *typed] if typed else [*written, *chosen]  # one or the other, as gcloud has it
     if chosen_dir:
         fitness.check_job_dir(chosen_dir, inventory.bucket, default_dir)
@@ -236,7 +249,6 @@ def build_job(
     secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
     if both := added.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
-    ignored = [key for key in given if _unheard(key, given, inventory)]
     runtime = _runtime(flags, given, inventory, where)
     shown = {
         **part.described(counts, inventory),
@@ -265,8 +277,5 @@ def build_job(
         command=tuple(command),
         folder=folder,
         runtime=runtime,
-        notes=(
-            *([f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"] if ignored else ()),
-            *([f"args in {where}: ignored, the command line has others"] if typed and written else ()),
-        ),
+        notes=tuple(_ignored(given, inventory, where, bool(typed))),
     )

@@ -11,7 +11,8 @@ from typing import Any
 
 from ops.cluster.inventory import Inventory
 from ops.package.package import Package
-from ops.package.runtime import Runtime, pinned
+from ops.package.runtimes import Runtime, pinned
+from ops.package.whole import key
 from ops.train.config import Job
 from ops.train.schema import ROLE_KEYS
 
@@ -48,7 +49,9 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
 
 
 def _runtime(runtime: Runtime, package: Package) -> dict[str, Any]:
-    return {"name": runtime.name, "key": runtime.key, "requirements": pinned(package.runtime)}
+    """What it was asked for as, where it is kept, and a hash of all that is in it."""
+    lines = pinned(package.installed)
+    return {"name": runtime.name, "key": runtime.key, "sha256": key(map(str.encode, lines)), "requirements": lines}
 
 
 def cluster(inventory: Inventory) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def cluster(inventory: Inventory) -> dict[str, Any]:
 def short(whole: Mapping[str, Any]) -> dict[str, Any]:
     """What the job's record has of its manifest."""
     package = {key: whole["package"][key] for key in ("name", "sha256")}
-    runtime = {"runtime": {key: whole["runtime"][key] for key in ("name", "key")}} if "runtime" in whole else {}
+    runtime = {"runtime": {part: whole["runtime"][part] for part in ("name", "key", "sha256")}} if "runtime" in whole else {}
     return {"package": package, **runtime, **{key: whole[key] for key in _SHORT if key in whole}}
 
 
@@ -79,6 +82,12 @@ def lines(record: Mapping[str, Any]) -> dict[str, str]:
 def package_line(record: Mapping[str, Any]) -> str:
     package = record.get("package", {})
     return f"{package['name']} sha256:{package['sha256'][:16]}" if package else ""
+
+
+def runtime_line(record: Mapping[str, Any]) -> str:
+    """`tensorflow-2.20 sha256:…`; empty for a job that had the hosts' own."""
+    runtime = record.get("runtime", {})
+    return f"{runtime['name']} sha256:{runtime['sha256'][:16]}" if runtime else ""
 
 
 def cluster_line(record: Mapping[str, Any]) -> str:

@@ -11,23 +11,22 @@ from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import replica_names
-from ops.cluster.output import Output, find
-from ops.errors import OpsError
+from ops.cluster.output import WITHOUT_TENSORFLOW, Output, find
+from ops.errors import OpsError, one_line
 from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.train.push import PYTHON
 
 FILE = "metrics.json"
-_EVENTS = "tfevents"
 # Runs on a host, where the summaries are: the last value of each scalar. Without TensorFlow it starts in a fifth of the time.
-_LAST = """
+_LAST = f"""
 import json, sys, types
-sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
+{WITHOUT_TENSORFLOW}
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.util.tensor_util import make_ndarray
-found = EventMultiplexer(size_guidance={"scalars": 1, "tensors": 1, "images": 1, "audio": 1, "histograms": 1, "graph": 1})
+found = EventMultiplexer(size_guidance=dict.fromkeys(("scalars", "tensors", "images", "audio", "histograms", "graph"), 1))
 found.AddRunsFromDirectory(sys.argv[1]).Reload()
-values = {}
+values = dict()
 for run in found.Runs():
     into = "" if run == "." else run + "/"
     of = found.GetAccumulator(run)
@@ -43,7 +42,7 @@ print(json.dumps(values))
 
 
 def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
-    """Each number by its name, with `steps` where that is told; empty where a job tells none, or where that is gone.
+    """Each number by its name, with `steps` where that is told; empty where a job tells none, or where that cannot be read.
 
     The chief's last `Final metrics` line counts before JOB_DIR/metrics.json, and that before the summaries below JOB_DIR.
     """
@@ -55,7 +54,8 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
             return said
         output = find(cluster, record)
         return _of_file(output) if FILE in output.files else _of_summaries(cluster, output)
-    except (OpsError, StoreError, OSError):
+    except (OpsError, StoreError, OSError) as error:
+        terminal.note(f"what came out of {record.jobId} cannot be read: {one_line(error)}")
         return {}
 
 
@@ -69,7 +69,7 @@ def _of_file(output: Output) -> dict[str, str]:
 
 
 def _of_summaries(cluster: Cluster, output: Output) -> dict[str, str]:
-    if not any(_EVENTS in name.rpartition("/")[2] for name in output.files):
+    if not output.summaries:
         return {}
     with terminal.Step(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host

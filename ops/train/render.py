@@ -14,7 +14,7 @@ import jinja2
 from infra.spec import Role
 from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import Host, Inventory
-from ops.package import runtime as runtimes
+from ops.package import runtimes
 from ops.train.arguments import data_paths
 from ops.train.config import Job
 from ops.train.environment import USUAL, of_task

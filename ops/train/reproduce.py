@@ -20,9 +20,9 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
-from ops.package import runtime as runtimes
+from ops.package import runtimes
 from ops.package.package import Package, unpack
-from ops.package.runtime import Runtime
+from ops.package.runtimes import Runtime
 from ops.train import compare, manifest, part, train
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy, told_job_dir
@@ -92,12 +92,12 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
 
 def _runtime(inventory: Inventory, whole: Mapping[str, Any]) -> Runtime | None:
     """The job's own Python, of the same versions."""
-    if not (told := whole.get("runtime")):
+    if not isinstance(told := whole.get("runtime"), dict):
         return None
-    return runtimes.again(inventory, told["name"], told["key"], told["requirements"])
+    return runtimes.again(inventory, told)
 
 
-def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], runtime: Mapping[str, str] | None = None) -> Package:
+def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installed: Mapping[str, str] | None = None) -> Package:
     """A job's package as it ran, byte for byte; OpsError where the bucket has it no more, or damaged."""
     name, wanted = whole["package"]["name"], whole["package"]["sha256"]
     archive = bucket.read(paths.package(job_id))
@@ -107,7 +107,7 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], runtime:
         what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
-    return unpack(archive, name, whole["package"]["files"], whole["module"], script, runtime)
+    return unpack(archive, name, whole["package"]["files"], whole["module"], script, installed)
 
 
 def build_job(

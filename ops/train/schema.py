@@ -59,6 +59,13 @@ def check_label(key: str, value: str, path: str) -> None:
         raise UsageError(f"{path}: label {key}={value} breaks the rule: {rule}")
 
 
+def version(value: Any, path: str) -> str:
+    """A version, which YAML takes for a number where it is not quoted, and then 2.20 is 2.2."""
+    if isinstance(value, float) and len(str(value)) == 3:
+        raise UsageError(f'{path}: {value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
+    return text(value, path)
+
+
 def labels(value: Any, path: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise UsageError(f"{path} must be a mapping of keys to values, not {value!r}")
@@ -105,7 +112,7 @@ TRAINING_KEYS: Mapping[str, Check] = {
     "scheduling": scheduling,
     "region": text,
     "runtime": text,
-    "runtimeVersion": text,
+    "runtimeVersion": version,
     "pythonVersion": text,
     "packageUris": unsupported("fab train builds the package itself, give it --package DIR"),
     "hyperparameters": unsupported("start one job a trial"),

@@ -22,8 +22,7 @@ from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
-from ops.package import package
-from ops.package import runtime as runtimes
+from ops.package import package, runtimes
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
 from ops.train import program, push
@@ -83,8 +82,8 @@ def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submissio
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
     found = program.find(folder, flags.module, flags.script, flags.command)
     job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
-    runtime = runtimes.build(inventory, job.runtime) if job.runtime else None
-    built = package.build(found.source, job.module, found.script, runtime)
+    installed = runtimes.build(inventory, job.runtime) if job.runtime else None
+    built = package.build(found.source, job.module, found.script, installed)
     return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
 
 
@@ -123,7 +122,8 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
         outcome = fleet.each(names, check, _CHECK_SECONDS)
     if outcome.failures:
         raise HostsError(outcome.failures, ADVICE, UsageError.code)
-    for name, (free, lacking) in outcome.results.items():
+    for name, (free, said) in outcome.results.items():
+        lacking = [module for module in said if module in submission.package.imports]  # a runtime may print, too
         _check_host(name, free, lacking, submission.package)
     if find_job(cluster.ledger, submission.job.id):
         raise used_before(submission.job.id)

@@ -157,7 +157,7 @@ def test_dependencies_that_cannot_be_change_nothing(cluster: Stack, tmp_path: Pa
     for requirement, says in [
         ("scaletier-has-no-such-dependency", "dependency scaletier-has-no-such-dependency cannot be found"),
         ("./old-1.0-cp39-cp39-manylinux2014_x86_64.whl", "is not a wheel for the hosts' Python 3.11"),
-        ("tensorflow==1.15", "the hosts have tensorflow 2."),
+        ("tensorflow==1.15", "the Python of the job has tensorflow 2."),
     ]:
         (package / "requirements.txt").write_text(requirement)
         (package / "old-1.0-cp39-cp39-manylinux2014_x86_64.whl").touch()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pylxd.exceptions import NotFound
 
 from infra import guard
 from infra.guard import Hurt
@@ -66,12 +67,12 @@ class Files:
         self.there = {QUEUE: queue().to_json()} | {path: plan.to_json() for path, plan in plans.items()}
         self.written: dict[str, Any] = {}
 
-    def write(self, path: str, content: bytes) -> None:
+    def create(self, path: str, content: bytes) -> None:
         self.written[path] = json.loads(content)
 
 
 @pytest.mark.parametrize(
-    ("files", "goes_on"), [(Files(), False), (Files(peers=["evaluator"]), False), (Files(peers=["worker"]), True)]
+    ("files", "goes_on"), [(Files(), True), (Files(peers=["evaluator"]), False), (Files(peers=["worker"]), True)]
 )
 def test_the_jobs_that_would_be_hurt(files: Files, goes_on: bool) -> None:
     assert guard.hurt(queue(), ["worker-0", "worker-1", "ps-0"], files.there.get) == [
@@ -80,12 +81,12 @@ def test_the_jobs_that_would_be_hurt(files: Files, goes_on: bool) -> None:
     ]
     assert guard.hurt(queue(), ["evaluator-0"], files.there.get) == []
     files.there[paths.plan("peers")] = b"{"
-    assert not guard.hurt(queue(), ["worker-0"], files.there.get)[0].goes_on, "nobody knows"
+    assert guard.hurt(queue(), ["worker-0"], files.there.get)[0].goes_on, "nobody knows, so nobody ends it"
 
 
 def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[str]) -> None:
-    files, lost = Files(), ["worker-1"]
-    bucket = (files.there.get, files.write)
+    files, lost = Files(peers=[]), ["worker-1"]
+    bucket = (files.there.get, files.create)
     guard.check(lost, *bucket, preview=True, allowed=False)
     assert warned.pop().startswith("this takes worker-1 away, and job peers has worker-1: pulumi up will refuse. Wait")
     with pytest.raises(TargetError, match=r"job peers has worker-1: nothing was changed\. Wait .* disruptJobs true"):
@@ -102,8 +103,8 @@ def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[s
 
 def test_a_job_that_can_do_without_goes_on(warned: list[str]) -> None:
     files = Files(peers=["worker"])
-    guard.check(["worker-1"], files.there.get, files.write, preview=False, allowed=True)
-    assert warned.pop().endswith("so it is done; peers goes on without")
+    guard.check(["worker-1"], files.there.get, files.create, preview=False, allowed=True)
+    assert warned.pop().endswith("so it is done; peers goes on, or waits")
     assert files.written == {}
 
 
@@ -149,13 +150,13 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     session.ok = False
     assert target.GCP.read("dev", found, QUEUE) is None
 
-    target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
+    target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
     assert sent == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]
     session.status = 412  # somebody was quicker
-    target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
+    target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
     session.status = 403
     with pytest.raises(TargetError, match=r"the bucket does not take jobs/j/cancel\.json \(HTTP 403\)"):
-        target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
+        target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
 
     def none(_: Any) -> Any:
         raise GcpError("no credentials")
@@ -163,7 +164,7 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "session", none)
     assert target.GCP.read("dev", found, QUEUE) is None
     with pytest.raises(TargetError, match="no credentials"):
-        target.GCP.write("dev", found, "jobs/j/cancel.json", b"{}")
+        target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
 
 
 def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +173,21 @@ def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: 
     put: list[tuple[str, str]] = []
 
     def host(name: str) -> SimpleNamespace:
-        files = SimpleNamespace(get=lambda path: f"{name}:{path}".encode(), put=lambda path, *_, **__: put.append((name, path)))
+        def get(path: str) -> bytes:
+            if path == "/bucket/jobs/j/cancel.json" and not put:
+                raise NotFound(SimpleNamespace(status_code=404, text=""))
+            return f"{name}:{path}".encode()
+
+        files = SimpleNamespace(get=get, put=lambda path, *_, **__: put.append((name, path)))
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
     monkeypatch.setattr(target, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
         monkeypatch.setattr(target, "hosts_of", lambda _, there=there: there)
         assert target.LXD.read("local", None, QUEUE) == read
-        target.LXD.write("local", None, "jobs/j/cancel.json", b"{}")
+        if read is None:
+            with pytest.raises(TargetError, match="no host of it runs"):
+                target.LXD.create("local", None, "jobs/j/cancel.json", b"{}")
+        for _ in range(2 if read else 0):  # the second finds it there
+            target.LXD.create("local", None, "jobs/j/cancel.json", b"{}")
     assert put == [("worker-0", "/bucket/jobs/j/cancel.json")]

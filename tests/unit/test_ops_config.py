@@ -66,7 +66,7 @@ trainingInput:
   args: [--max-steps, 100, "a b"]
   labels: {run: "1", owner: bob}
   region: us-central1
-  runtimeVersion: 1.2
+  runtimeVersion: "1.2"
   useChiefInTfConfig: false
   scheduling: {maxRestarts: 2, lostAfterSeconds: 9.5}
 """
@@ -82,7 +82,9 @@ trainingInput:
     assert not job.use_chief
     assert (job.policy["maxRestarts"], job.policy["lostAfterSeconds"]) == (2, 9.5)
     assert job.notes == (
-        f"region, runtimeVersion in {tmp_path}/config.yaml: ignored, the cluster is where and what pulumi made it",
+        f"region in {tmp_path}/config.yaml: ignored, the cluster is where and what pulumi made it",
+        f"runtimeVersion in {tmp_path}/config.yaml: ignored, "
+        "no Python of today has TensorFlow 1, of which tf.compat.v1 is left",
         f"args in {tmp_path}/config.yaml: ignored, the command line has others",
     )
 
@@ -363,3 +365,23 @@ def test_args_with_an_open_quote() -> None:
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))))
 def test_args_arrive_as_they_were_quoted(words: list[str]) -> None:
     assert split_args(shlex.join(words)) == words
+
+
+@pytest.mark.parametrize(("text", "says"), [("2.2", "2.2 or 2.20? YAML makes one number of both"), ("2.20", "2.2 or 2.20")])
+def test_a_version_that_yaml_takes_for_a_number(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        build_job(Flags("j", config=config(tmp_path, f"trainingInput: {{runtimeVersion: {text}}}")), inventory)
+
+
+@pytest.mark.parametrize("task", ["train", "render"])
+def test_every_flag_of_a_task_is_heard(task: str) -> None:
+    import inspect
+
+    import fabfile
+
+    own = {"_", "job", "package", "queue", "follow", "json"}
+    taken = set(inspect.signature(inspect.unwrap(getattr(fabfile, task).body)).parameters) - own
+    assert taken <= {item.name for item in fields(Flags)}
+    assert Flags.of({"job": "j", "_": None, "env": None, "module": "m", "json": True}, ["x"]) == Flags(
+        "j", "m", more_args=["x"]
+    )

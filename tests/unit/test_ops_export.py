@@ -137,7 +137,7 @@ def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
     ((host, command),) = cluster.fleet.asked
     assert host == "master-0"
     assert command.startswith("sudo -n -u trainer sh -c ")
-    assert command.endswith(" sh mine.saved --model cnn --job-dir /bucket/jobs/job01/output")
+    assert command.endswith(" sh /opt/scaletier/venv/bin/python -m mine.saved --model cnn --job-dir /bucket/jobs/job01/output")
 
 
 @pytest.mark.parametrize(

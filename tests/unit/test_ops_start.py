@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ops.start import checkout
 
 ROOT = Path(__file__).resolve().parents[2]
+_TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
 _CALL = "import sys; sys.argv[0] = 'scaletier'; from ops.start import scaletier; scaletier()"
 
 
@@ -65,3 +67,22 @@ def test_outside_of_any_it_says_what_to_do(project: Path, tmp_path: Path) -> Non
 def test_help_and_version_are_said_anywhere(tmp_path: Path) -> None:
     assert call(tmp_path, "--version").stdout.startswith("scaletier ")
     assert "Usage: scaletier" in call(tmp_path, "--help").stdout
+
+
+def test_a_copy_of_a_checkout_with_its_venv_does_not_run_itself_for_ever(project: Path) -> None:
+    """Its script starts the Python of the original, whose prefix is another."""
+    script = f'#!/bin/sh\nexec {sys.executable} -c "{_CALL}" "$@"\n'
+    (project / ".venv/bin/scaletier").write_text(script)
+    assert call(project, "--version").stdout.startswith("scaletier ")
+
+
+def test_a_program_that_does_not_run_and_a_folder_that_is_gone(project: Path, tmp_path: Path) -> None:
+    (project / ".venv/bin/scaletier").write_text("#!/nowhere/python\n")
+    moved = call(project, "jobs")
+    assert (moved.returncode, "does not run (No such file or directory): was" in moved.stderr) == (2, True)
+    (gone := tmp_path / "gone").mkdir()
+    command = f"import os; os.rmdir('{gone}'); {_CALL}"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "jobs"], cwd=gone, env={**os.environ, "PYTHONPATH": str(ROOT)}, **_TEXT
+    )
+    assert (done.returncode, done.stderr.startswith("error: the folder that this is called in is gone")) == (2, True)

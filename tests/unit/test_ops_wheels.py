@@ -84,7 +84,7 @@ def refused(root: Path, module: str = "mine.task") -> str:
     return str(error.value)
 
 
-def no_pip(*_: object) -> None:
+def no_pip(*_: object, **__: object) -> None:
     raise AssertionError("pip is not needed")
 
 
@@ -96,14 +96,14 @@ def test_what_the_hosts_have() -> None:
 
 
 def test_what_the_hosts_have_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "_pip", no_pip)
+    monkeypatch.setattr(wheels, "pip", no_pip)
     lines = "# what we use\nnumpy>=1.20  # any\ntensorflow[and-cuda]\n\nTensorFlow_CPU\nwinonly; sys_platform == 'win32'\n"
     assert package.build(trainer(tmp_path, lines), "mine.task").wheels == {}
 
 
 def test_another_version_of_what_the_hosts_have(tmp_path: Path) -> None:
     says = refused(trainer(tmp_path, "tensorflow==1.15.0\n"))
-    assert says.startswith("tensorflow==1.15.0 is asked for, but the hosts have tensorflow 2.")
+    assert says.startswith("tensorflow==1.15.0 is asked for, but the Python of the job has tensorflow 2.")
     assert "contradict" in refused(trainer(tmp_path, f"{wheel(tmp_path / 'index', needs='numpy<1.0')}\n"))
 
 
@@ -118,7 +118,7 @@ def test_a_dependency_goes_along(tmp_path: Path, index: Path, monkeypatch: pytes
     assert built.imports == {"numpy": "mine/task.py:1", "somewhere": "mine/other.py:1"}
     assert built.pushed.keys() == built.wheels.keys() | built.files.keys()
     assert package.unpack(built.archive, "mine", built.files, "mine.task") == built
-    monkeypatch.setattr(wheels, "_pip", no_pip)
+    monkeypatch.setattr(wheels, "pip", no_pip)
     assert package.build(root, "mine.task") == built
 
 
@@ -178,7 +178,7 @@ def test_a_project(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch)
     assert "far/__init__.py" in built.wheels
     assert built.imports == {"numpy": "mine/task.py:1"}
     assert sorted(root.rglob("*")) == before, "a build leaves nothing in the user's folder"
-    monkeypatch.setattr(wheels, "_pip", no_pip)
+    monkeypatch.setattr(wheels, "pip", no_pip)
     assert package.build(root, "mine.task") == built
 
 

@@ -1,0 +1,147 @@
+"""A Python of a job's own, for a program that wants another TensorFlow than the hosts have, or none at all.
+
+It is built here once, in a folder that every host mounts read-only, so that no host has to fetch or unpack it. Its folder is
+named by what was asked for, and whoever asks for the same finds it there as long as it is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ops import terminal
+from ops.cluster.inventory import Inventory
+from ops.errors import OpsError, UsageError
+from ops.package import hostpython
+from ops.package.pip import pip, run
+from ops.package.whole import key, making
+
+# What a runtime is made of: the hosts' own Python, which is this machine's where the hosts are on it.
+_BASE = "/usr/bin/python3"
+_SITE = f"lib/python{hostpython.VERSION}/site-packages"
+_TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
+_EDITABLE = ("-e ", "--editable")
+# What a manifest may tell.
+_PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# The name of a file that was given becomes part of a folder's.
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What pip is asked for: `lines` as in a requirements.txt, which is a user's own `file` where there is one. `name` is for
+    people, and `key` the name of its folder.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    key: str
+    file: Path | None = None
+
+
+def of_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
+    """TensorFlow 2.19, of which the newest 2.19.x is taken, or 2.19.1; None where that is what the hosts have."""
+    ours = inventory.tensorflow or hostpython.hosts()[hostpython.TENSORFLOW]
+    if not _TENSORFLOW_2.fullmatch(text):
+        raise UsageError(f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {ours}")
+    if f"{ours}.".startswith(f"{text}."):
+        return None
+    others = (Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
+    wanted = f"{hostpython.TENSORFLOW}=={text}{'.*' if text.count('.') == 1 else ''}"
+    return _of(f"tensorflow-{text}", [wanted, *(name for name in others if name != hostpython.TENSORFLOW)])
+
+
+def of_file(path: str, where: str) -> Runtime:
+    """What a requirements.txt asks for, and nothing else."""
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"{where} {path} is no file: give the path of a requirements.txt")
+    if not (lines := hostpython.lines_of(file)):
+        raise UsageError(f"{where} {path} asks for nothing: write a requirement on each line, such as scikit-learn==1.7.2")
+    if here := next((line for line in lines if line.startswith(_EDITABLE) or line in (".", "./")), None):
+        raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
+    return _of(file.stem, lines, file.absolute())
+
+
+def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
+    """A runtime as a manifest told of it: the one of its key where that has the same versions to this day, else one of those.
+
+    OpsError where what is told could be no such thing: any job can write to the bucket, and pip runs what it is given.
+    """
+    name, kept_as, asked = told.get("name"), told.get("key"), told.get("requirements")
+    lines = [line for line in asked if isinstance(line, str) and _PINNED.fullmatch(line)] if isinstance(asked, list) else []
+    named = isinstance(name, str) and isinstance(kept_as, str) and _KEY.fullmatch(name) and _KEY.fullmatch(kept_as)
+    if not named or lines != asked:
+        raise OpsError("the manifest tells of a runtime that fab train would not have made: start the job with fab train")
+    there = inventory.require_runtimes(f"runtime {name}").here / str(kept_as)
+    return Runtime(str(name), tuple(lines), str(kept_as)) if pinned(installed(there)) == lines else _of(str(name), lines)
+
+
+def _of(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
+    named = hostpython.named_files(file.parent, lines) if file else ()
+    digest = key([hostpython.VERSION.encode(), *(line.encode() for line in lines), *named])
+    return Runtime(name, tuple(lines), f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}", file)
+
+
+def python(inventory: Inventory, runtime: Runtime) -> str:
+    """Its Python, as the hosts see it."""
+    return f"{inventory.require_runtimes(f'runtime {runtime.name}').on_hosts}/{runtime.key}/bin/python"
+
+
+def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
+    """The Python of a job's own, by its manifest, as the hosts see it; None where it had none, or they see none."""
+    told = manifest.get("runtime", {}).get("key")
+    known = inventory.runtimes is not None and isinstance(told, str) and _KEY.fullmatch(told)
+    return f"{inventory.runtimes.on_hosts}/{told}/bin/python" if known and inventory.runtimes else None
+
+
+def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
+    """What is in it, name to version; made first where it was not made before. UsageError where pip finds no such thing."""
+    seen = python(inventory, runtime)
+    folder = inventory.require_runtimes(f"runtime {runtime.name}").here / runtime.key
+    if not folder.is_dir():
+        with (
+            terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True),
+            making(folder) as made,
+        ):
+            _install(made, runtime, seen)
+    return installed(folder)
+
+
+def installed(folder: Path) -> dict[str, str]:
+    """What is in a runtime's folder, name to version; empty where there is none."""
+    found = metadata.distributions(path=[str(folder / _SITE)])
+    return {canonicalize_name(each.name): each.version for each in found}
+
+
+def pinned(versions: Mapping[str, str]) -> list[str]:
+    """The same as requirements."""
+    return [f"{name}=={version}" for name, version in sorted(versions.items())]
+
+
+def _install(made: Path, runtime: Runtime, seen: str) -> None:
+    run([_BASE, "-m", "venv", "--without-pip", str(made)], made.parent)
+    found = (made / "lib").glob("python3.*")
+    if (version := next((each.name.removeprefix("python") for each in found), "")) != hostpython.VERSION:
+        raise OpsError(
+            f"the hosts have Python {hostpython.VERSION} and {_BASE} is {version}: a runtime for them cannot be made"
+        )
+    asked = runtime.file or made.with_suffix(".txt")
+    if runtime.file is None:
+        asked.write_text("".join(f"{line}\n" for line in runtime.lines))
+    try:
+        pip("install", "--requirement", str(asked), start=asked.parent, python=made / "bin/python")
+    finally:
+        if runtime.file is None:
+            asked.unlink()
+    for script in (made / "bin").iterdir():  # they name the Python that installed them
+        if script.is_file() and not script.is_symlink() and (content := script.read_bytes()).startswith(b"#!"):
+            script.write_bytes(content.replace(bytes(made / "bin/python"), seen.encode()))

@@ -1,0 +1,72 @@
+"""`fab runtimes`: the Pythons that jobs have brought along, which are kept for the next job that asks for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.errors import DONE, UsageError, meant
+from ops.package import hostpython
+from ops.package.runtimes import installed
+from ops.package.whole import remove
+
+_ACTIONS = ("ls", "rm")
+
+
+def runtimes(cluster: Cluster, action: str | None, name: str | None, sure: bool, as_json: bool) -> int:
+    """`ls`, or `rm NAME`; UsageError for what is none of them, or is what a job of this stack runs in."""
+    action = action or "ls"
+    if action not in _ACTIONS:
+        raise UsageError(f"fab runtimes {action} is unknown{meant(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
+    if (name is None) != (action == "ls"):
+        raise UsageError("fab runtimes ls takes no NAME" if action == "ls" else "fab runtimes rm needs the NAME of one")
+    folder = cluster.inventory.require_runtimes("fab runtimes").here
+    kept = {path.name: path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
+    told = _list(kept, as_json) if name is None else _remove(cluster, kept, name, sure)
+    if as_json:
+        terminal.as_json(told)
+    return DONE
+
+
+def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = [
+        {"name": name, "versions": installed(path), "bytes": _bytes(path)} for name, path in kept.items()
+    ]
+    if not as_json and not told:
+        terminal.note("there are none: fab train --runtime-version or --runtime builds one")
+    elif not as_json:
+        rows = [
+            (
+                each["name"],
+                hostpython.aliased(each["versions"]).get("tensorflow", "-"),
+                str(len(each["versions"])),
+                terminal.size(each["bytes"]),
+            )
+            for each in told
+        ]
+        terminal.table(("NAME", "TENSORFLOW", "PACKAGES", "SIZE"), rows)
+    return told
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
+
+
+def _remove(cluster: Cluster, kept: Mapping[str, Path], name: str, sure: bool) -> dict[str, Any]:
+    if name not in kept:
+        raise UsageError(f"there is no runtime {name}{meant(name, kept)}; there are {', '.join(kept) or 'none'}")
+    records, unreadable = cluster.ledger.jobs()
+    if unreadable:
+        raise UsageError(f"nothing can be removed while it is not known which job runs in what: {'; '.join(unreadable)}")
+    for record in records:
+        if not record.final and record.manifest.get("runtime", {}).get("key") == name:
+            raise UsageError(f"job {record.jobId}, which is {record.state}, runs in {name}: wait for it, or cancel it")
+    if not sure:
+        terminal.confirm(f"remove the runtime {name}, which no job of stack {cluster.inventory.stack} runs in")
+    with terminal.Step(f"removing {name}"):
+        remove(kept[name])
+    terminal.note(f"{name} is removed")
+    return {"removed": name}
