@@ -85,7 +85,7 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
         (["nope", "--help"], "there is no task 'nope'"),
         (["logs", "--stack", "elsewhere", "worker"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
         (["--stack"], "--stack needs a value"),
-        (["jobs", "--project", "/nowhere"], "--project /nowhere is no checkout of scaletier: it has no Pulumi.yaml"),
+        (["jobs", "--project", "/nowhere"], "/nowhere is no checkout of scaletier: it has no Pulumi.yaml of it"),
         (["jobs", "--stack", "elsewhere"], "stack 'elsewhere' (PULUMI_STACK) is not up"),
         (["logs"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["logs", "all", "--lines"], "--lines needs a value"),
