@@ -74,7 +74,7 @@ def checkout(argv: Sequence[str], here: Path, environment: Mapping[str, str]) ->
 def is_checkout(folder: Path) -> bool:
     """True for a folder of this project, by its Pulumi.yaml."""
     try:
-        return (folder / "Pulumi.yaml").read_text().startswith("name: scaletier\n")
+        return "name: scaletier" in map(str.strip, (folder / "Pulumi.yaml").read_text().splitlines())
     except (OSError, UnicodeDecodeError):
         return False
 

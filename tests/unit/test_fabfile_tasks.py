@@ -133,7 +133,7 @@ def test_from_any_folder(tmp_path: Path) -> None:
     line = [Path(sys.executable).with_name("fab"), "jobs"]
     ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in ran.stderr) == (2, True)
-    (tmp_path / "Pulumi.yaml").touch()
+    (tmp_path / "Pulumi.yaml").write_text("name: scaletier\n")
     ran = subprocess.run(
         [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
@@ -214,6 +214,7 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
         "ops.cli",
         "ops.commandline",
         "ops.errors",
+        "ops.start",
         "tasks",
         "tasks.run",
         "tasks.see",
