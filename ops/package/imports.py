@@ -70,7 +70,9 @@ def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: st
     where, more = imports[name], f"; nor have they {', '.join(others)}" if others else ""
     folder = where.rpartition(":")[0].rpartition("/")[0]
     if f"{folder}/{name}.py" in files:  # Python 2 looked beside the file that imports
-        return f"{where} imports {name}, which is only in the package: write from {folder.replace('/', '.')} import {name}"
+        script = where.rpartition(":")[0].rpartition("/")[2]
+        instead = f"write from {folder.replace('/', '.')} import {name}, or run {script} as it is by --script"
+        return f"{where} imports {name}, which is only in the package: {instead}"
     what = f"{where} imports {name}, which neither the package {package} nor the hosts have{more}"
     return f"{what}: put {'them' if others else 'it'} into the package, or into its requirements"
 

@@ -8,7 +8,7 @@ import io
 import shlex
 import tarfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ops.package.package import compression, mode
 from ops.train.render import TIMER, UNIT, UNITS, File
@@ -81,6 +81,9 @@ def shared_stream(
             home = f"{STATE_DIR}/jobs/{job_id}"
             for directory in (f"{STATE_DIR}/jobs", home, f"{home}/package"):
                 tar.addfile(_entry(directory, 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
+            folders = {str(parent) for path in package for parent in PurePosixPath(path).parents} - {"."}
+            for folder in sorted(folders):  # a program may write beside itself, as most do
+                tar.addfile(_entry(f"{home}/package/{folder}", 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
             for path, content in sorted(package.items()):
                 _add(tar, f"{home}/package/{path}", content, mode(path, executables), "trainer", "trainer")
             _add(tar, f"{home}/package.sha256", mark.encode(), 0o644, "trainer", "trainer")

@@ -21,6 +21,7 @@ folder = pathlib.Path(parser.parse_args().job_dir)
 here = pathlib.Path(__file__).parent
 told = {name: os.environ.get(name) for name in ("JOB_DIR", "RANK", "WORLD_SIZE", "MASTER_ADDR", "GREETING", "OMP_NUM_THREADS")}
 told["there"] = folder.is_dir()
+(here / "beside").write_text("x")  # as many a program does
 if os.environ["TYPE"] == "master":
     (folder / "own").mkdir(exist_ok=True)
     (folder / "own" / "file").write_text("x")

@@ -127,7 +127,8 @@ def test_too_much(tmp_path: Path) -> None:
 def test_an_import_that_python_2_would_have_found() -> None:
     files = {"trainer/task.py": b"import mnist", "trainer/mnist.py": b""}
     says = missing_line(["mnist"], {"mnist": "trainer/task.py:1"}, "trainer", files)
-    assert says == "trainer/task.py:1 imports mnist, which is only in the package: write from trainer import mnist"
+    instead = "write from trainer import mnist, or run task.py as it is by --script"
+    assert says == f"trainer/task.py:1 imports mnist, which is only in the package: {instead}"
     imports = {"pandas": "trainer/task.py:1", "scipy": "trainer/model.py:2"}
     assert missing_line(["pandas"], imports, "trainer", files).endswith(
         "have: put it into the package, or into its requirements"

@@ -118,6 +118,7 @@ def test_the_stream_unpacks_as_one(tmp_path: Path) -> None:
         "var/lib/scaletier/jobs": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01/package": ("trainer", "trainer", "0o2775", 0),
+        "var/lib/scaletier/jobs/job01/package/mine": ("trainer", "trainer", "0o2775", 0),
         "var/lib/scaletier/jobs/job01/package/mine/task.py": ("trainer", "trainer", "0o644", 0),
         "var/lib/scaletier/jobs/job01/package.sha256": ("trainer", "trainer", "0o644", 0),
         "etc/scaletier/host.json": ("root", "trainer", "0o640", 0),
