@@ -74,7 +74,9 @@ def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: st
         instead = f"write from {folder.replace('/', '.')} import {name}, or run {script} as it is by --script"
         return f"{where} imports {name}, which is only in the package: {instead}"
     what = f"{where} imports {name}, which neither the package {package} nor the hosts have{more}"
-    return f"{what}: put {'them' if others else 'it'} into the package, or into its requirements"
+    return (
+        f"{what}: put {'them' if others else 'it'} into the package, or into its requirements.txt, which --package brings along"
+    )
 
 
 def _note(outside: dict[str, str], name: str, where: str) -> None:

@@ -51,5 +51,10 @@ def _not_found(wanted: str, output: str) -> str:
         )
     listed = _VERSIONS.search(output)
     versions = listed[1].split(", ") if listed and listed[1] != "none" else []
-    there = f"there are {', '.join(versions[-_SHOWN_VERSIONS:])}" if versions else "no version of it fits"
+    newest = versions[-_SHOWN_VERSIONS:]
+    there = (
+        f"{'the newest' if len(newest) < len(versions) else 'there'} are {', '.join(newest)}"
+        if versions
+        else "no version of it fits"
+    )
     return f"dependency {wanted} cannot be found for {HOSTS}, {there}: check its name and version"

@@ -16,6 +16,8 @@ Counts = Mapping[Role, int]
 _PATH = "trainingInput"
 _DIGITS = 10
 
+_COUNTS_ALONE = "leave scaleTier and the types out, and the counts alone take hosts of it"
+
 
 def asked(
     scale_tier: str | None,
@@ -134,14 +136,15 @@ def _of_config(given: Mapping[str, Any], shape: list[str], inventory: Inventory,
         return _of_tier(tier, inventory, f"{path}.scaleTier")
     if "scaleTier" in given and "masterType" not in given:
         has = inventory.chief.machine_type
-        raise UsageError(f"{path}.masterType is missing: scaleTier CUSTOM needs it, stack {inventory.stack} has {has}")
+        raise UsageError(
+            f"{path}.masterType is missing: scaleTier CUSTOM needs it, stack {inventory.stack} has {has}; {_COUNTS_ALONE}"
+        )
     for role, key in TYPE_KEYS.items():
         hosts = inventory.of_role(role)
         if key in given and hosts and given[key] != hosts[0].machine_type:
-            fix = f"pulumi config set {key} {given[key]} && pulumi up"
-            raise UsageError(
-                f"{path}.{key} is {given[key]}, but stack {inventory.stack} has {hosts[0].machine_type}: run {fix}"
-            )
+            has = f"stack {inventory.stack} has {hosts[0].machine_type}"
+            fix = f"run pulumi config set {key} {given[key]} && pulumi up" if inventory.scale_tier == ScaleTier.CUSTOM else ""
+            raise UsageError(f"{path}.{key} is {given[key]}, but {has}: {fix}{', or ' if fix else ''}{_COUNTS_ALONE}")
     wanted = {Role.MASTER: 1} | {role: given[key] for role, key in COUNT_KEYS.items() if given.get(key)}
     for role, count in wanted.items():
         if role in COUNT_KEYS:

@@ -10,6 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops import terminal
 from ops.cluster.inventory import HERE
 from ops.errors import UsageError
 from ops.package import package
@@ -67,6 +68,8 @@ def find(folder: str | None, module: str | None, script: str | None, command: st
     if command is not None:
         return _command(folder, command)
     here = Path("trainer")
+    if folder is None and not here.is_dir():
+        terminal.note("there is no package trainer in this folder: it is the shipped one that runs")
     return Program(package.find(folder or (here if here.is_dir() else SHIPPED)))
 
 
