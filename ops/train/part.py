@@ -15,7 +15,6 @@ from ops.train.schema import COUNT_KEYS, ROLE_KEYS, TYPE_KEYS
 Counts = Mapping[Role, int]
 _PATH = "trainingInput"
 _DIGITS = 10
-
 _COUNTS_ALONE = "leave scaleTier and the types out, and the counts alone take hosts of it"
 
 

@@ -60,8 +60,8 @@ def check_label(key: str, value: str, path: str) -> None:
 
 
 def version(value: Any, path: str) -> str:
-    """A version, which YAML takes for a number where it is not quoted, and then 2.20 is 2.2."""
-    if isinstance(value, float) and len(str(value)) == 3:
+    """A version, which YAML takes for a number where it is not quoted, and then 2.20 is 2.2; all of 1.x are passed over."""
+    if isinstance(value, float) and value >= 2 and len(str(value)) == len("2.2"):
         raise UsageError(f'{path}: {value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
     return text(value, path)
 

@@ -66,7 +66,7 @@ trainingInput:
   args: [--max-steps, 100, "a b"]
   labels: {run: "1", owner: bob}
   region: us-central1
-  runtimeVersion: "1.2"
+  runtimeVersion: 1.2
   useChiefInTfConfig: false
   scheduling: {maxRestarts: 2, lostAfterSeconds: 9.5}
 """
