@@ -134,7 +134,7 @@ def _install(made: Path, runtime: Runtime, seen: str) -> None:
         raise OpsError(
             f"the hosts have Python {hostpython.VERSION} and {_BASE} is {version}: a runtime for them cannot be made"
         )
-    asked = runtime.file or made.with_suffix(".txt")
+    asked = runtime.file or made / "asked.txt"
     if runtime.file is None:
         asked.write_text("".join(f"{line}\n" for line in runtime.lines))
     try:
