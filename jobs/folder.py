@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -96,7 +95,7 @@ class Folder:
             _sync(target.parent)
 
     def download(self, name: str, target: Path) -> bool:
-        part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
         with _errors(self._root):
             try:
                 source = (self._root / name).open("rb")
@@ -119,7 +118,7 @@ class Folder:
     def _part(self, target: Path, fill: Callable[[Path], object]) -> Iterator[Path]:
         """The content on the disk under a name that nobody reads, and gone afterwards, if it has not got its own name."""
         self._check_there()
-        part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
         try:
             try:
                 fill(part)

@@ -7,7 +7,6 @@ version of this program, and systemd starts that.
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import signal
 import socket
@@ -52,7 +51,7 @@ def main() -> int:
     site = HostSite(host, state, ledger, store, os.environ)
     agent = Agent(
         host.name,
-        secrets.token_hex(4),
+        os.urandom(4).hex(),
         ledger,
         site,
         spawn,

@@ -14,7 +14,7 @@ from ops.cluster.remote import Fleet
 
 
 class Cluster:
-    """What a command works on. It is for one thread, but for `inventory`, `fleet` and `another_bucket`."""
+    """What a command works on. It is for one thread, but for `inventory`, `fleet`, `ledger` and `another_bucket`."""
 
     def __init__(
         self, inventory: Inventory, fleet: Fleet | None = None, bucket: Bucket | None = None, ledger: Ledger | None = None
@@ -47,10 +47,6 @@ class Cluster:
     @cached_property
     def ledger(self) -> Ledger:
         """The records in the bucket, through whichever host answers first where it is on hosts."""
-        return self.another_ledger()
-
-    def another_ledger(self) -> Ledger:
-        """The records over a channel of their own, for another thread."""
         return open_ledger(self.inventory.operator_bucket, lambda: self.fleet.any_connection())
 
     def another_bucket(self) -> Bucket:

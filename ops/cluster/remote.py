@@ -7,6 +7,7 @@ import logging
 import socket
 import subprocess
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,20 +79,24 @@ class Fleet:
         self._config.load_ssh_config()
         self._addresses = {host.name: host.address for host in inventory.hosts}
         self._open: dict[str, Any] = {}
+        self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._key: paramiko.PKey | None = None
 
     def connection(self, name: str) -> Any:
         """The open connection to a host; HostError when there is none to be had."""
         with self._lock:
-            found = self._open.get(name)
-            if found is not None and found.is_connected:
-                return found
-            connection = self._new(name)
-        self._connect(name, connection)
-        with self._lock:
-            self._open[name] = connection
-        return connection
+            opening = self._opening[name]
+        with opening:  # whoever wants the same host meanwhile gets the same connection
+            with self._lock:
+                found = self._open.get(name)
+                if found is not None and found.is_connected:
+                    return found
+                connection = self._new(name)
+            self._connect(name, connection)
+            with self._lock:
+                self._open[name] = connection
+            return connection
 
     def run(self, name: str, command: str, stdin: bytes | None = None) -> Ran:
         """Run a command line on a host over one channel, the bytes on its stdin."""

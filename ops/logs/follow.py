@@ -19,7 +19,6 @@ from ops.errors import HostError
 from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse_line
 
 _AGAIN_SECONDS = 2.0
-_PLACED_SECONDS = 0.1
 _BACKLOG_SECONDS = 1.0
 _DRAIN_SECONDS = 3.0
 # The leader stops the others when the job has ended: their last lines are part of the story.
@@ -42,6 +41,9 @@ class Follower:
     def __init__(self, fleet: Fleet, ledger: Ledger, record: JobRecord, replicas: Iterable[str], lines: int | None) -> None:
         self._fleet, self._ledger, self._job_id, self._lines = fleet, ledger, record.jobId, lines
         self._placement = record.placement
+        self._placed = threading.Event()
+        if self._placement:
+            self._placed.set()
         self._replicas = list(replicas)
         self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ending = threading.Event()
@@ -80,7 +82,11 @@ class Follower:
                     end_by = time.monotonic() + _DRAIN_SECONDS
             yield from reorder.rest()
         finally:
-            self._ending.set()
+            self._end()
+
+    def _end(self) -> None:
+        self._ending.set()
+        self._placed.set()
 
     def _guard(self, work: Callable[..., None], *args: object) -> None:
         try:
@@ -95,8 +101,7 @@ class Follower:
         """Put a replica's lines into the queue, also over a connection that breaks."""
         lines, last, at_last = self._lines, "", set[Line]()
         broken = False
-        while not self._placement and not self._ending.wait(_PLACED_SECONDS):
-            pass  # it waits for its hosts
+        self._placed.wait()  # for its hosts, or for the end
         while not self._ending.is_set():
             try:
                 for text in self._channel_lines(name, lines):
@@ -162,6 +167,7 @@ class Follower:
                 failing = True
             if record and record.placement:
                 self._placement = record.placement
+                self._placed.set()
             if record and record.state != state:
                 state = record.state
                 self._queue.put(record)
@@ -169,7 +175,7 @@ class Follower:
                 final_since = final_since or time.monotonic()
                 if self._stopped(record) or time.monotonic() - final_since > _OTHERS_SECONDS:
                     self._queue.put(record)  # once more, with what became of each replica
-                    self._ending.set()
+                    self._end()
                     return
             self._ending.wait(0.25 if final_since else self._fleet.inventory.poll_seconds)
 

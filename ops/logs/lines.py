@@ -41,9 +41,11 @@ def follow_command(job_id: str, lines: int | None) -> str:
     That is how the host learns that nobody reads any more: without a terminal, a closed connection kills no process.
     The last 0.2 s are for lines that were written just before.
     """
-    # The log appears when the replica starts, which may be later.
+    # The log appears when the replica starts, which may be later. A tail that has seen no file yet looks for it and its lines
+    # from time to time, one that has is told of them by the kernel: so the file is waited for while it is likely to come soon.
     file = shlex.quote(f"{LOG_DIR}/{job_id}.jsonl")
-    return f"tail -n {_count(lines)} -s 0.1 -F {file} 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
+    soon = f"for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e {file} ] && break; sleep 0.03; done"
+    return f"{soon}; tail -n {_count(lines)} -s 0.1 -F {file} 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
 
 
 def _count(lines: int | None) -> str:

@@ -87,7 +87,7 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int 
 
     write, end = _writer(replicas, as_json), None
     state = ""
-    for event in Follower(cluster.fleet, cluster.another_ledger(), record, replicas, lines).events():
+    for event in Follower(cluster.fleet, cluster.ledger, record, replicas, lines).events():
         if isinstance(event, Line):
             write(event)
             sys.stdout.flush()

@@ -16,6 +16,7 @@ from ops.train.render import TIMER, UNIT, UNITS, File
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
 CODE_DIR = "/opt/scaletier"
+# The replica may not write what it runs, so Python's own copy of it is made here; it is told by content, as all dates are one.
 # The timer does not start what is just being replaced, and what it had started just before gets a second chance.
 # Code arrives beside what is there, and takes its place when all of it is: a push that breaks off leaves the old one.
 NEW_DIR = f"{CODE_DIR}/.new"
@@ -26,12 +27,14 @@ VERSION = "replica/VERSION"
 # woken: it may be another job's, and takes this one up, or new code, when its host is free.
 _TAKE_IN = f"""set -e
 cd {UNITS}
-systemctl stop {TIMER} 2>/dev/null || true
 trap 'systemctl start --no-block {TIMER}' EXIT
+other=$([ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" = "$1" ] || echo yes)
+[ -z "$other" ] || systemctl stop {TIMER} 2>/dev/null || true
 rm -rf {NEW_DIR}
 units=$(cat {UNIT} {TIMER} 2>/dev/null || true)
 tar -xzpf - -C /
-if [ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" != "$1" ]; then
+if [ -n "$other" ]; then
+  {PYTHON} -m compileall -qq --invalidation-mode checked-hash -s {NEW_DIR} -p {CODE_DIR} {NEW_DIR} || true
   for name in {" ".join(CODE)}; do rm -rf {CODE_DIR}/$name; mv {NEW_DIR}/$name {CODE_DIR}/; done
 fi
 rm -rf {NEW_DIR}

@@ -26,6 +26,7 @@ from jobs.tender import Tender
 from ops import terminal
 from ops.cluster.bucket import Bucket, upload_missing
 from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Background
 from ops.cluster.inventory import HERE, Inventory
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
@@ -117,12 +118,12 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
         if not ahead:
             renewal.check()
             submitter.prepare()
-        uploads = _Background(lambda: _upload_package(cluster, submission))
+        uploads = Background(lambda: _upload_package(cluster, submission))
         what = "telling" if ahead else "starting"
         hosts = _concerned(inventory, submitter)
         with terminal.Step(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
             _push(cluster.fleet, submission, plan, hosts, not ahead, terminal.counter(step, len(hosts)))
-            uploads.join()
+            _joined(uploads)
         renewal.check()
         submitter.hand_over()
     except BaseException as error:
@@ -304,22 +305,8 @@ def _upload_package(cluster: Cluster, submission: Submission) -> None:
     bucket.upload(paths.package(submission.job.id), submission.package.archive)
 
 
-class _Background:
-    """Work in a thread, its error kept for whoever joins."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._error: Exception | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:  # noqa: BLE001  kept for join
-            self._error = error
-
-    def join(self) -> None:
-        self._thread.join(_PUSH_SECONDS)
-        if self._error or self._thread.is_alive():
-            raise OpsError(f"the package could not be put into the bucket: {self._error or 'it takes too long'}")
+def _joined(uploads: Background[None]) -> None:
+    try:
+        uploads.join(_PUSH_SECONDS)
+    except Exception as error:
+        raise OpsError(f"the package could not be put into the bucket: {error}") from error

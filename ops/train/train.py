@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.ledger import Stored
+from jobs.ledger import Ledger, Stored
 from jobs.placement import place
 from jobs.queue import Entry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
 from ops import terminal
-from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Background
 from ops.cluster.inventory import ROOT, Inventory
 from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.cluster.output import find
-from ops.cluster.remote import ADVICE
+from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
-from ops.package import package, runtimes
+from ops.package import package
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
 from ops.train import program, push
@@ -82,7 +83,11 @@ def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submissio
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
     found = program.find(folder, flags.module, flags.script, flags.command)
     job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
-    installed = runtimes.build(inventory, job.runtime) if job.runtime else None
+    installed = None
+    if job.runtime:
+        from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
+
+        installed = runtimes.build(inventory, job.runtime)
     built = package.build(found.source, job.module, found.script, installed)
     return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
 
@@ -99,19 +104,57 @@ def no_data(declared: Declared) -> UsageError:
 
 
 def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
-    """See that the job can run on the hosts that it may be given; nothing is changed there.
+    """See that the job can run on the hosts that it would get; nothing is changed there.
 
-    The result goes without those that do not answer, where others would do in their place.
+    Where one of these does not answer, or the job will have to wait, it looks at all that the job may be given. The result goes
+    without those that are away, where others would do in their place.
     """
-    submission = _answering(cluster, submission)
-    inventory, fleet, wants = cluster.inventory, cluster.fleet, submission.wants
+    wants = submission.wants
+    candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in wants.values())]
+    asked = Background(lambda: _would_get(cluster.ledger, submission))  # meanwhile the hosts are looked at
+    seen: set[str] = set()
+    away: dict[str, Exception] = {}
+    wanted = set(place(wants, ()).values())
+    while new := [name for name in candidates if name in wanted - seen]:
+        failures = _connect(cluster.fleet, new)
+        away |= failures
+        if len(place(wants, away)) < len(wants):
+            raise HostsError(away, ADVICE, UsageError.code)
+        _look_at(cluster, submission, [name for name in new if name not in failures])
+        if not seen:
+            would_get = set(asked.join(_CHECK_SECONDS))
+        seen.update(new)
+        wanted = set(candidates) if away else would_get
+    for error in away.values():
+        terminal.note(f"{error}: the job goes without this host")
+    _check_data(cluster, submission)
+    _check_output(cluster, submission)
+    return replace(submission, dead=frozenset(away))
+
+
+def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
+    """The hosts that a job would be given now, or all that it may wait for; UsageError where its id was used before."""
+    job = submission.job
+    if find_job(ledger, job.id):
+        raise used_before(job.id)
+    entry = Entry(job.id, [], wants=submission.wants, priority=job.priority)
+    return sorted(ledger.queue().added(entry).entries[-1].may_use())
+
+
+def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
+    """By host why it does not answer, of those that do not."""
+    with terminal.Step(f"connecting to {terminal.plural(len(names), 'host')}") as step:
+        return fleet.connect_each(names, terminal.counter(step, len(names))).failures
+
+
+def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> None:
+    """Raise where one of the hosts could not run the job: HostsError, or UsageError that says what it lacks."""
+    inventory, fleet = cluster.inventory, cluster.fleet
     directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
-    names = [name for name in inventory.names if any(name in hosts for hosts in wants.values())]
-    first = next(iter(wants.values()))[0]
-    python = runtimes.python(inventory, submission.job.runtime) if submission.job.runtime else push.PYTHON
+    python = _python(submission)
 
     def check(name: str) -> tuple[dict[str, int], list[str]]:
-        wanted = submission.package.imports if name == first else ()
+        wanted = submission.package.imports if name == names[0] else ()
         output = fleet.must(name, push.check_command(directories, wanted, python), "could not be checked, it ended")
         try:
             return push.read_check(output, directories)
@@ -125,23 +168,15 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
     for name, (free, said) in outcome.results.items():
         lacking = [module for module in said if module in submission.package.imports]  # a runtime may print, too
         _check_host(name, free, lacking, submission.package)
-    if find_job(cluster.ledger, submission.job.id):
-        raise used_before(submission.job.id)
-    _check_data(cluster.bucket, submission)
-    _check_output(cluster, submission)
-    return submission
 
 
-def _answering(cluster: Cluster, submission: Submission) -> Submission:
-    """The submission without the hosts that do not answer; HostsError where it cannot do without them."""
-    names = [name for name in cluster.inventory.names if any(name in hosts for hosts in submission.wants.values())]
-    with terminal.Step(f"connecting to {terminal.plural(len(names), 'host')}") as step:
-        failures = cluster.fleet.connect_each(names, terminal.counter(step, len(names))).failures
-    if len(place(submission.wants, failures)) < len(submission.wants):
-        raise HostsError(failures, ADVICE, UsageError.code)
-    for error in failures.values():
-        terminal.note(f"{error}: the job goes without this host")
-    return replace(submission, dead=frozenset(failures))
+def _python(submission: Submission) -> str:
+    """The Python of the hosts that the job runs in."""
+    if not submission.job.runtime:
+        return push.PYTHON
+    from ops.package import runtimes
+
+    return runtimes.python(submission.inventory, submission.job.runtime)
 
 
 def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:
@@ -177,9 +212,9 @@ def shared(one: str, other: str) -> bool:
     return bool(one and other) and (first.startswith(second) or second.startswith(first))
 
 
-def _check_data(bucket: Bucket, submission: Submission) -> None:
+def _check_data(cluster: Cluster, submission: Submission) -> None:
     job = submission.job
-    if job.declared.wants(job.args) and not submission.data and not bucket.names(DATA):
+    if job.declared.wants(job.args) and not submission.data and not cluster.bucket.names(DATA):
         raise no_data(job.declared)
 
 

@@ -177,5 +177,3 @@ def test_what_is_given_to_a_cluster_is_used(inventory: Inventory, tmp_path: Path
     cluster = Cluster(replace(inventory, operator_bucket=str(tmp_path)), object())  # type: ignore[arg-type]
     put_job(cluster.ledger, JobRecord("job01", lease=Lease("ann", 1)))
     assert json.loads(cluster.bucket.read(paths.job("job01")) or b"")["lease"]["holder"] == "ann"
-    assert find_job(cluster.another_ledger(), "job01") is not None
-    assert cluster.another_ledger() is not cluster.ledger

@@ -160,7 +160,7 @@ def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:
     before = ledger.job("job01")
     assert before is not None
     assert Ledger(Folder(there)).job("job01") == before, "it is as if it was written there"
-    preparing = up.another_ledger().change_job(before, before.record.to(JobState.PREPARING))
+    preparing = up.ledger.change_job(before, before.record.to(JobState.PREPARING))
     with pytest.raises(Conflict):
         ledger.change_job(before, before.record)
     assert [job.state for job in ledger.jobs()[0]] == ["PREPARING"]
