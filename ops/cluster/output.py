@@ -17,7 +17,11 @@ from ops.errors import OpsError
 WITHOUT_TENSORFLOW = 'sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")'
 """A line of Python, behind `import sys, types`, by which TensorBoard does without TensorFlow: it starts in a fifth of the time,
 leaves the memory to the training, and reads what fsspec reads."""
+METRICS = "metrics.json"
+"""What a trainer may write of its metrics."""
 _EVENTS = "tfevents"
+# Where trainers since Cloud ML's leave models for prediction.
+_EXPORTS = "export/"
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,12 @@ class Output:
     def summaries(self) -> list[str]:
         """Those of the files that TensorBoard reads."""
         return [name for name in self.files if _EVENTS in name.rpartition("/")[2]]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Those of the files that a trainer may go on from: whatever is neither a summary, nor metrics, nor below export/."""
+        told = {*self.summaries, METRICS}
+        return [name for name in self.files if name not in told and not name.startswith(_EXPORTS)]
 
     def read(self, name: str) -> bytes:
         """One of the files, which is small."""

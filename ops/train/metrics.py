@@ -11,13 +11,12 @@ from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import replica_names
-from ops.cluster.output import WITHOUT_TENSORFLOW, Output, find
+from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, Output, find
 from ops.errors import OpsError, one_line
 from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.train.push import PYTHON
 
-FILE = "metrics.json"
 # Runs on a host, where the summaries are: the last value of each scalar. Without TensorFlow it starts in a fifth of the time.
 _LAST = f"""
 import json, sys, types
@@ -53,7 +52,7 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
         if said := progress.final_metrics(line.message for line in log.get(names[0], [])):
             return said
         output = find(cluster, record)
-        return _of_file(output) if FILE in output.files else _of_summaries(cluster, output)
+        return _of_file(output) if METRICS in output.files else _of_summaries(cluster, output)
     except (OpsError, StoreError, OSError) as error:
         terminal.note(f"what came out of {record.jobId} cannot be read: {one_line(error)}")
         return {}
@@ -62,7 +61,7 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
 def _of_file(output: Output) -> dict[str, str]:
     """Of `{"steps": 5006, "loss": 0.228}`, whatever else may be in it."""
     try:
-        told = json.loads(output.read(FILE))
+        told = json.loads(output.read(METRICS))
     except ValueError:
         return {}
     return _as_text(told) if isinstance(told, dict) else {}

@@ -60,7 +60,7 @@ def resumed(cluster: Cluster, flags: Flags) -> Flags:
             f"job {record.jobId} is {record.state}, and two jobs cannot write to one output: wait for it, or cancel it"
         )
     found = find(cluster, record)
-    if not found.files:
+    if not found.checkpoints:
         raise UsageError(f"job {record.jobId} left no checkpoint in {found.job_dir}: there is nothing to go on from")
     return replace(flags, job_dir=found.job_dir)
 

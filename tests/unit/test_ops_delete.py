@@ -224,3 +224,11 @@ def test_a_job_that_goes_on_where_another_ended(cluster: Cluster, bucket: Path) 
         UsageError, match=r"job empty left no checkpoint in .*/jobs/empty/output: there is nothing to go on from"
     ):
         resumed(cluster, Flags("new", resume="empty"))
+    output = bucket / "jobs/empty/output"
+    for name in ("export/Servo/1/saved_model.pb", "events.out.tfevents.1.master-0", "metrics.json"):
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).touch()
+    with pytest.raises(UsageError, match="job empty left no checkpoint"):
+        resumed(cluster, Flags("new", resume="empty"))
+    (output / "model.keras").touch()
+    assert resumed(cluster, Flags("new", resume="empty")).resume == "empty"
