@@ -31,6 +31,19 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What a replica's unit uses, None for what its host's kernel does not tell.
+
+    cpuSeconds is its processor time since the unit was started, `cpus` how many processors were busy on average since the
+    reading before, which is about a heartbeat ago, memoryBytes what it holds without the cache of files.
+    """
+
+    cpuSeconds: float | None = None
+    cpus: float | None = None
+    memoryBytes: int | None = None
+
+
+@dataclass(frozen=True)
 class ReplicaRecord(Record):
     """`jobs/<id>/replicas/<name>.json`, written by that replica alone.
 
@@ -38,8 +51,8 @@ class ReplicaRecord(Record):
     exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
     trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `restarts` counts all of this
     attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
-    says that there will be no further restart. `lines` counts what the trainer printed. facts are the chief's alone: what its
-    host found for the manifest.
+    says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host, None
+    in the record of an older version and before there is any. facts are the chief's alone: what its host found for the manifest.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -56,6 +69,7 @@ class ReplicaRecord(Record):
     hopeless: bool = False
     attempt: int = 0
     lines: int = 0
+    usage: Usage | None = None
     startTime: str | None = None
     endTime: str | None = None
     heartbeatTime: str = field(default_factory=now)

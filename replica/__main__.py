@@ -29,6 +29,7 @@ from replica.notify import notify
 from replica.site import HostSite
 from replica.supervisor import Assignment
 from replica.trainer import Trainer
+from replica.usage import Meter
 
 STORE_SECONDS = 20.0
 AGAIN = 75
@@ -59,6 +60,7 @@ def main() -> int:
         now,
         host.pollSeconds,
         current=lambda: _version() == version,
+        usage=Meter(time.monotonic).read,
     )
     notify("READY=1")
     loop = Loop(agent)

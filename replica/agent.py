@@ -17,6 +17,7 @@ from jobs.tender import Tender
 from replica import restart
 from replica.reporter import Reporter
 from replica.supervisor import Assignment, Spawn, Supervisor
+from replica.usage import Read, nothing
 
 # While a job begins or ends here, somebody waits for it: so many rounds in the time of one, for so long.
 _QUICK = 4
@@ -57,14 +58,16 @@ class Agent:
         poll: float,
         lease_seconds: float = lease.SECONDS,
         current: Callable[[], bool] = lambda: True,
+        usage: Read = nothing,
     ) -> None:
-        """`current` is False once this host has another version of this program than the one that runs."""
+        """`current` is False once this host has another version of this program than the one that runs; `usage` reads what a
+        trainer uses."""
         self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
         self._clock, self._now, self._poll = clock, now, poll
         self._watch = Watch(clock)
         self._lease_seconds = lease_seconds
         self._me = f"{name}/{life}"
-        self._current = current
+        self._current, self._usage = current, usage
         self._tender = Tender(ledger, self._watch, self._me, lease_seconds)
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
@@ -176,7 +179,7 @@ class Agent:
         self._assignment = assignment
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
-            plan, name, self._life, self._ledger, supervisor, assignment.log, self._clock, self._now, version
+            plan, name, self._life, self._ledger, supervisor, assignment.log, self._clock, self._now, version, self._usage
         )
         self.supervisor = supervisor
         if self._terminated:  # looked at last: terminate() may come at any moment

@@ -10,11 +10,12 @@ from jobs import paths
 from jobs.checked import RecordError
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
-from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
 from jobs.states import JobState
 from jobs.store import Conflict
 from replica.leader import Leader
 from replica.supervisor import Says, Supervisor
+from replica.usage import Read, nothing
 
 
 class Reporter:
@@ -31,15 +32,19 @@ class Reporter:
         clock: Clock,
         now: Callable[[], str],
         version: str | None,
+        usage: Read = nothing,
     ) -> None:
-        """`version` is that of the record that an earlier life of this replica left, None where it left none."""
+        """`version` is that of the record that an earlier life of this replica left, None where it left none; `usage` reads
+        what the trainer uses."""
         self._plan, self._name, self._life = plan, name, life
         self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
         self._leader = Leader(plan, name, life, ledger, clock, now)
         self._version = version
+        self._read_usage = usage
+        self._usage: Usage | None = None
         self._told: ReplicaRecord | None = None
         self._beat = 0
-        self._beat_at = 0.0
+        self._beat_at = self._measure_at = 0.0
         self._epoch = 0
         self._job: JobRecord | None = None
         self.settled = False
@@ -77,7 +82,8 @@ class Reporter:
 
     def _own(self, record: ReplicaRecord) -> ReplicaRecord:
         lines = self._supervisor.lines
-        return replace(record, lines=lines, heartbeatTime=self._now(), life=self._life, beat=self._beat)
+        told = replace(record, lines=lines, usage=self._usage, heartbeatTime=self._now())
+        return replace(told, life=self._life, beat=self._beat)
 
     def round(self) -> None:
         """Tell, listen, and lead where it is this replica's turn. StoreError or RecordError: the next round goes on."""
@@ -98,6 +104,13 @@ class Reporter:
         self.led = not self._leader.leads(stored.record) and not stored.record.lease.submitter
         self._obey(stored.record)
         self._settle(stored.record, replicas)
+        self._measure()
+
+    def _measure(self) -> None:
+        """See what the trainer uses in time for the next heartbeat, at the end of a round: no heartbeat waits for it."""
+        if self._clock() >= self._measure_at:
+            self._usage = self._read_usage()
+            self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
 
     def _replicas(self) -> dict[str, ReplicaRecord]:
         """How all replicas of the job are."""

@@ -18,6 +18,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
 from replica.reporter import Reporter
+from replica.usage import Read, nothing
 
 NAMES = ["master-0", "worker-0"]
 PLAN = Plan("job01", NAMES, "task", [], {}, heartbeatSeconds=4.0, leaseSeconds=9.0)
@@ -28,7 +29,13 @@ class Replica:
     """One replica: its host with a fake trainer, and its reporter."""
 
     def __init__(
-        self, root: Path, name: str = "master-0", life: str = "a", version: str | None = None, plan: Plan = PLAN
+        self,
+        root: Path,
+        name: str = "master-0",
+        life: str = "a",
+        version: str | None = None,
+        plan: Plan = PLAN,
+        usage: Read = nothing,
     ) -> None:
         self.host = Host(name, plan)
         self.clock: Clock = self.host.clock
@@ -36,7 +43,7 @@ class Replica:
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
-            plan, name, life, self.ledger, self.host.supervisor, self.host, self.clock, lambda: NOW, version
+            plan, name, life, self.ledger, self.host.supervisor, self.host, self.clock, lambda: NOW, version, usage
         )
 
     def rounds(self, count: int = 1, seconds: float = 1.0) -> None:

@@ -1,0 +1,102 @@
+"""What a trainer uses: what the kernel's files say, and when a replica looks at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from replicahosts import Clock
+from test_replica_reporter import PLAN, Replica
+
+from jobs.checked import RecordError
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry
+from jobs.records import JobRecord, ReplicaRecord, Usage
+from jobs.states import JobState
+from replica.usage import Meter
+
+UNIT = "/system.slice/scaletier.service"
+CURRENT = "memory.current"
+V2 = {f"{UNIT}/cpu.stat": "usage_usec 2500000\nuser_usec 1\n", f"{UNIT}/{CURRENT}": "1000\n"}
+V2_STAT = {f"{UNIT}/memory.stat": "anon 1\nfile 700\nshmem 50\n"}
+V1 = {
+    f"/unified{UNIT}/cpu.stat": "usage_usec 2500000\n",
+    f"/memory{UNIT}/memory.usage_in_bytes": "1000\n",
+    f"/memory{UNIT}/memory.stat": "cache 1\ntotal_cache 700\ntotal_shmem 50\n",
+}
+OLD = {"/cpuacct/cpuacct.usage": "2500000000\n"}
+HYBRID = f"4:memory:{UNIT}\n2:cpu,cpuacct:/\n0::{UNIT}\n"
+
+
+def lay(root: Path, own: str, files: dict[str, str]) -> None:
+    (root / "own").write_text(own)
+    for name, text in files.items():
+        path = Path(f"{root}{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "seconds", "memory"),
+    [
+        (f"0::{UNIT}\n", V2 | V2_STAT, 2.5, 350),
+        (HYBRID, V1, 2.5, 350),
+        (HYBRID, OLD, 2.5, None),
+        (f"0::{UNIT}\n", V2, 2.5, None),
+        (f"0::{UNIT}\n", V2_STAT | {f"{UNIT}/{CURRENT}": "1000\n"}, None, 350),
+        (f"0::{UNIT}\n", V2_STAT | {f"{UNIT}/{CURRENT}": "100\n"}, None, 0),
+    ],
+)
+def test_what_the_kernel_says(tmp_path: Path, own: str, files: dict[str, str], seconds: float, memory: int) -> None:
+    lay(tmp_path, own, files)
+    assert Meter(Clock(), tmp_path / "own", tmp_path).read() == Usage(seconds, None, memory)
+
+
+@pytest.mark.parametrize("own", ["", "nonsense\n", f"0::{UNIT}\n"])
+def test_nothing_is_told_where_the_kernel_does_not(tmp_path: Path, own: str) -> None:
+    lay(tmp_path, own, {f"{UNIT}/cpu.stat": "nothing\n", f"{UNIT}/{CURRENT}": "max\n"})
+    assert Meter(Clock(), tmp_path / "own", tmp_path).read() is None
+    assert Meter(Clock(), tmp_path / "gone", tmp_path).read() is None
+
+
+def test_the_processors_that_were_busy_between_two_readings(tmp_path: Path) -> None:
+    clock = Clock()
+    meter, seen = Meter(clock, tmp_path / "own", tmp_path), []
+    for microseconds in (1_000_000, 8_500_000, 8_500_000, 100, 5_000_100):
+        lay(tmp_path, f"0::{UNIT}\n", {f"{UNIT}/cpu.stat": f"usage_usec {microseconds}\n"})
+        found = meter.read()
+        assert found is not None
+        seen.append(found.cpus)
+        clock.pass_(5.0)
+    assert seen == [None, 1.5, 0.0, 0.0, 1.0], "a unit that was started anew counts from nothing"
+
+
+def test_a_replica_looks_after_its_heartbeat_and_tells_with_the_next(tmp_path: Path) -> None:
+    ledger = Ledger(Folder(tmp_path))
+    ledger.create_job(JobRecord("job01", state=JobState.PREPARING, hosts=PLAN.replicas))
+    ledger.change_queue(lambda queue: queue.added(Entry("job01", PLAN.replicas)))
+    order: list[str] = []
+
+    def read() -> Usage:
+        order.append("usage")
+        return Usage(float(len(order)), None, 10)
+
+    replica = Replica(tmp_path, usage=read)
+    replica.store.before = lambda method, name: order.append("heartbeat") if "replicas/" in str(name) else None
+    replica.rounds()
+    assert order[0] == "heartbeat", "it waits for nothing"
+    assert "usage" in order
+    assert replica.written.usage is None
+    order.clear()
+    replica.rounds(9)
+    assert replica.written.usage is not None
+    assert order.count("usage") == 4, "each half of a heartbeat's 4 s, not at each round"
+
+
+def test_a_record_of_an_older_version_has_none_and_a_wrong_one_is_named() -> None:
+    assert ReplicaRecord.from_dict({"name": "ps-0"}).usage is None
+    told = ReplicaRecord("ps-0", usage=Usage(1.5, 0.25, 10))
+    assert ReplicaRecord.from_json(told.to_json()) == told
+    with pytest.raises(RecordError, match=r"usage.memoryBytes must be a whole number, not 1.5"):
+        ReplicaRecord.from_dict({"name": "ps-0", "usage": {"memoryBytes": 1.5}})
