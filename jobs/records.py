@@ -51,8 +51,8 @@ class ReplicaRecord(Record):
     exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
     trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `restarts` counts all of this
     attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
-    says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host, None
-    in the record of an older version and before there is any. facts are the chief's alone: what its host found for the manifest.
+    says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host,
+    None before that was looked at, and of an older version. facts are the chief's alone: what its host found for the manifest.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -100,6 +100,7 @@ class JobRecord(Placed, Record):
     job from 0, `spent` those that count against the limit; `lost` are the replicas of whose hosts nothing is heard, `without`
     the expendable ones that the job goes on without. runSeconds is how long it has been RUNNING by its leaders' clocks.
     manifest is the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
+    `steps` is the global step at which its trainer is to end, None where neither its arguments nor its package say so.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -125,6 +126,7 @@ class JobRecord(Placed, Record):
     submittedBy: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     trainingInput: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)
 

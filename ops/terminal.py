@@ -22,6 +22,12 @@ def colourful(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def has_screen() -> bool:
+    """True where stdout and stderr are a terminal on which a picture can be drawn again and again."""
+    able = os.environ.get("TERM", "dumb") != "dumb" and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return able and sys.stdout.isatty() and sys.stderr.isatty()
+
+
 def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
     """The text in a colour where the stream is a terminal."""
     return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and colourful(stream or sys.stdout) else text

@@ -34,6 +34,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "priority": "whole number: of the jobs that wait, who has the highest comes next (default: 0)",
         "queue": "wait for the hosts where another job has them; --no-queue refuses instead",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
+        "plain": "on a terminal too, lines that stay, and no screen",
         "json": f"{JSON}: the job's record; logs go to stderr",
     },
 )
@@ -61,6 +62,7 @@ def train(
     priority: str | None = None,
     queue: bool = True,
     follow: bool = True,
+    plain: bool = False,
     json: bool = False,
 ) -> int:
     """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts by itself when its turn comes.
@@ -74,7 +76,8 @@ def train(
     fab train --scale-tier BASIC --script train.py -- --epochs 3
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 
-    Ctrl-C leaves the job running and says how to come back to it.
+    On a terminal it is followed on a screen: how far it is, every replica, and the newest lines of the logs. Ctrl-C leaves the
+    job running and says how to come back to it.
     """
     given = locals()
     from ops.cluster.cluster import Cluster
@@ -82,7 +85,7 @@ def train(
     from ops.train.train import train as run
 
     flags = Flags.of(given, after_dashes(sys.argv))
-    return run(Cluster.load(), flags, package, queue, follow, json)
+    return run(Cluster.load(), flags, package, queue, follow, json, plain)
 
 
 @task(

@@ -14,6 +14,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "job": JOB,
         "follow": "show lines as they come, until the job ends",
         "lines": "how many of the last lines of each replica, or all (default: 100)",
+        "plain": "with --follow on a terminal too, lines that stay, and no screen",
         "json": "print each line as JSON with the full time, for programs",
     },
 )
@@ -23,6 +24,7 @@ def logs(
     job: str | None = None,
     follow: bool = False,
     lines: str = "100",
+    plain: bool = False,
     json: bool = False,
 ) -> int:
     """Show what replicas print, merged in the order of time.
@@ -39,7 +41,7 @@ def logs(
     from ops.cluster.cluster import Cluster
     from ops.logs.read import parse_lines, show_logs
 
-    return show_logs(Cluster.load(), replica, job, parse_lines(lines), follow, json)
+    return show_logs(Cluster.load(), replica, job, parse_lines(lines), follow, json, plain)
 
 
 @task(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jobs.lease import Watch
 from jobs.ledger import Ledger
-from jobs.records import JobRecord, Plan
+from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.tender import Tender
 from ops.cluster.ledger import find_job, me
@@ -32,13 +32,35 @@ class Note:
     text: str
 
 
-Event = Line | Note | JobRecord
+@dataclass(frozen=True)
+class Replicas:
+    """The records of those of the followed replicas that have one."""
+
+    records: Mapping[str, ReplicaRecord]
+
+
+Event = Line | Note | JobRecord | Replicas
+TICK = Note("")
+"""Nothing has happened for a moment."""
+_TICK_SECONDS = 0.25
+_QUIET_SECONDS = 0.5
 
 
 class Follower:
     """Follows replicas of one job. Iterate over `events`; every thread is a daemon and ends with the iteration."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, record: JobRecord, replicas: Iterable[str], lines: int | None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        record: JobRecord,
+        replicas: Iterable[str],
+        lines: int | None,
+        ticks: bool = False,
+    ) -> None:
+        """With `ticks`, as a screen wants it, there is also a TICK each quarter of a second without an event, and Replicas
+        whenever the job's record was read."""
+        self._ticks = ticks
         self._fleet, self._ledger, self._job_id, self._lines = fleet, ledger, record.jobId, lines
         self._placement = record.placement
         self._placed = threading.Event()
@@ -57,7 +79,7 @@ class Follower:
         several = len(self._replicas) > 1
         # At first every log's last lines come at once, from some hosts later than from others.
         reorder = Reorder(_BACKLOG_SECONDS / 2 if several and self._lines != 0 else 0.0)
-        began = time.monotonic()
+        began, quiet = time.monotonic(), _TICK_SECONDS if self._ticks else _QUIET_SECONDS
         for name in self._replicas:
             threading.Thread(target=self._guard, args=(self._tail, name), name=f"tail {name}", daemon=True).start()
         threading.Thread(target=self._guard, args=(self._watch,), name="watch", daemon=True).start()
@@ -69,14 +91,14 @@ class Follower:
                     reorder.window = REORDER_SECONDS
                 yield from reorder.ready(now)
                 try:
-                    event = self._queue.get(timeout=min(reorder.wait(now) or 0.5, 0.5))
+                    event = self._queue.get(timeout=min(reorder.wait(now) or quiet, quiet))
                 except queue.Empty:
-                    event = Note("")
+                    event = TICK
                 if event is None:
                     self._running -= 1
                 elif isinstance(event, Line):
                     reorder.add(event, time.monotonic())
-                elif event != Note(""):
+                elif self._ticks or event != TICK:
                     yield event
                 if self._ending.is_set() and end_by is None:
                     end_by = time.monotonic() + _DRAIN_SECONDS
@@ -158,6 +180,8 @@ class Follower:
                 record = find_job(self._ledger, self._job_id)
                 if record and record.state is JobState.QUEUED:
                     self._queued()
+                elif record and self._ticks:
+                    self._queue.put(Replicas(self._ledger.replicas(self._job_id, self._replicas)))
                 if failing:
                     self._queue.put(Note("the bucket answers again"))
                 failing = False

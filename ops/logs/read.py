@@ -30,14 +30,23 @@ def parse_lines(text: str) -> int | None:
 
 
 def show_logs(
-    cluster: Cluster, selection: str | None, job_id: str | None, lines: int | None, follow: bool, as_json: bool
+    cluster: Cluster,
+    selection: str | None,
+    job_id: str | None,
+    lines: int | None,
+    follow: bool,
+    as_json: bool,
+    plain: bool = True,
 ) -> int:
-    """Print the logs of a replica, a role or all of them; of a job, where `selection` is the id of one."""
+    """Print the logs of a replica, a role or all of them; of a job, where `selection` is the id of one.
+
+    What is followed is a screen on a terminal, unless `plain` lines are wanted.
+    """
     selection, job_id = meant_by(cluster, selection, job_id)
     record = existing_job(cluster.ledger, job_id)
     replicas = _selected(record, selection)
     if follow and not record.final:
-        return follow_job(cluster, record, replicas, lines, as_json)
+        return follow_job(cluster, record, replicas, lines, as_json, plain)
     write = _writer(replicas, as_json)
     for line in merge(read_logs(cluster, record, replicas, lines).values()):
         write(line)
@@ -67,11 +76,16 @@ def _is_replica(cluster: Cluster, word: str) -> bool:
         return False
 
 
-def follow_job(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool) -> int:
+def follow_job(
+    cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool, plain: bool = True
+) -> int:
     """Print the logs as they grow, until the job has ended or the user has seen enough; exit code 0 where it SUCCEEDED."""
     job_id = record.jobId
     try:
-        end = follow(cluster, record, replicas, lines, as_json)
+        if plain or as_json or not terminal.has_screen():
+            end = follow(cluster, record, replicas, lines, as_json)
+        else:
+            end = on_screen(cluster, record, replicas, lines)
     except KeyboardInterrupt:
         return DETACHED
     if end is None:
@@ -93,12 +107,19 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int 
             sys.stdout.flush()
         elif isinstance(event, Note):
             terminal.note(event.text)
-        else:
+        elif isinstance(event, JobRecord):
             end = event
             if state != end.state and not end.final:
                 state = end.state
                 terminal.note(f"{record.jobId} {state}")
     return end
+
+
+def on_screen(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None) -> JobRecord | None:
+    """The same on the screen of a terminal."""
+    from ops.screen.follow import follow as run  # with rich, which plain lines do not wait for
+
+    return run(cluster, record, replicas, lines)
 
 
 def _writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:

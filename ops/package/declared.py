@@ -63,16 +63,17 @@ class Data:
 
 @dataclass(frozen=True)
 class Pace:
-    """What `fab plan` goes by: the flags for all steps of a job and for those between two exchanges, None where there are none.
+    """What `fab plan` goes by, and how long a job takes: the flags for all its steps and for those between two exchanges.
 
-    `usual_period` counts where neither the flag nor the log tells a period; a number has `wire_bits` on its way to the
-    parameter servers. The defaults are TensorFlow's own way.
+    Both are None where there are none. `usual_steps` counts where the flag is not given, and `usual_period` where neither flag
+    nor log tells a period; a number has `wire_bits` on its way to the parameter servers. The defaults are TensorFlow's own way.
     """
 
     steps: str | None = None
     period: str | None = None
     usual_period: int = 1
     wire_bits: int = 32
+    usual_steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,13 @@ _STRATEGY_KEYS: Mapping[str, Check] = {
     "exchange": one_of(EXCHANGES),
 }
 _DATA_KEYS: Mapping[str, Check] = {"name": one_of(DATA_SETS), "flags": flags}
-_PLAN_KEYS: Mapping[str, Check] = {"steps": flag, "period": flag, "usualPeriod": positive, "wireBits": positive}
+_PLAN_KEYS: Mapping[str, Check] = {
+    "steps": flag,
+    "usualSteps": positive,
+    "period": flag,
+    "usualPeriod": positive,
+    "wireBits": positive,
+}
 _KEYS: Mapping[str, Check] = {
     "data": nested(_DATA_KEYS),
     "strategy": text,
@@ -174,4 +181,5 @@ def _pace(given: Mapping[str, Any]) -> Pace:
         given.get("period"),
         given.get("usualPeriod", plain.usual_period),
         given.get("wireBits", plain.wire_bits),
+        given.get("usualSteps"),
     )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from ops.package.declared import Pace
+
 STRATEGY = "--strategy"
 # `--data`, `--data-dir`, `--my_data_paths`, and `--train-files`, `--eval_dir` and the like.
 _PLACE = r"(path|dir|file|glob|pattern)s?"
 _DATA_FLAG = re.compile(
     rf"--((\w+[-_])?data(set)?([-_]{_PLACE})?|(train|training|eval|valid|validation|test)[-_]({_PLACE}|inputs?))"
 )
+# `--num_train_steps`, `--total-steps` and the like, of a trainer that declares no such flag.
+_STEPS_FLAG = re.compile(r"--((max|num|total|train|training)[-_])?((train|training|global)[-_])?steps")
 _JOB_DIR_FLAGS = {
     "--job-dir": re.compile(rb"[\"']--job-dir\b"),
     "--job_dir": re.compile(rb"[\"']--job_dir\b|DEFINE_\w+\(\s*[\"']job_dir\b"),
@@ -21,6 +25,14 @@ _OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_pat
 def data_paths(args: Sequence[str]) -> list[str]:
     """The paths that a trainer's arguments name as data, such as `--data-dir=a,b`; empty where they name none."""
     return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
+
+
+def steps(args: Sequence[str], pace: Pace) -> int | None:
+    """The global step at which a trainer ends, as its arguments or its declaration say; None where neither does."""
+    told = [value for flag, value in flags(args) if (flag == pace.steps if pace.steps else _STEPS_FLAG.fullmatch(flag))]
+    if not told:
+        return pace.usual_steps
+    return int(told[-1]) if told[-1].isdecimal() and told[-1].isascii() and 0 < len(told[-1]) < 16 else None
 
 
 def job_dir_flag(files: Mapping[str, bytes]) -> str | None:

@@ -33,6 +33,7 @@ from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
 from ops.package import package
 from ops.train import manifest, push, render
+from ops.train.arguments import steps
 from ops.train.config import Job
 from ops.train.part import would_do
 from ops.train.render import DATA
@@ -80,6 +81,7 @@ class Submission:
             submittedBy=me(),
             labels=dict(self.job.labels),
             trainingInput=shown,
+            steps=steps(self.job.args, self.job.declared.plan),
             manifest=manifest.short(self.manifest()),
         )
 

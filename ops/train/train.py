@@ -37,14 +37,19 @@ _CHECK_SECONDS = 30.0
 _FREE_BYTES = 100_000_000
 
 
-def train(cluster: Cluster, flags: Flags, folder: str | None, may_wait: bool, follow: bool, as_json: bool) -> int:
-    """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False."""
+def train(
+    cluster: Cluster, flags: Flags, folder: str | None, may_wait: bool, follow: bool, as_json: bool, plain: bool = True
+) -> int:
+    """Run a job; the exit code is 0 where it SUCCEEDED, or was started or QUEUED with `follow` False.
+
+    On a terminal it is followed on a screen, unless `plain` lines are wanted.
+    """
     # stdout is for the record, which a program reads.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if flags.resume is not None:
             flags = resumed(cluster, flags)
         submission = prepare(cluster.inventory, flags, folder)
-        code = run(cluster, submission, may_wait, follow)
+        code = run(cluster, submission, may_wait, follow, plain or as_json)
     if as_json:
         terminal.as_json(existing_job(cluster.ledger, submission.job.id).to_dict())
     return code
@@ -65,7 +70,7 @@ def resumed(cluster: Cluster, flags: Flags) -> Flags:
     return replace(flags, job_dir=found.job_dir)
 
 
-def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool) -> int:
+def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
     """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
     for text in submission.job.notes:
         terminal.note(text)
@@ -76,7 +81,7 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool) 
         how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
         terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")
         return DONE
-    return watch(cluster, submission.record())
+    return watch(cluster, submission.record(), plain)
 
 
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
@@ -218,13 +223,16 @@ def _check_data(cluster: Cluster, submission: Submission) -> None:
         raise no_data(job.declared)
 
 
-def watch(cluster: Cluster, job: JobRecord) -> int:
+def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:
     """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
-    from ops.logs.read import follow
+    from ops.logs.read import follow, on_screen
 
-    job_id = job.jobId
+    job_id, names = job.jobId, replica_names(job)
     try:
-        record = follow(cluster, job, replica_names(job), None, False)
+        if plain or not terminal.has_screen():
+            record = follow(cluster, job, names, None, False)
+        else:
+            record = on_screen(cluster, job, names, None)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
         terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")

@@ -43,6 +43,7 @@ OUTSIDE = {
         "yaml",
     },
     "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "packaging", "yaml"},
+    "ops/screen/draw.py": {"rich"},
     "tasks": {"fabric"},
     "fabfile.py": set(),
     "jobs": set(),

@@ -1,0 +1,97 @@
+"""A picture: what is to be seen, as plain data, with no terminal in it. `ops.screen.draw` draws one.
+
+Every text is made harmless where it comes in, as a trainer may print anything: what steers a terminal is taken out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI
+    r"|(?:\x1b[]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC to their end
+    r"|\x1b[ -/]*[0-~]?"
+)
+_LONGEST = 1000
+_HIDDEN = "·"
+
+STATES = {
+    "SUCCEEDED": "green",
+    "RUNNING": "blue",
+    "FAILED": "red",
+    "LOST": "red",
+    "CANCELLED": "yellow",
+    "CANCELLING": "yellow",
+    "EXITED": "dim",
+}
+SEVERITIES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBUG": "dim"}
+
+
+def harmless(text: str) -> str:
+    """The text without escape sequences, on one line, of LONGEST characters at most; what else cannot be seen is a dot."""
+    text = _ESCAPES.sub("", text[: 4 * _LONGEST]).replace("\t", "    ")[:_LONGEST]
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else " " if character.isspace() else _HIDDEN
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some text in one style: colours and `bold`, `dim`; empty for none."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of spans, cut off where the terminal ends."""
+
+    spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def of(cls, *texts: str | Span) -> Row:
+        """A line of plain texts and spans."""
+        return cls(tuple(text if isinstance(text, Span) else Span(text) for text in texts))
+
+    @property
+    def text(self) -> str:
+        """It without its styles."""
+        return "".join(span.text for span in self.spans)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns under heads; those that are named in `right` end at the right."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Span, ...], ...]
+    right: frozenset[str] = frozenset()
+
+
+Picture = Sequence[Row | Table]
+
+
+def cell(value: object, style: str = "") -> Span:
+    """A cell; `-` for what is not known."""
+    return Span("-", "dim") if value is None or value == "" else Span(str(value), style)
+
+
+def state(text: str) -> Span:
+    """A state in its colour."""
+    return Span(text, STATES.get(text, ""))
+
+
+def bar(share: float, width: int) -> str:
+    """A share from 0 to 1 as a bar of so many characters."""
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return "━" * full + "╌" * (width - full)
+
+
+def height(picture: Picture) -> int:
+    """How many lines it takes."""
+    return sum(1 if isinstance(part, Row) else 1 + len(part.rows) for part in picture)

@@ -1,0 +1,110 @@
+"""Numbers over time in bounded memory: a series that keeps its shape however long it gets, and a pace with its outlook."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+CAPACITY = 128
+WINDOW_SECONDS = 20.0
+_APART_SECONDS = 0.2
+_SAMPLE_SECONDS = 1.0
+
+
+class Series:
+    """The shape of any number of values in CAPACITY at most: when it is full, each two become their mean."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity, self._each = capacity, 1
+        self._means: list[float] = []
+        self._open: list[float] = []
+
+    def add(self, value: float) -> None:
+        """One more; what is no finite number has no place in a shape."""
+        if not math.isfinite(value):
+            return
+        self._open.append(value)
+        if len(self._open) < self._each:
+            return
+        self._means.append(_mean(self._open))
+        self._open.clear()
+        if len(self._means) >= self._capacity:
+            self._means = [_mean(self._means[i : i + 2]) for i in range(0, len(self._means), 2)]
+            self._each *= 2
+
+    @property
+    def values(self) -> list[float]:
+        """The means, the newest last, with what is not yet a whole one."""
+        return [*self._means, _mean(self._open)] if self._open else list(self._means)
+
+
+def sparkline(values: Sequence[float], width: int, least: float | None = None) -> str:
+    """The values as so many blocks at most, from `least`, or the least of them, to the greatest; all the same are in the middle."""
+    if not values or width < 1:
+        return ""
+    shown = min(width, len(values))
+    edges = [len(values) * i // shown for i in range(shown + 1)]
+    means = [_mean(values[begin:end]) for begin, end in pairwise(edges)]
+    low, high = min(means) if least is None else least, max(means)
+    if high <= low:
+        return _BLOCKS[3] * shown
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in means)
+
+
+class Pace:
+    """How fast a count grows, from marks of it; all in seconds of one clock, whichever."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque(maxlen=int(WINDOW_SECONDS / _APART_SECONDS) + 2)
+        self._first: tuple[float, int] | None = None
+        self._sampled = -math.inf
+        self._heard = -math.inf
+        self.rates = Series()
+        self.count: int | None = None
+
+    def mark(self, moment: float, count: int, now: float) -> None:
+        """The count at a moment, heard of now. One that is lower is late news, and changes nothing."""
+        if self.count is not None and count <= self.count:
+            return
+        self.count, self._heard = count, now
+        if self._first is None:
+            self._first = (moment, count)
+        if self._marks and moment - self._marks[-1][0] < _APART_SECONDS:
+            return
+        self._marks.append((moment, count))
+        while len(self._marks) > 2 and moment - self._marks[1][0] > WINDOW_SECONDS:
+            self._marks.popleft()
+        if (rate := self._window()) is not None and moment - self._sampled >= _SAMPLE_SECONDS:
+            self._sampled = moment
+            self.rates.add(rate)
+
+    def rate(self, now: float) -> float | None:
+        """Counts a second of late; None before two marks, and where nothing was heard for a while."""
+        return None if now - self._heard > WINDOW_SECONDS * 2 else self._window()
+
+    @property
+    def mean(self) -> float | None:
+        """Counts a second since the first mark."""
+        return _rate(self._first, self._marks[-1]) if self._first and self._marks else None
+
+    def seconds_to(self, maximum: int | None, now: float) -> float | None:
+        """The seconds until the maximum at the rate of late; None where that is not known."""
+        rate = self.rate(now)
+        if not rate or maximum is None or self.count is None:
+            return None
+        return max(maximum - self.count, 0) / rate
+
+    def _window(self) -> float | None:
+        return _rate(self._marks[0], self._marks[-1]) if self._marks else None
+
+
+def _rate(first: tuple[float, int], last: tuple[float, int]) -> float | None:
+    return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
