@@ -94,13 +94,14 @@ class JobScreen:
 
     def picture(self, now: float, lines: int) -> Picture:
         """All that fits on so many lines: the job, its replicas, and the newest lines of the logs below."""
-        head = self._head(now)
-        room = lines - height(head) - 2
-        replicas = self._table(now, room - _LEAST_LOG)
-        newest = max(lines - height(head) - height(replicas) - 2, 0)
-        log = [self._log_row(line) for _, line in list(self._newest)[-newest:]] if newest else []
-        blank = [Row()]
-        return [*head, *(blank if replicas else []), *replicas, *(blank if log else []), *log][: max(lines, 1)]
+        head, blank = self._head(now), [Row()]
+        room = lines - height(head) - 1
+        table = self._table(now, room - 2 - _LEAST_LOG)
+        if table:
+            table = [*blank, *table]
+            room -= height(table)
+        log = [self._log_row(line) for _, line in list(self._newest)[-room:]] if room > 0 else []
+        return [*head, *table, *(blank if log else []), *log][: max(lines, 1)]
 
     def left(self, now: float) -> Picture:
         """What stays when the screen goes: its last state, every line that warned of those kept, and the last lines."""

@@ -42,7 +42,7 @@ class Series:
 
 
 def sparkline(values: Sequence[float], width: int, least: float | None = None) -> str:
-    """The values as so many blocks at most, from `least`, or the least of them, to the greatest; all the same are in the middle."""
+    """The values as so many blocks at most, from `least`, or the least of them, to the greatest; halfway where all are one."""
     if not values or width < 1:
         return ""
     shown = min(width, len(values))

@@ -1,0 +1,48 @@
+"""What a line of any trainer tells of how far it is."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ops.logs.readings import LONGEST, Reading, Unit, read
+from trainer import lines
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("Train [worker/0], step 348: loss: 0.729, accuracy: 0.834 (1.0 sec)", Reading(348, loss="0.729", accuracy="0.834")),
+        ("INFO:tensorflow:loss = 0.28, step = 101 (0.5 sec)", Reading(101, loss="0.28")),
+        ("global_step: 7 of many", Reading(7)),
+        ("step 30/2000 - acc: 0.5", Reading(30, 2000, accuracy="0.5")),
+        ("Epoch 3/10", Reading(3, 10, Unit.EPOCH)),
+        ("469/469 - 2s - loss: 1.5e-03 - sparse_categorical_accuracy: 0.91", Reading(loss="1.5e-03", accuracy="0.91")),
+        ("val_loss: 0.5", None),
+        ("loss: nan", Reading(loss="nan")),
+        ("loss: -0.25", Reading(loss="-0.25")),
+        ("global_step/sec: 200", None),
+        ("steps 5", None),
+        ("glossy: 1", None),
+        ("next step: none", None),
+        ("", None),
+    ],
+)
+def test_what_a_line_tells(line: str, told: Reading | None) -> None:
+    assert read(line) == told
+
+
+def test_the_shipped_trainer_s_lines() -> None:
+    train = lines.train_line("worker/1", 9, 0.5, 0.75, 1.25, 10, 5)
+    assert read(train) == Reading(9, None, Unit.STEP, "0.500", "0.750", 5.0)
+    assert read(lines.eval_line(990, 0.4, 0.89)) == Reading(990, loss="0.400", accuracy="0.890", learned=True)
+    assert read(lines.final_line(5006, 0.228, 0.935)) == Reading(5006, loss="0.228", accuracy="0.935", learned=True)
+
+
+def test_a_line_without_end_is_looked_at_for_a_moment_only() -> None:
+    assert read("x" * LONGEST + " step 5") is None
+    began = time.process_time()
+    for line in ("step " * 20_000, "loss: " * 20_000, "loss:" + " " * 60_000, "step" + " " * 60_000, "loss: " + "1" * 60_000):
+        read(line)
+    assert time.process_time() - began < 1.0

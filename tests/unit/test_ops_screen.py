@@ -1,0 +1,334 @@
+"""The screen of a job: what is heard of it on one side, what is seen on the other, and no terminal between them."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.records import JobRecord, ReplicaRecord, Usage
+from jobs.states import JobState, ReplicaState
+from ops import terminal
+from ops.logs.follow import TICK, Event, Note, Replicas
+from ops.logs.lines import Line
+from ops.screen import job as screen_module
+from ops.screen.job import LINES_KEPT, LINES_LEFT, JobScreen
+from ops.screen.picture import Picture, Row, Span, Table, bar, harmless, height
+from ops.screen.series import CAPACITY, Pace, Series, sparkline
+
+ROOT = Path(__file__).resolve().parents[2]
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
+RUNNING = JobRecord("job01", JobState.RUNNING, startTime="2026-01-31T12:00:00.000Z", steps=200)
+
+
+def line(seconds: float, message: str, replica: str = "master-0", severity: str = "INFO") -> Line:
+    moment = datetime.fromtimestamp(NOON + seconds, UTC).isoformat(timespec="milliseconds")
+    return Line(moment.replace("+00:00", "Z"), severity, replica, message)
+
+
+def rows(picture: Picture) -> list[str]:
+    """The lines of it, a table's with two spaces between cells."""
+    shown: list[str] = []
+    for part in picture:
+        if isinstance(part, Row):
+            shown.append(part.text)
+        else:
+            shown += ["  ".join(part.heads), *("  ".join(cell.text for cell in row) for row in part.rows)]
+    return shown
+
+
+@pytest.fixture
+def screen() -> JobScreen:
+    return JobScreen(RUNNING, ["master-0", "worker-0"])
+
+
+def test_a_job_that_runs(screen: JobScreen) -> None:
+    for second in range(11):
+        text = f"Train [master/0], step {10 * second + 1}: loss: {2 - second / 10:.3f}, accuracy: 0.{second:03} (1.0 sec)"
+        screen.line(line(second, text), NOON + second)
+    screen.line(line(10.5, "Eval, step 100: loss: 0.900, accuracy: 0.700"), NOON + 11)
+    used = Usage(7.0, 1.25, 512_300_000)
+    screen.replicas(
+        {
+            "master-0": ReplicaRecord("master-0", ReplicaState.RUNNING, usage=used),
+            "worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING, restarts=2),
+            "stranger": ReplicaRecord("stranger"),
+        }
+    )
+    seen = rows(screen.picture(NOON + 12, 15))
+    assert seen[:9] == [
+        "job01  RUNNING  12.0 s",
+        "step     101 of 200  ━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 50%  9.9 s to go",
+        "steps/s  10      ██████████  10 on average",
+        "loss     1.000   █▇▇▆▅▅▄▃▂▂▁",
+        "accuracy 0.010   ▁▂▂▃▄▅▅▆▇▇█",
+        "eval     loss 0.900, accuracy 0.700 at step 100",
+        "",
+        "REPLICA  STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
+        "master-0  RUNNING  10  1.5 s ago  0  125%  512.3 MB",
+    ]
+    assert seen[9] == "worker-0  RUNNING  -  -  2  -  -"
+    assert (seen[10], len(seen)) == ("", 15)
+    assert seen[-1].endswith("INFO    master-0  Eval, step 100: loss: 0.900, accuracy: 0.700")
+
+
+def test_a_replica_s_own_word_on_its_speed_counts(screen: JobScreen) -> None:
+    for second in range(3):
+        said = f"Train [worker/0], step {100 * second}: loss: 1.0 (1.0 sec) 100.0 global steps/s, 25.5 local steps/s"
+        screen.line(line(second, said, "worker-0"), NOON + second)
+    assert rows(screen.picture(NOON + 3, 40))[-5] == "worker-0  -  25.5  1.0 s ago  -  -  -"
+
+
+def test_a_job_of_which_nothing_is_known_yet() -> None:
+    queued = replace(RUNNING, state=JobState.QUEUED, startTime=None, createTime="2026-01-31T11:59:00.000Z")
+    screen = JobScreen(queued, ["master-0"])
+    screen.note("job01 is QUEUED behind job00", NOON)
+    seen = rows(screen.picture(NOON, 20))
+    assert seen[:5] == [
+        "job01  QUEUED  1 min 0 s",
+        "",
+        "REPLICA  STATE  STEPS/S  LAST LINE  RESTARTS  CPU  MEMORY",
+        "master-0  -  -  -  -  -  -",
+        "",
+    ]
+    assert seen[5].endswith(":00.000 job01 is QUEUED behind job00")
+
+
+@pytest.mark.parametrize(
+    ("steps", "says", "seen"),
+    [
+        (None, "step {}", "step     11"),
+        (None, "step {}/50", "step     11 of 50  ━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 22%  39.0 s to go"),
+        (100, "Epoch {}/20", "epoch    11 of 20  ━━━━━━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 55%  9.0 s to go"),
+        (5, "step {}", "step     11"),
+    ],
+)
+def test_how_long_it_will_take(steps: int | None, says: str, seen: str) -> None:
+    screen = JobScreen(replace(RUNNING, steps=steps), ["master-0"])
+    for second in range(11):
+        screen.line(line(second, says.format(second + 1)), NOON + second)
+    assert rows(screen.picture(NOON + 10, 20))[1] == seen
+
+
+def test_a_job_that_falls_silent_has_no_speed_and_no_outlook(screen: JobScreen) -> None:
+    for second in range(11):
+        screen.line(line(second, f"step {second}"), NOON + second)
+    assert "to go" in rows(screen.picture(NOON + 45, 20))[1]
+    seen = rows(screen.picture(NOON + 60, 20))
+    assert "to go" not in seen[1]
+    assert seen[2].startswith("steps/s  -       █")
+
+
+def test_a_trainer_that_goes_on_from_a_checkpoint_counts_from_there(screen: JobScreen) -> None:
+    screen.line(line(0, "step 50", "worker-0"), NOON)
+    screen.line(line(1, "step 40", "master-0"), NOON + 1)
+    assert "step     50 of 200" in rows(screen.picture(NOON, 20))[1], "late news of another replica"
+    screen.line(line(2, "step 30", "worker-0"), NOON + 2)
+    assert "step     30 of 200" in rows(screen.picture(NOON, 20))[1]
+
+
+def test_a_replica_that_was_lost_and_one_that_failed(screen: JobScreen) -> None:
+    screen.replicas({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)})
+    screen.job(replace(RUNNING, lost=["worker-0"]))
+    assert rows(screen.picture(NOON, 20))[-1].startswith("worker-0  LOST")
+    told: list[dict[str, Any]] = [{"name": "worker-0", "state": "EXITED", "exitCode": 3, "restarts": 1}]
+    failed = JobRecord("job01", JobState.FAILED, startTime=RUNNING.startTime, endTime="2026-01-31T12:00:09.000Z")
+    screen.job(replace(failed, replicas=told, errorMessage="it \x1b[31mfailed\nmore"))
+    seen = rows(screen.picture(NOON, 20))
+    assert seen[:2] == ["job01  FAILED  9.0 s", "it failed"]
+    assert seen[-1] == "worker-0  EXITED 3  -  -  1  -  -"
+
+
+@pytest.mark.parametrize("lines", [1, 3, 6, 9, 12, 15, 24, 60])
+def test_it_never_takes_more_lines_than_there_are(lines: int) -> None:
+    names = ["master-0", *(f"worker-{n}" for n in range(30))]
+    screen = JobScreen(RUNNING, names)
+    for second in range(300):
+        screen.line(line(second, f"step {second}: loss: 1.0", names[second % 31]), NOON + second)
+    picture = screen.picture(NOON + 300, lines)
+    assert height(picture) == lines
+    if lines == 24:
+        assert "and 20 more: 20 not heard of" in rows(picture)
+        assert len([row for row in rows(picture) if " INFO " in row]) == 5
+
+
+def test_what_is_left_is_every_warning_and_the_end_of_the_log(screen: JobScreen) -> None:
+    screen.line(line(0, "beware", severity="WARNING"), NOON)
+    screen.note("the bucket answers again", NOON)
+    for second in range(100):
+        screen.line(line(second, f"word {second}"), NOON)
+    seen = rows(screen.left(NOON + 1))
+    assert seen[0] == "job01  RUNNING  1.0 s"
+    log = seen[seen.index("") :][5:]
+    assert log[0] == f"{102 - 2 - LINES_LEFT} lines not shown here: fab logs job01 --lines all"
+    assert [row.rpartition("  ")[2] for row in log[1:2]] == ["beware"]
+    assert log[2].endswith("the bucket answers again")
+    assert [row.rpartition(" ")[2] for row in log[3:]] == [str(n) for n in range(80, 100)]
+
+
+def test_memory_is_bounded_however_much_is_printed(screen: JobScreen) -> None:
+    for second in range(5000):
+        screen.line(line(second / 10, "step 1 " + "x" * 5000, severity="ERROR"), NOON)
+    kept = [shown for _, shown in (*screen._newest, *screen._loud)]
+    assert len(kept) == 2 * LINES_KEPT
+    assert max(len(shown.message) for shown in kept) == 1000
+    assert len(screen._pace.rates.values) <= CAPACITY
+
+
+@given(st.text())
+def test_no_text_steers_a_terminal(text: str) -> None:
+    made = harmless(text)
+    assert made.isprintable()
+    assert len(made) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("a\x1b]0;title\x07b\x1b]8;;http://x\x1b\\c", "abc"),
+        ("\x9b2Jx\x1bcy\x1b(Bz", "xyz"),
+        ("a\tb\rc\nd\x00e\u202ef", "a    b c d·e·f"),
+        ("[red]Train[/red] [link=x]é 漢", "[red]Train[/red] [link=x]é 漢"),
+        ("end\x1b[", "end"),
+    ],
+)
+def test_escape_sequences_are_taken_out(text: str, seen: str) -> None:
+    assert harmless(text) == seen
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "seen"),
+    [
+        ([], 5, ""),
+        ([1.0], 0, ""),
+        ([1.0, 1.0], 5, "▄▄"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 8, "▁▂▃▄▅▆▇█"),
+        ([0.0, 0.0, 7.0, 7.0], 2, "▁█"),
+    ],
+)
+def test_a_sparkline(values: list[float], width: int, seen: str) -> None:
+    assert sparkline(values, width) == seen
+
+
+def test_a_sparkline_from_nothing_shows_no_trembling() -> None:
+    assert sparkline([9.9, 10.0], 5, least=0.0) == "██"
+
+
+def test_a_series_keeps_its_shape_however_long_it_is() -> None:
+    series = Series(8)
+    for value in [*range(100), float("nan"), float("inf")]:
+        series.add(value)
+    found = series.values
+    assert 4 <= len(found) <= 8
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (7.5, 97.5)
+
+
+def test_the_pace_of_late_and_since_the_beginning() -> None:
+    pace = Pace()
+    assert (pace.rate(0), pace.mean, pace.seconds_to(10, 0)) == (None, None, None)
+    for second in range(101):
+        pace.mark(float(second), second if second < 50 else 50 + 4 * (second - 50), float(second))
+    assert (pace.rate(100.0), pace.mean, pace.seconds_to(258, 100.0)) == (4.0, 2.5, 2.0)
+    pace.mark(101.0, 3, 101.0)
+    assert pace.count == 250
+    assert pace.rate(141.0) is None
+
+
+def test_a_bar() -> None:
+    assert (bar(0.5, 4), bar(-1, 4), bar(7, 4)) == ("━━╌╌", "╌╌╌╌", "━━━━")
+
+
+class Terminal:
+    """A screen that notes when it was drawn on."""
+
+    lines = 24
+
+    def __init__(self) -> None:
+        self.drawn: list[Picture] = []
+
+    def show(self, picture: Picture) -> None:
+        self.drawn.append(picture)
+
+
+def test_it_is_drawn_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch, screen: JobScreen) -> None:
+    from ops.screen import follow
+
+    clock = 1000.0
+    monkeypatch.setattr(follow.time, "monotonic", lambda: clock)
+    final = replace(RUNNING, state=JobState.SUCCEEDED)
+
+    def events() -> Iterator[Event]:
+        nonlocal clock
+        for _ in range(10_000):
+            clock += 0.001
+            yield line(0, "step 1")
+        yield from (TICK, Note("noted"), Replicas({}), RUNNING, final)
+
+    shown = Terminal()
+    assert follow._watch(events(), screen, shown) is final  # type: ignore[arg-type]
+    assert 35 <= len(shown.drawn) <= 40
+    assert [row for row in rows(screen.left(NOON)) if "noted" in row]
+
+
+def test_the_drawing_takes_no_text_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ops.screen import draw
+
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    table = Table(("HEAD", "RIGHT"), ((Span("[bold]x[/bold]"), Span("1")),), frozenset({"RIGHT"}))
+    draw.leave([Row.of("[red]a[/red] :smile: ", Span("b" * 300, "red")), Row(), table])
+    first, second, head, row = stream.getvalue().splitlines()
+    assert first == "[red]a[/red] :smile: " + "b" * 300, "whole, however long"
+    assert (second, head.split(), row.split()) == ("", ["HEAD", "RIGHT"], ["[bold]x[/bold]", "1"])
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "term", "encoding", "has"),
+    [
+        (True, True, "xterm", "utf-8", True),
+        (False, True, "xterm", "utf-8", False),
+        (True, False, "xterm", "utf-8", False),
+        (True, True, "dumb", "utf-8", False),
+        (True, True, "", "utf-8", False),
+        (True, True, "xterm", "latin-1", False),
+    ],
+)
+def test_where_there_is_a_screen(
+    monkeypatch: pytest.MonkeyPatch, stdout: bool, stderr: bool, term: str, encoding: str, has: bool
+) -> None:
+    class Stream(io.StringIO):
+        def __init__(self, terminal: bool) -> None:
+            super().__init__()
+            self.isatty = lambda: terminal  # type: ignore[method-assign]
+
+        encoding = ""
+
+    Stream.encoding = encoding
+    monkeypatch.setattr(sys, "stdout", Stream(stdout))
+    monkeypatch.setattr(sys, "stderr", Stream(stderr))
+    monkeypatch.setenv("TERM", term) if term else monkeypatch.delenv("TERM", raising=False)
+    assert terminal.has_screen() is has
+
+
+def test_plain_lines_do_not_wait_for_rich() -> None:
+    code = "import sys; import ops.logs.read, ops.logs.follow, ops.train.train, ops.terminal; print('rich' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+def test_rows_of_the_log_are_in_the_colour_of_their_severity(screen: JobScreen) -> None:
+    screen.line(line(0, "bad", severity="ERROR"), NOON)
+    (row,) = [part for part in screen.picture(NOON, 20) if isinstance(part, Row) and "bad" in part.text]
+    assert row.spans[-1] == Span("bad", "red")
+    assert screen_module.LINES_LEFT < LINES_KEPT
