@@ -90,6 +90,18 @@ def hosts(_: Any, json: bool = False) -> int:
     return run(Cluster.load(), json)
 
 
+@task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
+def top(_: Any, once: bool = False, json: bool = False) -> int:
+    """Show the whole cluster until Ctrl-C: what each host does and uses, the jobs that run and wait, and the cost so far.
+
+    One table where there is no terminal. The figures are what the replicas themselves told last: no host is asked.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.top import top as run
+
+    return run(Cluster.load(), once, json)
+
+
 @task(
     words=["job"],
     help={

@@ -22,7 +22,7 @@ LINES_LEFT = 20
 """So many of the last lines are left when the screen goes, beside all that warn."""
 _LOUD = frozenset({"WARNING", "ERROR", "CRITICAL", "NOTE"})
 _SPARK = 32
-_LEAST_LOG = 5
+_LEAST_LOG = 4
 _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY")
 _RIGHT = frozenset(_HEADS[2:])
 

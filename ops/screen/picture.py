@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI
@@ -77,19 +77,29 @@ Picture = Sequence[Row | Table]
 
 
 def cell(value: object, style: str = "") -> Span:
-    """A cell; `-` for what is not known."""
-    return Span("-", "dim") if value is None or value == "" else Span(str(value), style)
+    """A cell, its text made harmless; `-` for what is not known."""
+    return Span("-", "dim") if value is None or value == "" else Span(harmless(str(value)), style)
 
 
 def state(text: str) -> Span:
     """A state in its colour."""
-    return Span(text, STATES.get(text, ""))
+    return Span(harmless(text), STATES.get(text, ""))
 
 
 def bar(share: float, width: int) -> str:
     """A share from 0 to 1 as a bar of so many characters."""
     full = round(min(max(share, 0.0), 1.0) * width)
     return "━" * full + "╌" * (width - full)
+
+
+def cut(table: Table, most: int, what: str) -> list[Row | Table]:
+    """A table of so many lines at most, its head and what is said of the rest counted; `what` its rows are, such as `hosts`."""
+    if 1 + len(table.rows) <= most:
+        return [table]
+    shown = max(most - 2, 0)
+    rest = Row.of(Span(f"and {len(table.rows) - shown} more {what}", "dim"))
+    both: list[Row | Table] = [replace(table, rows=table.rows[:shown]), rest]
+    return both[: max(most, 0)]
 
 
 def height(picture: Picture) -> int:

@@ -38,6 +38,7 @@ TASKS = [
     "runtimes",
     "shell",
     "tensorboard",
+    "top",
     "train",
     "wait",
 ]

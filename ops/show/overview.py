@@ -1,0 +1,192 @@
+"""The whole cluster at one moment: from what the bucket says to JSON and to the picture that `fab top` shows. Nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jobs.queue import Entry
+from jobs.records import JobRecord, ReplicaRecord, Usage
+from jobs.states import JobState, ReplicaState
+from jobs.times import seconds_between
+from ops import terminal
+from ops.cluster.inventory import Host, Inventory
+from ops.screen.picture import Picture, Row, Span, Table, cell, cut, harmless, height, state
+from ops.show.cost import share
+from ops.show.glance import Glance
+
+_HOST_HEADS = ("HOST", "ROLE", "CPU", "CPUS", "MEMORY", "LIMIT", "JOB", "REPLICA", "STATE", "RESTARTS", "REPORT")
+_JOB_HEADS = ("JOB", "STATE", "HOSTS", "PRIORITY", "TOOK", "BY", "USD", "BEHIND")
+_RIGHT = frozenset({"CPU", "CPUS", "MEMORY", "LIMIT", "RESTARTS", "REPORT", "HOSTS", "PRIORITY", "TOOK", "USD"})
+
+
+@dataclass(frozen=True)
+class HostNow:
+    """A host, the job and the replica that have it, or the job for which it is kept, and what the replica told last.
+
+    `usage` is of that time, None where no trainer runs; reportSeconds is how long ago it was, by the clocks of two machines.
+    """
+
+    name: str
+    role: str
+    machineType: str
+    cpus: float
+    memoryBytes: int
+    job: str | None
+    replica: str | None
+    keptFor: str | None
+    state: str | None
+    restarts: int | None
+    usage: Usage | None
+    reportTime: str | None
+    reportSeconds: float | None
+
+
+@dataclass(frozen=True)
+class JobNow:
+    """A job that has hosts or waits for them. `seconds` since it started, or else since it was made; cost is what its hosts
+    have cost so far in US dollars, None where they have no price or it has none of them yet."""
+
+    jobId: str
+    state: str
+    hosts: list[str]
+    priority: int
+    behind: list[str]
+    submittedBy: str
+    createTime: str
+    startTime: str | None
+    seconds: float
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The cluster at one moment; costs are by list price in US dollars, since the hosts were made, None where there is none."""
+
+    time: str
+    stack: str
+    scaleTier: str
+    hourlyCost: float | None
+    cost: float | None
+    hosts: list[HostNow]
+    jobs: list[JobNow]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return asdict(self)
+
+
+def overview(inventory: Inventory, glance: Glance, moment: str) -> Overview:
+    """How the cluster is; `moment` is RFC 3339."""
+    whole = share(inventory.hosts, moment)
+    kept = glance.queue.kept()
+    held = {host: (entry, name) for entry in glance.queue.entries if entry.held for name, host in entry.placement.items()}
+    hosts = [_host(host, held.get(host.name), kept.get(host.name), glance, moment) for host in inventory.hosts]
+    jobs = [_job(entry, glance, moment) for entry in sorted(glance.queue.entries, key=lambda e: (not e.held, -e.priority))]
+    return Overview(moment, inventory.stack, inventory.scale_tier, whole.hourlyCost, whole.accruedCost, hosts, jobs)
+
+
+def _host(host: Host, held: tuple[Entry, str] | None, kept: str | None, glance: Glance, moment: str) -> HostNow:
+    job_id, name = (held[0].jobId, held[1]) if held else (None, None)
+    record = glance.replicas.get((job_id, name)) if job_id and name else None
+    job = glance.jobs.get(job_id) if job_id else None
+    heard = record if record and record.life else None
+    what = _state(job, name, record)
+    return HostNow(
+        name=host.name,
+        role=str(host.role),
+        machineType=host.machine_type,
+        cpus=host.cpus,
+        memoryBytes=host.memory_bytes,
+        job=job_id,
+        replica=name,
+        keptFor=None if job_id else kept,
+        state=what,
+        restarts=record.restarts if record else None,
+        usage=record.usage if record and what == ReplicaState.RUNNING else None,
+        reportTime=heard.heartbeatTime if heard else None,
+        reportSeconds=round(max(seconds_between(heard.heartbeatTime, moment), 0.0), 3) if heard else None,
+    )
+
+
+def _state(job: JobRecord | None, name: str | None, record: ReplicaRecord | None) -> str | None:
+    if job and name in job.lost:
+        return str(ReplicaState.LOST)
+    return str(record.state) if record else None
+
+
+def _job(entry: Entry, glance: Glance, moment: str) -> JobNow:
+    record = glance.jobs.get(entry.jobId)
+    created = record.createTime if record else entry.createTime
+    started = record.startTime if record else None
+    seconds = max(seconds_between(started or created, record.endTime if record and record.endTime else moment), 0.0)
+    return JobNow(
+        jobId=entry.jobId,
+        state=str(record.state if record else JobState.QUEUED),
+        hosts=list(entry.placement.values()) if entry.held else [],
+        priority=entry.priority,
+        behind=[ahead.jobId for ahead in glance.queue.ahead_of(entry.jobId)],
+        submittedBy=(record.submittedBy if record else "") or entry.submittedBy,
+        createTime=created,
+        startTime=started,
+        seconds=round(seconds, 3),
+        cost=_cost(record, seconds) if entry.held else None,
+    )
+
+
+def _cost(record: JobRecord | None, seconds: float) -> float | None:
+    if record is None or record.hourlyCost is None:
+        return None
+    return record.cost if record.cost is not None else round(record.hourlyCost * seconds / 3600, 4)
+
+
+def picture(seen: Overview, said: str = "", lines: int | None = None) -> Picture:
+    """What `fab top` shows on so many lines, all of it without a number; with what is wrong, where something is."""
+    head = [Row.of(*_title(seen)), *([Row.of(Span(harmless(said), "yellow"))] if said else [])]
+    hosts = Table(_HOST_HEADS, tuple(map(_host_row, seen.hosts)), _RIGHT)
+    jobs = Table(_JOB_HEADS, tuple(map(_job_row, seen.jobs)), _RIGHT)
+    if not seen.jobs:
+        below: list[Row | Table] = [Row.of(Span("no job runs, and none waits", "dim"))]
+    else:
+        below = [jobs] if lines is None else cut(jobs, max(lines // 3, lines - len(head) - 3 - len(seen.hosts)), "jobs")
+    above = [hosts] if lines is None else cut(hosts, lines - len(head) - 2 - height(below), "hosts")
+    return [*head, Row(), *above, Row(), *below]
+
+
+def _title(seen: Overview) -> Iterator[str | Span]:
+    busy = sum(host.job is not None for host in seen.hosts)
+    yield Span(f"{seen.stack}, {seen.scaleTier}", "bold")
+    yield f"  {terminal.local_time(seen.time)}  {busy} of {terminal.plural(len(seen.hosts), 'host')} busy"
+    if seen.cost is not None:
+        yield f"  {terminal.dollars(seen.cost)} USD so far, {terminal.dollars(seen.hourlyCost)} an hour"
+
+
+def _host_row(host: HostNow) -> tuple[Span, ...]:
+    usage = host.usage or Usage()
+    return (
+        Span(host.name, "bold"),
+        cell(host.role),
+        cell(None if usage.cpus is None else f"{usage.cpus:.0%}"),
+        cell(f"{host.cpus:g}"),
+        cell(None if usage.memoryBytes is None else terminal.size(usage.memoryBytes)),
+        cell(terminal.size(host.memoryBytes)),
+        cell(f"kept for {host.keptFor}", "dim") if host.keptFor else cell(host.job),
+        cell(host.replica),
+        state(host.state) if host.state else cell(None),
+        cell(host.restarts, "yellow" if host.restarts else ""),
+        cell(None if host.reportSeconds is None else f"{terminal.duration(host.reportSeconds)} ago"),
+    )
+
+
+def _job_row(job: JobNow) -> tuple[Span, ...]:
+    return (
+        cell(job.jobId, "bold"),
+        state(job.state),
+        cell(len(job.hosts) or None),
+        cell(job.priority or None),
+        cell(terminal.duration(job.seconds)),
+        cell(job.submittedBy),
+        cell(terminal.dollars(job.cost)),
+        cell(", ".join(job.behind)),
+    )
