@@ -18,6 +18,7 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job, replicas_of
+from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.train import manifest
 
@@ -31,6 +32,7 @@ def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool)
         records, unreadable = cluster.ledger.jobs()
     for line in unreadable:
         terminal.note(f"not shown: {line}")
+    remember(cluster.inventory.folder, (record.jobId for record in records))
     there = len(records)
     records = [record for record in records if chosen(record)][:most]
     if as_json:

@@ -22,6 +22,7 @@ from ops.cluster.inventory import ROOT, Inventory
 from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet
+from ops.completion import job_ids, remember
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
 from ops.package.declared import Declared
@@ -76,7 +77,8 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, 
         terminal.note(text)
     submission = _check_hosts(cluster, submission)
     ahead = submit(cluster, submission, may_wait)
-    job_id = submission.job.id
+    job_id, folder = submission.job.id, cluster.inventory.folder
+    remember(folder, [job_id, *job_ids(folder)])
     if not follow:
         how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
         terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")

@@ -214,6 +214,7 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
         "ops",
         "ops.cli",
         "ops.commandline",
+        "ops.completion",
         "ops.errors",
         "ops.start",
         "tasks",
