@@ -31,6 +31,8 @@ SEVERITIES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBU
 
 def harmless(text: str) -> str:
     """The text without escape sequences, on one line, of LONGEST characters at most; what else cannot be seen is a dot."""
+    if text.isprintable():  # as nearly all are
+        return text[:_LONGEST]
     text = _ESCAPES.sub("", text[: 4 * _LONGEST]).replace("\t", "    ")[:_LONGEST]
     return text if text.isprintable() else "".join(map(_visible, text))
 

@@ -293,6 +293,31 @@ def test_the_drawing_takes_no_text_for_markup(monkeypatch: pytest.MonkeyPatch) -
     assert (second, head.split(), row.split()) == ("", ["HEAD", "RIGHT"], ["[bold]x[/bold]", "1"])
 
 
+def test_columns_are_as_wide_as_what_is_seen_in_them() -> None:
+    from ops.screen import draw
+
+    rows = ((Span("漢字"), Span("5")), (Span("a"), Span("12345")))
+    shown = ["".join(span.text for span in spans) for spans in draw.lines([Table(("A", "BC"), rows, frozenset({"BC"}))])]
+    assert shown == ["A        BC", "漢字      5", "a     12345"]
+
+
+@pytest.mark.parametrize(
+    ("spans", "width", "seen"),
+    [
+        (("abc", "def"), 6, "abcdef"),
+        (("abc", "def"), 5, "abcd…"),
+        (("abc", "def"), 4, "abc…"),
+        (("abc", "def"), 1, "…"),
+        (("漢字", "x"), 4, "漢 …"),
+        ((), 3, ""),
+    ],
+)
+def test_a_line_that_is_too_long_is_cut(spans: tuple[str, ...], width: int, seen: str) -> None:
+    from ops.screen import draw
+
+    assert "".join(segment.text for segment in draw._cut([Span(text) for text in spans], width)) == seen
+
+
 @pytest.mark.parametrize(
     ("stdout", "stderr", "term", "encoding", "has"),
     [
