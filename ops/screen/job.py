@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from jobs.records import JobRecord, ReplicaRecord
-from jobs.states import JobState, ReplicaState
+from jobs.states import ReplicaState
 from jobs.times import seconds_between
 from ops import terminal
 from ops.logs.lines import Line, clock
@@ -22,6 +22,7 @@ LINES_LEFT = 20
 """So many of the last lines are left when the screen goes, beside all that warn."""
 _LOUD = frozenset({"WARNING", "ERROR", "CRITICAL", "NOTE"})
 _SPARK = 32
+_STOPPED = 128 + 15  # by SIGTERM, as all are once the job has ended
 _LEAST_LOG = 4
 _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY")
 _RIGHT = frozenset(_HEADS[2:])
@@ -225,7 +226,8 @@ def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Span:
     if record.name in job.lost and not job.final:
         return state(ReplicaState.LOST)
     if record.state is ReplicaState.EXITED and record.exitCode:
-        return Span(f"EXITED {record.exitCode}", "dim" if job.state is JobState.SUCCEEDED else "red")
+        stopped = job.final and record.exitCode == _STOPPED
+        return Span(f"EXITED {record.exitCode}", "dim" if stopped else "red")
     return state(record.state)
 
 

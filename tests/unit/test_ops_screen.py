@@ -140,10 +140,16 @@ def test_a_replica_that_was_lost_and_one_that_failed(screen: JobScreen) -> None:
     screen.replicas({"worker-0": ReplicaRecord("worker-0", ReplicaState.RUNNING)})
     screen.job(replace(RUNNING, lost=["worker-0"]))
     assert rows(screen.picture(NOON, 20))[-1].startswith("worker-0  LOST")
-    told: list[dict[str, Any]] = [{"name": "worker-0", "state": "EXITED", "exitCode": 3, "restarts": 1}]
+    told: list[dict[str, Any]] = [
+        {"name": "master-0", "state": "EXITED", "exitCode": 143, "restarts": 0},
+        {"name": "worker-0", "state": "EXITED", "exitCode": 3, "restarts": 1},
+    ]
     failed = JobRecord("job01", JobState.FAILED, startTime=RUNNING.startTime, endTime="2026-01-31T12:00:09.000Z")
     screen.job(replace(failed, replicas=told, errorMessage="it \x1b[31mfailed\nmore"))
-    seen = rows(screen.picture(NOON, 20))
+    picture = screen.picture(NOON, 20)
+    seen = rows(picture)
+    (table,) = [part for part in picture if isinstance(part, Table)]
+    assert [row[1] for row in table.rows] == [Span("EXITED 143", "dim"), Span("EXITED 3", "red")]
     assert seen[:2] == ["job01  FAILED  9.0 s", "it failed"]
     assert seen[-1] == "worker-0  EXITED 3  -  -  1  -  -"
 
