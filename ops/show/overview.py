@@ -101,7 +101,7 @@ def _host(host: Host, held: tuple[Entry, str] | None, kept: str | None, glance: 
         memoryBytes=host.memory_bytes,
         job=job_id,
         replica=name,
-        keptFor=None if job_id else kept,
+        keptFor=kept,
         state=what,
         restarts=record.restarts if record else None,
         usage=record.usage if record and what == ReplicaState.RUNNING else None,

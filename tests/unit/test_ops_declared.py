@@ -12,6 +12,7 @@ from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, Data, Declared, Pace, Strategy
 from ops.train import preview, train
+from ops.train.arguments import steps
 from ops.train.config import Flags
 from ops.train.submit import Submission
 from trainer import flags as trainer_flags
@@ -139,6 +140,7 @@ def test_the_shipped_declaration_is_true() -> None:
     assert shipped.default == parser.get_default("strategy")
     assert shipped.data is not None
     assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period} <= known
+    assert shipped.plan.usual_steps == parser.get_default("max_steps")
     (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
     assert list(shipped.data.flags) == data
     assert {name for name, each in shipped.strategies.items() if each.needs} == {"sync", "model-parallel"}
@@ -146,6 +148,24 @@ def test_the_shipped_declaration_is_true() -> None:
     assert "worker" in shipped.strategies["async"].expendable
     assert "ps" not in shipped.strategies["async"].expendable
     assert shipped.export == "trainer.export"
+
+
+@pytest.mark.parametrize(
+    ("args", "pace", "wanted"),
+    [
+        ("--stop-at 7", Pace("--stop-at", usual_steps=9), 7),
+        ("--stop-at=7 --stop-at 8", Pace("--stop-at", usual_steps=9), 8),
+        ("--max-steps 7", Pace("--stop-at", usual_steps=9), 9),
+        ("--stop-at x", Pace("--stop-at", usual_steps=9), None),
+        ("--num_train_steps 7", Pace(), 7),
+        ("--total-steps=7", Pace(), 7),
+        ("--steps \u0667", Pace(), None),
+        ("--steps-between-saves 7 --warmup-steps 3", Pace(), None),
+        ("", Pace(), None),
+    ],
+)
+def test_the_step_at_which_a_trainer_ends(args: str, pace: Pace, wanted: int | None) -> None:
+    assert steps(args.split(), pace) == wanted
 
 
 def test_the_contract_shows_the_shipped_declaration() -> None:

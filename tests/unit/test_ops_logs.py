@@ -7,6 +7,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from jobs.store import Item, StoreError
 from ops.cluster.inventory import Inventory
 from ops.errors import HostError, UsageError
 from ops.logs import lines
-from ops.logs.follow import Follower, Note
+from ops.logs.follow import TICK, Follower, Note, Replicas
 from ops.logs.lines import Line
 from ops.logs.read import parse_lines
 
@@ -198,6 +199,28 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(inventory: Invento
         "SUCCEEDED",
         "SUCCEEDED",
     ]
+
+
+def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, tmp_path: Path) -> None:
+    ledger = Ledger(Folder(tmp_path))
+    running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"])
+    put_job(ledger, running)
+    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, restarts=2), None)
+    fleet: Any = NoHosts(inventory)
+    fleet.inventory = replace(inventory, poll_seconds=0.4)
+    ticks = told = 0
+    for event in Follower(fleet, ledger, running, ["master-0"], None, ticks=True).events():
+        ticks += event == TICK
+        if isinstance(event, Replicas):
+            told += 1
+            assert event.records["master-0"].restarts == 2
+            if told == 2:
+                put_job(ledger, replace(running, state=JobState.FAILED))
+    assert told >= 2
+    assert ticks
+    ended = replace(running, state=JobState.FAILED)
+    plain = list(Follower(fleet, ledger, ended, ["master-0"], None).events())
+    assert [event for event in plain if event == TICK or isinstance(event, Replicas)] == []
 
 
 def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

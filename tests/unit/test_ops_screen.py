@@ -128,6 +128,15 @@ def test_a_job_that_falls_silent_has_no_speed_and_no_outlook(screen: JobScreen) 
     assert seen[2].startswith("steps/s  -       █")
 
 
+def test_a_job_that_has_ended_has_a_speed_and_no_outlook(screen: JobScreen) -> None:
+    for second in range(11):
+        screen.line(line(second, f"step {second}"), NOON + second)
+    screen.job(replace(RUNNING, state=JobState.CANCELLED, endTime="2026-01-31T12:00:11.000Z"))
+    seen = rows(screen.picture(NOON + 11, 20))
+    assert (seen[0], seen[1][-5:]) == ("job01  CANCELLED  11.0 s", "╌╌ 5%")
+    assert seen[2].startswith("steps/s  1       █")
+
+
 def test_a_trainer_that_goes_on_from_a_checkpoint_counts_from_there(screen: JobScreen) -> None:
     screen.line(line(0, "step 50", "worker-0"), NOON)
     screen.line(line(1, "step 40", "master-0"), NOON + 1)
