@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +23,7 @@ from serving.shelf import Shelf
 
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024
+_IDLE_SECONDS = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,8 +70,14 @@ def _load(folder: Path) -> Saved:
 
 def _follow(shelf: Shelf, seconds: float) -> None:
     tensorflow()  # its import takes longer than anything else, and whoever asks meanwhile is told to come again
+    wanted_at = time.monotonic()
     while True:
         shelf.follow()
+        if not shelf.idle:
+            wanted_at = time.monotonic()
+        elif time.monotonic() - wanted_at > _IDLE_SECONDS:
+            os.kill(os.getpid(), signal.SIGTERM)  # its memory is of more use to jobs; fab deploy starts it again
+            return
         time.sleep(seconds)
 
 

@@ -126,6 +126,8 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
                 response = await work(request)
             except RestError as error:
                 response = _refused(error)
+            except Exception as error:  # noqa: BLE001  whatever a model does, its client gets an answer, and the others, too
+                response = _json({"error": f"{type(error).__name__}: {error}".partition("\n")[0]}, 500)
             # A name that nobody has is one label, whatever clients make up.
             model = request.path_params["model"] if request.path_params["model"] in shelf.models else _UNKNOWN
             metrics.requests.labels(model, method, str(response.status_code)).inc()
@@ -143,7 +145,7 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
             Route(path, timed("status", status)),
         ]
     routes += [Route("/health", health), Route("/metrics", prometheus), Route("/monitoring/prometheus/metrics", prometheus)]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _other, Exception: _failed})
+    return Starlette(routes=routes, exception_handlers={HTTPException: _other})
 
 
 async def _content(request: Request) -> bytes:
@@ -201,7 +203,3 @@ def _refused(error: RestError) -> Response:
 async def _other(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _json({"error": f"{error.detail}: POST /v1/models/MODEL:predict, GET /v1/models/MODEL"}, error.status_code)
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    return _json({"error": f"{type(error).__name__}: {error}".partition("\n")[0]}, 500)

@@ -126,20 +126,30 @@ def _columns(inputs: Any, signature: Signature) -> Arrays:
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
     """A value of JSON as an array of the input's kind; RestError 400 where it cannot be one, or has another shape."""
     try:
-        if tensor.dtype is None:
-            array = np.array(_decoded(value), dtype=object)
-        else:
-            array = np.asarray(value)
-            if array.dtype.kind not in "fiub" or array.size == 0:
-                raise RestError(400, f"input {name} must be numbers, all rows of one length")
-            if np.dtype(tensor.dtype).kind in "iu" and array.dtype.kind == "f" and not np.all(array == np.floor(array)):
-                raise RestError(400, f"input {name} must be whole numbers")
-            array = array.astype(tensor.dtype)
+        array = (
+            np.array(_decoded(value), dtype=object) if tensor.dtype is None else _numbers(name, np.asarray(value), tensor.dtype)
+        )
     except (ValueError, TypeError, OverflowError):
         raise RestError(400, f"input {name} must be {_kinds(tensor)}, all rows of one length") from None
     if not _fits(array.shape, tensor.shape):
         raise RestError(400, f"input {name} has the shape {list(array.shape)}, and must have {shape_text(tensor.shape)}")
     return array
+
+
+def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """The numbers as this kind, none of them another one than before but for rounding."""
+    if array.dtype.kind not in "fiub" or array.size == 0:
+        raise ValueError(name)
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        least, most = np.iinfo(kind).min, np.iinfo(kind).max
+        if np.any(array != np.floor(array)) or not least <= array.min().item() <= array.max().item() <= most:
+            raise RestError(400, f"input {name} must be whole numbers from {least} to {most}")
+    with np.errstate(over="ignore"):
+        numbers = array.astype(kind)
+    if kind.kind == "f" and not np.isfinite(numbers).all():
+        raise RestError(400, f"input {name} has a number that is too large for {dtype}")
+    return numbers
 
 
 def _kinds(tensor: Tensor) -> str:

@@ -97,6 +97,11 @@ class Shelf:
             raise RestError(503, f"version {here.name} of model {model} could not be loaded: {here.why}", 10 * _RETRY_SECONDS)
         return here
 
+    @property
+    def idle(self) -> bool:
+        """True where there is nothing to serve, as far as the bucket says."""
+        return self.looked and not self._models
+
     def follow(self) -> None:
         """Do what the bucket wants, a version at a time. Never raises for what one model or the bucket does."""
         try:

@@ -85,8 +85,8 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
         folder = newest(found)
         if folder is None:
             raise UsageError(
-                f"job {record.jobId} ({record.state}) has no SavedModel in {found.job_dir}: fab export {record.jobId} makes one "
-                "of its latest checkpoint where its trainer can, and --origin names another"
+                f"job {record.jobId} ({record.state}) has no SavedModel in {found.job_dir}: fab export {record.jobId} makes "
+                "one of its latest checkpoint where its trainer can, and --origin names another"
             )
         below = f"{folder}/" if folder else ""
         paths = [path for path in found.files if path.startswith(below)]
@@ -177,13 +177,11 @@ def _await(cluster: Cluster, name: str, version: str) -> None:
     with terminal.Step(f"{name} {version}: loading"), server.reached(cluster) as (client, _):
         while True:
             status, said = client.ask("GET", f"/v1/models/{name}/versions/{version}")
-            found = said["model_version_status"][0] if status == 200 else {"state": "LOADING", "status": {}}
+            found: dict[str, Any] = said["model_version_status"][0] if status == 200 else {"state": "LOADING"}
             if found["state"] == "AVAILABLE":
                 return
             if found["state"] == "END":
-                raise OpsError(
-                    f"version {version} of model {name} cannot be loaded: {found['status'].get('error_message', '')}"
-                )
+                raise OpsError(f"version {version} of model {name} cannot be loaded: {found['status']['error_message']}")
             if time.monotonic() > deadline:
                 host = server.server_of(cluster.inventory).name
                 raise OpsError(

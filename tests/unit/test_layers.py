@@ -14,7 +14,7 @@ from trainer.flags import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 # Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
-SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir"}
+SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir", "--model"}
 OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "replica", "serving", "tasks", "trainer"})
 
 # Of our own, by what may be imported: a folder, or one module of it.
