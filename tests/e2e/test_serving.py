@@ -78,7 +78,7 @@ def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
 def test_the_seed_s_table(deployed: Stack, request_file: Path) -> None:
     asked = deployed.fab("predict", "--model", "digits", "--json-instances", str(request_file))
     assert asked.code == 0, asked.text
-    heads, *rows = asked.stdout.splitlines()
+    heads, *rows = asked.out.splitlines()
     assert heads.split() == ["KEY", "CLASSES", "PROBABILITIES"]
     said = [(int(row.split()[0]), int(row.split()[1]), json.loads(row.split(maxsplit=2)[2])) for row in rows]
     assert [key for key, _, _ in said] == list(range(10))
@@ -87,7 +87,7 @@ def test_the_seed_s_table(deployed: Stack, request_file: Path) -> None:
 
 
 def test_what_is_there(deployed: Stack) -> None:
-    (model,) = json.loads(deployed.fab("models", "--json").stdout)
+    (model,) = json.loads(deployed.fab("models", "--json").out)
     assert (model["name"], model["default"]) == ("digits", "v1")
     assert [(v["version"], v["state"], v["jobId"]) for v in model["versions"]] == [
         ("v1", "READY", "served"),
@@ -138,7 +138,7 @@ def test_a_model_that_no_server_can_load(deployed: Stack, tmp_path: Path) -> Non
     made = deployed.fab("deploy", "--origin", str(tmp_path / "model"), "--model", "digits", "--version", "v3")
     assert made.code == 1
     assert "error: version v3 of model digits cannot be loaded: " in made.text
-    (model,) = json.loads(deployed.fab("models", "--json").stdout)
+    (model,) = json.loads(deployed.fab("models", "--json").out)
     assert {v["version"]: v["state"] for v in model["versions"]}["v3"] == "FAILED"
     assert model["default"] != "v3"
     assert deployed.fab("delete-version", "digits", "v3", "--yes").code == 0
@@ -147,9 +147,9 @@ def test_a_model_that_no_server_can_load(deployed: Stack, tmp_path: Path) -> Non
 def test_the_server_is_nobody_s_way_in(deployed: Stack) -> None:
     """It runs as a user of its own, may not write the bucket, and listens to its own host alone."""
     said = deployed.ssh("master-0", "systemctl show scaletier-serving -p MainPID --value")
-    user = deployed.ssh("master-0", f"ps -o user= -p {said.stdout.strip()}").stdout.strip()
+    user = deployed.ssh("master-0", f"ps -o user= -p {said.out.strip()}").out.strip()
     assert user not in ("root", "trainer", "scaletier")
-    assert "127.0.0.1:8501" in deployed.ssh("master-0", "ss -ltn").stdout
+    assert "127.0.0.1:8501" in deployed.ssh("master-0", "ss -ltn").out
     assert (
         deployed.ssh("worker-0", "timeout 5 python3 -c \"import socket; socket.create_connection(('master-0', 8501), 3)\"").code
         != 0
