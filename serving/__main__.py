@@ -24,6 +24,8 @@ from serving.shelf import Shelf
 _STORE_SECONDS = 20.0
 _BACKLOG = 1024
 _IDLE_SECONDS = 30.0
+# With nothing to serve it was just started, and somebody is about to bring a model.
+_SOON_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +80,7 @@ def _follow(shelf: Shelf, seconds: float) -> None:
         elif time.monotonic() - wanted_at > _IDLE_SECONDS:
             os.kill(os.getpid(), signal.SIGTERM)  # its memory is of more use to jobs; fab deploy starts it again
             return
-        time.sleep(seconds)
+        time.sleep(min(seconds, _SOON_SECONDS) if shelf.idle else seconds)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jobs.checked import RecordError
 from jobs.store import Conflict, StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Background
 from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, meant, one_line
@@ -25,6 +26,7 @@ from ops.models.savedmodel import signatures
 from serving.catalog import Catalog
 from serving.records import NAME, Model, ModelError, Version, VersionState, folder_of
 
+_START_SECONDS = 60.0
 _LOAD_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 # A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
@@ -50,16 +52,22 @@ def deploy(
     token = os.urandom(8).hex()
     before = _model(catalog, name)
     there = next((v for v in before.there if v.name == version), None) if before else None
-    if there and there.state is VersionState.UNDEPLOYED and origin is None and job_id is None:
-        _change(catalog, name, lambda record: record.again(version, token))
-    else:
-        if before:
-            _refusing(lambda: before.begun(Version(version, token=token)))  # before anything is copied
-        _bring(cluster, catalog, name, version, token, _origin(cluster, job_id, origin))
-    with _undone(catalog, name, version, token):
-        with terminal.Step(f"{name} {version}: starting the model server"):
-            server.start(cluster)
-        _await(cluster, name, version)
+    with tempfile.TemporaryDirectory() as scratch:
+        files: dict[str, Path] = {}
+        if there and there.state is VersionState.UNDEPLOYED and origin is None and job_id is None:
+            _change(catalog, name, lambda record: record.again(version, token))
+        else:
+            if before:
+                _refusing(lambda: before.begun(Version(version, token=token)))  # before anything is copied
+            made, files = _fetched(cluster, _origin(cluster, job_id, origin), Version(version, token=token), Path(scratch))
+            _change(catalog, name, lambda record: record.begun(made), create=True)
+        with _undone(catalog, name, version, token):
+            starting = Background(lambda: server.start(cluster))  # it has TensorFlow to import while files are copied
+            if files:
+                _upload(cluster, catalog, name, version, files)
+            with terminal.Step(f"{name} {version}: starting the model server"):
+                starting.join(_START_SECONDS)
+            _await(cluster, name, version)
     record = _change(catalog, name, lambda record: record.ready(version))
     if as_json:
         terminal.as_json(_shown(record, record.version(version)))
@@ -109,28 +117,27 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
     return _Origin(str(here.resolve()), copy)
 
 
-def _bring(cluster: Cluster, catalog: Catalog, name: str, version: str, token: str, origin: _Origin) -> None:
-    """Claim the name, and put the files into the bucket; undone where it fails or is interrupted."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch, "model")
-        folder.mkdir()
-        origin.bring(folder)
-        _check(cluster, origin, folder)
-        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        made = Version(
-            version, origin=origin.said, jobId=origin.job_id, createdBy=me(), manifest=origin.manifest or {}, token=token
-        )
-        _change(catalog, name, lambda record: record.begun(made), create=True)
-        with _undone(catalog, name, version, token):
-            size = sum(path.stat().st_size for path in files.values())
-            digests = {}
-            with terminal.Step(f"{name} {version}: uploading {terminal.size(size)}") as step:
-                progress = terminal.sizer(step, size)
-                for path, file in files.items():
-                    cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)
-                    with file.open("rb") as content:
-                        digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
-            _change(catalog, name, lambda record: record.copied(version, digests, size))
+def _fetched(cluster: Cluster, origin: _Origin, version: Version, scratch: Path) -> tuple[Version, dict[str, Path]]:
+    """The version with what is known of it, and its files, fetched and looked at; UsageError where none could be served."""
+    folder = scratch / "model"
+    folder.mkdir()
+    origin.bring(folder)
+    _check(cluster, origin, folder)
+    made = replace(version, origin=origin.said, jobId=origin.job_id, createdBy=me(), manifest=origin.manifest or {})
+    return made, {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, files: Mapping[str, Path]) -> None:
+    """Put the files into the bucket, and then into the record what they are."""
+    size = sum(path.stat().st_size for path in files.values())
+    digests = {}
+    with terminal.Step(f"{name} {version}: uploading {terminal.size(size)}") as step:
+        progress = terminal.sizer(step, size)
+        for path, file in files.items():
+            cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)
+            with file.open("rb") as content:
+                digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
+    _change(catalog, name, lambda record: record.copied(version, digests, size))
 
 
 def _check(cluster: Cluster, origin: _Origin, folder: Path) -> None:
