@@ -379,7 +379,7 @@ def test_every_flag_of_a_task_is_heard(task: str) -> None:
 
     import fabfile
 
-    own = {"_", "job", "package", "queue", "follow", "json"}
+    own = {"_", "job", "package", "queue", "follow", "plain", "json"}
     taken = set(inspect.signature(inspect.unwrap(getattr(fabfile, task).body)).parameters) - own
     assert taken <= {item.name for item in fields(Flags)}
     assert Flags.of({"job": "j", "_": None, "env": None, "module": "m", "json": True}, ["x"]) == Flags(

@@ -19,8 +19,9 @@ from ops.logs.read import meant_by, show_logs
 @pytest.fixture
 def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
     cluster = Cluster(inventory, object(), ledger=Ledger(Folder(tmp_path)))  # type: ignore[arg-type]
-    for job_id in ("job01", "worker"):
-        put_job(cluster.ledger, JobRecord(job_id, hosts=list(inventory.replicas)))
+    for second, job_id in enumerate(("job01", "worker")):
+        made = f"2026-01-31T12:00:0{second}.000Z"
+        put_job(cluster.ledger, JobRecord(job_id, hosts=list(inventory.replicas), createTime=made))
     return cluster
 
 
