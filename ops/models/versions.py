@@ -319,8 +319,10 @@ def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model
 
 
 def _all(catalog: Catalog) -> tuple[list[Model], list[str]]:
+    """The models that have a version; what is left of others is which names were used."""
     try:
-        return catalog.models()
+        found, bad = catalog.models()
+        return [model for model in found if model.there], bad
     except StoreError as error:
         raise OpsError(f"the bucket does not answer: {error}") from error
 
