@@ -34,6 +34,7 @@ TASKS = [
     "plan",
     "prune",
     "render",
+    "report",
     "reproduce",
     "runtimes",
     "shell",
