@@ -17,7 +17,9 @@ from ops.report.report import RESTARTING, RUNNING, WAITING, Chart, Curve, Happen
 COLOURS = 8
 _VERSION = "6.4"
 _WIDTH, _HEIGHT, _ROW = 420, 250, 18
-_LETTER, _LETTERS = 7.5, 16
+_LETTER, _LETTERS = 8, 16
+# Columns of a legend, and how wide a name may be in one.
+_COLUMNS = ((3, 85), (2, 150), (1, 320))
 _MOST_POINTS = 300
 _LOG_RATIO = 50
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
@@ -112,7 +114,7 @@ def time_line(spans: Sequence[Span]) -> Spec:
         "field": "state",
         "type": "nominal",
         "title": None,
-        "legend": {"symbolType": "square", "symbolStrokeWidth": 0, "labelLimit": 200},
+        "legend": {**_legend(states), "symbolType": "square", "symbolStrokeWidth": 0},
         "scale": {"domain": states, "range": [_STATES[state] for state in states]},
     }
     # A name may be wider where it is read than it was measured here.
@@ -137,18 +139,19 @@ def _lines(series: Sequence[Series], x_title: str, y: Spec) -> Spec:
         for x, y in thinned(points)
     ]
     colours = {"domain": names, "range": [f"var(--c{each.colour % COLOURS})" for each in series]}
+    legend = _legend(names)
     dashes = {"domain": names, "range": [_DASHES[each.dash % len(_DASHES)] for each in series]}
     shared = {
         "x": {"field": "x", "type": "quantitative", "title": x_title, "scale": {"zero": False, "nice": False}},
         "y": {"field": "y", "type": "quantitative", **y},
-        "color": {"field": "curve", "type": "nominal", "title": None, "scale": colours},
+        "color": {"field": "curve", "type": "nominal", "title": None, "scale": colours, "legend": legend},
     }
     line = {
         "mark": {"type": "line", "strokeWidth": 1.6, "aria": False},
         "encoding": {
             **shared,
             "detail": {"field": "part", "type": "nominal"},
-            "strokeDash": {"field": "curve", "type": "nominal", "title": None, "scale": dashes},
+            "strokeDash": {"field": "curve", "type": "nominal", "title": None, "scale": dashes, "legend": legend},
         },
     }
     dots = {
@@ -157,6 +160,13 @@ def _lines(series: Sequence[Series], x_title: str, y: Spec) -> Spec:
         "encoding": shared,
     }
     return {**_frame(_HEIGHT), "data": {"values": rows}, "layer": [line, dots]}
+
+
+def _legend(names: Sequence[str]) -> Spec:
+    """As many columns as the longest name leaves room for, with some to spare, as it may be wider where it is read."""
+    longest = _LETTER * max(map(len, names), default=0)
+    columns, limit = next((each for each in _COLUMNS if longest <= each[1]), _COLUMNS[-1])
+    return {"columns": columns, "labelLimit": limit, "columnPadding": 24}
 
 
 def rising(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:
@@ -205,8 +215,8 @@ def _frame(height: int) -> Spec:
             "axis": {
                 "labelColor": ink,
                 "titleColor": ink,
-                "labelFontSize": 12,
-                "titleFontSize": 12,
+                "labelFontSize": 13,
+                "titleFontSize": 13,
                 "titleFontWeight": "normal",
                 "gridColor": soft,
                 "domainColor": soft,
@@ -216,10 +226,8 @@ def _frame(height: int) -> Spec:
             },
             "legend": {
                 "orient": "bottom",
-                "columns": 3,
                 "labelColor": ink,
-                "labelFontSize": 12,
-                "labelLimit": 120,
+                "labelFontSize": 13,
                 "symbolType": "stroke",
                 "symbolSize": 160,
                 "symbolStrokeWidth": 2.5,
