@@ -31,13 +31,14 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart: its colour and its dashes by number, and whether its points are marked."""
+    """A line of a chart: its colour and its dashes by number, whether its points are marked, and the x where it breaks off."""
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int = 0
     dash: int = 0
     dots: bool = False
+    breaks: Sequence[float] = ()
 
 
 def svg(spec: Spec) -> str:
@@ -86,7 +87,13 @@ def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: 
     """
     size, unit = _unit([at for pace in paces for at, _ in pace.points])
     lines = [
-        Series(pace.replica, [(at / size, rate) for at, rate in pace.points], place, place // COLOURS)
+        Series(
+            pace.replica,
+            [(at / size, rate) for at, rate in pace.points],
+            place,
+            place // COLOURS,
+            breaks=[at / size for at in pace.restarts],
+        )
         for place, pace in enumerate(paces)
     ]
     spec = _lines(lines, f"{unit} since the job was made", {"title": "steps/s", "scale": {"zero": True}})
@@ -135,7 +142,7 @@ def _lines(series: Sequence[Series], x_title: str, y: Spec) -> Spec:
     rows = [
         {"x": x, "y": y, "curve": each.name, "part": part, "dots": each.dots}
         for each in series
-        for part, points in enumerate(rising(each.points))
+        for part, points in enumerate(rising(each.points, each.breaks))
         for x, y in thinned(points)
     ]
     colours = {"domain": names, "range": [f"var(--c{each.colour % COLOURS})" for each in series]}
@@ -159,7 +166,8 @@ def _lines(series: Sequence[Series], x_title: str, y: Spec) -> Spec:
         "mark": {"type": "circle", "size": 22, "opacity": 1, "aria": False},
         "encoding": shared,
     }
-    return {**_frame(_HEIGHT), "data": {"values": rows}, "layer": [line, dots]}
+    height = _HEIGHT + _ROW * (math.ceil(len(names) / legend["columns"]) - 1)
+    return {**_frame(height), "data": {"values": rows}, "layer": [line, dots]}
 
 
 def _legend(names: Sequence[str]) -> Spec:
@@ -169,11 +177,11 @@ def _legend(names: Sequence[str]) -> Spec:
     return {"columns": columns, "labelLimit": limit, "columnPadding": 24}
 
 
-def rising(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:
-    """The points in pieces within each of which x rises: a job that goes on from a checkpoint draws another line."""
+def rising(points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()) -> Iterator[list[tuple[float, float]]]:
+    """The points in pieces within each of which x rises and passes no break: what goes on from a checkpoint is another line."""
     piece: list[tuple[float, float]] = []
     for point in points:
-        if piece and point[0] < piece[-1][0]:
+        if piece and (point[0] < piece[-1][0] or any(piece[-1][0] <= at < point[0] for at in breaks)):
             yield piece
             piece = []
         piece.append(point)
@@ -208,7 +216,7 @@ def _frame(height: int) -> Spec:
         "height": height,
         "autosize": {"type": "fit", "contains": "padding"},
         "background": None,
-        "padding": 2,
+        "padding": {"left": 9, "right": 9, "top": 2, "bottom": 2},  # for words that are wider where they are read
         "config": {
             "font": "Arial, Helvetica, sans-serif",
             "view": {"stroke": None},
@@ -218,6 +226,7 @@ def _frame(height: int) -> Spec:
                 "labelFontSize": 13,
                 "titleFontSize": 13,
                 "titleFontWeight": "normal",
+                "titlePadding": 8,
                 "gridColor": soft,
                 "domainColor": soft,
                 "tickColor": soft,

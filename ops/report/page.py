@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,8 @@ MARK = '<meta name="generator" content="scaletier report">'
 """What tells a file of this command from one that is somebody's own; among its first bytes."""
 _TEMPLATE = "report.html.j2"
 _ROWS = 12
+# Percent of its colour that a cell may have at most, so that its number can be read.
+_RIGHT, _WRONG = 50, 60
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """A count of a confusion matrix; `share` of its row in percent, 0 to 100."""
+    """A count of a confusion matrix; `strength` of its colour in percent."""
 
     count: int
-    share: int
+    strength: int
     right: bool
 
 
@@ -98,7 +101,8 @@ def _one(report: Report) -> dict[str, Any]:
         "report": report,
         "reports": [report],
         **paths,
-        "arguments": shlex.join(report.arguments),
+        "arguments": [shlex.quote(word) for word in report.arguments],
+        "elsewhere": any(each.host not in (None, each.name) for each in report.replicas),
         "confusion": confusion(report.evaluation.confusion) if report.evaluation else [],
         "inputs": [],
         "results": [],
@@ -114,7 +118,8 @@ def _several(reports: Sequence[Report]) -> dict[str, Any]:
         "curves": [compared_figure(name, reports) for name in names],
         "pace": None,
         "time": None,
-        "arguments": "",
+        "arguments": [],
+        "elsewhere": False,
         "confusion": [],
         "inputs": _differing_first(differences.inputs(reports)),
         "results": differences.results(reports),
@@ -201,14 +206,18 @@ def time_figure(report: Report) -> Figure:
 
 
 def confusion(counts: Sequence[Sequence[int]]) -> list[list[Cell]]:
-    """The matrix with each count's share of its row."""
-    return [list(_cells(place, row)) for place, row in enumerate(counts)]
+    """The matrix: what is right in a colour as strong as its share of its row, what is wrong by the root of its share of the
+    most frequent mistake, so that rare ones show.
+    """
+    worst = max((count for place, row in enumerate(counts) for column, count in enumerate(row) if column != place), default=0)
+    return [list(_cells(place, row, worst)) for place, row in enumerate(counts)]
 
 
-def _cells(place: int, row: Sequence[int]) -> Iterator[Cell]:
+def _cells(place: int, row: Sequence[int], worst: int) -> Iterator[Cell]:
     total = sum(row)
     for column, count in enumerate(row):
-        yield Cell(count, round(100 * count / total) if total else 0, column == place)
+        share = count / total if column == place and total else math.sqrt(count / worst) if worst else 0.0
+        yield Cell(count, round(share * (_RIGHT if column == place else _WRONG)), column == place)
 
 
 def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:

@@ -81,7 +81,7 @@ def sources(job_id: str, rate: float) -> Sources:
             for n in range(1, 601):
                 if name == "worker-1" and 300 <= n < 320:
                     continue
-                loss = 2.3 * math.exp(-n * rate / 100) + 0.02 + 0.01 * math.sin(7 * n + place)
+                loss = 2.3 * math.exp(-n * rate / 100) + 0.006 + 0.003 * math.sin(7 * n + place)
                 told = f"loss: {loss:.3f}, accuracy: {1 - loss / 2.5:.3f} ({n * 1.4:.3f} sec)"
                 local = 20 + place + 3 * math.sin(n / 9 + place)
                 speeds = f"{100 + 9 * math.sin(n / 50):.1f} global steps/s, {local:.1f} local steps/s"

@@ -126,6 +126,7 @@ def test_the_page_says_what_the_report_says() -> None:
         "2026-01-31 12:00:04 UTC master-0 killed by SIGKILL 2.5",
         "Evaluation at step 40 Confusion matrix",
         "cat dog cat 3 1 dog 0 4",
+        "replica state exit code restarts master-0 EXITED 0 1 What it was",
         "cat taken for dog",
         "--max-steps 40",
     ):
@@ -135,7 +136,7 @@ def test_the_page_says_what_the_report_says() -> None:
     )
     assert '<html lang="en">' in html
     assert "<title>Job job01</title>" in html
-    assert '<td class="right" style="--n:75">3</td><td class="wrong" style="--n:25">1</td>' in html
+    assert '<td class="right" style="--n:38">3</td><td class="wrong" style="--n:60">1</td>' in html
     assert MARK in html[:512]
 
 
@@ -196,6 +197,7 @@ def test_the_json_has_the_names_of_the_report() -> None:
 def test_a_curve_is_one_line_and_a_restart_begins_another() -> None:
     assert list(charts.rising([(1, 5.0), (3, 4.0), (2, 4.5), (4, 3.0)])) == [[(1, 5.0), (3, 4.0)], [(2, 4.5), (4, 3.0)]]
     assert list(charts.rising([])) == []
+    assert list(charts.rising([(1, 5.0), (2, 5.0), (9, 5.0)], [2.5])) == [[(1, 5.0), (2, 5.0)], [(9, 5.0)]]
 
 
 def test_many_points_are_thinned_and_no_spike_is_lost() -> None:
