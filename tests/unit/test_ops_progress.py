@@ -58,5 +58,5 @@ def test_what_an_eval_line_tells() -> None:
     told = progress.Told(990, {"loss": 0.4, "accuracy": 0.89})
     assert progress.evaluated("Eval, step 990: loss: 0.400, accuracy: 0.890") == told
     assert progress.evaluated("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == told
-    assert progress.evaluated("Retrieval, step 3: loss: 1") is None
+    assert progress.evaluated("ReEval, step 3: loss: 1") is None
     assert progress.evaluated("Eval, step x: loss: 1") is None

@@ -216,6 +216,7 @@ def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
             (12, train("master/0", 40, 1.0, 3.0, None)),
             (20, train("master/0", 30, 1.0, 0.5, None)),  # it was started again, from a checkpoint
             (21, train("master/0", 36, 1.0, 1.5, None)),
+            (40, train("master/0", 20, 1.0, 9.0, None)),  # and again
         )
     }
     assert make.paces(JOB, REPLICAS, logs) == [Pace("master-0", False, [(12.0, 15.0), (21.0, 6.0)], [])]
@@ -265,7 +266,14 @@ def test_an_evaluation_is_read() -> None:
                 {"mistakes": [{"label": 0, "predicted": 1, "image": image}]},
                 "mistakes[0].image must be a PNG of 32 kB at most, in base64",
             )
-            for image in (None, "x", '"><script>', "aGk=", base64.b64encode(base64.b64decode(PNG) + bytes(40_000)).decode())
+            for image in (
+                None,
+                "x",
+                f'{PNG[:8]}"><{PNG[8:]}',
+                '"><script>',
+                "aGk=",
+                base64.b64encode(base64.b64decode(PNG) + bytes(40_000)).decode(),
+            )
         ),
     ],
 )
@@ -306,11 +314,11 @@ def test_differences_go_flag_by_flag() -> None:
 
 
 def test_flags_of_a_command_line() -> None:
-    words = ["train.py", "--lr", "-1e-3", "--tag=a", "--tag", "b", "--debug", "-n", "3", "rest"]
+    words = ["train.py", "--lr", "-1e-3", "--tag", "b", "--debug", "-n", "3", "--tag=a", "rest"]
     assert differences.flags(words) == {
         "other arguments": "train.py, rest",
         "--lr": "-1e-3",
-        "--tag": "a, b",
+        "--tag": "b, a",
         "--debug": "yes",
         "-n": "3",
     }

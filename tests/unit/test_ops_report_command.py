@@ -161,3 +161,13 @@ def test_a_folder_that_takes_nothing_is_one_line(cluster: Cluster, monkeypatch: 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(UsageError, match=r"^x.html cannot be written: No space left on device$"):
         report(cluster, ["job01"], "x.html", json=False)
+
+
+def test_half_a_page_is_not_left_behind(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(UsageError, match=r"^x.html cannot be written: Operation not permitted$"):
+        report(cluster, ["job01"], "x.html", json=False)
+    assert not list(tmp_path.glob("*.html")) + list(tmp_path.glob(".*.html"))

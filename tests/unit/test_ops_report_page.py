@@ -173,10 +173,10 @@ def test_several_are_over_each_other_and_what_differs_comes_first() -> None:
 
 
 def test_what_is_no_utf_8_is_shown_all_the_same() -> None:
-    html = page(
-        [replace(REPORT, arguments=["a\udcff"], charts=[Chart("l\ud800", REPORT.charts[0].curves)], labels={"\udcff": "b"})]
-    )
+    charts = [Chart("l\ud800", [Curve("c\udcff", [(1, 1.0), (2, 2.0)])])]
+    html = page([replace(REPORT, arguments=["a\udcff"], charts=charts, labels={"\udcff": "b"})])
     assert "<h3>l?</h3>" in html
+    assert ">c?</text>" in html
     assert "a?" in html
     html.encode()
 
