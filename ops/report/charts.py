@@ -16,7 +16,7 @@ from ops.report.report import RESTARTING, RUNNING, WAITING, Chart, Curve, Happen
 
 COLOURS = 8
 _VERSION = "6.4"
-_WIDTH, _HEIGHT, _ROW = 420, 250, 18
+_WIDTH, _HEIGHT, _AXES, _ROW = 420, 250, 90, 18
 _LETTER, _LETTERS = 8, 16
 # Columns of a legend, and how wide a name may be in one.
 _COLUMNS = ((3, 85), (2, 150), (1, 320))
@@ -133,7 +133,7 @@ def time_line(spans: Sequence[Span]) -> Spec:
         "color": colour,
     }
     mark = {"type": "bar", "aria": False, "height": {"band": 0.7}}
-    height = max(_HEIGHT, 80 + _ROW * len(names))
+    height = _AXES + _ROW * len(names)
     return {**_frame(height), "data": {"values": values}, "mark": mark, "encoding": encoding}
 
 

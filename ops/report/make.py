@@ -72,7 +72,8 @@ def make(sources: Sources) -> Report:
         happenings=happenings(record, sources.replicas),
         arguments=[str(word) for word in sources.manifest.get("args", record.trainingInput.get("args", []))],
         made=made(record, sources.manifest),
-        errors=errors(record, sources.replicas, sources.logs),
+        errors=errors(record, sources.replicas),
+        errorLines=error_lines(sources.logs),
         evaluation=sources.evaluation,
         planned=sources.planned,
         notes=notes,
@@ -214,12 +215,17 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def errors(record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[str, Sequence[Line]]) -> list[str]:
-    """Why the job failed, what its replicas ended with, and their last lines of errors, the time of day in UTC."""
-    said = [record.errorMessage.rstrip()]
-    said += [f"{each.name}: {each.errorMessage.rstrip()}" for each in replicas if each.errorMessage]
+def errors(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[str]:
+    """Why the job failed, and what its replicas ended with where that is not said already."""
+    why = record.errorMessage.rstrip()
+    said = (f"{each.name}: {each.errorMessage.rstrip()}" for each in replicas if each.errorMessage.rstrip() not in why)
+    return [*filter(None, [why]), *said]
+
+
+def error_lines(logs: Mapping[str, Sequence[Line]]) -> list[str]:
+    """The last lines that the replicas logged as errors, in the order of time."""
     loud = sorted(line for log in logs.values() for line in log if line.severity in _LOUD)[-_MOST_ERRORS:]
-    return [*filter(None, said), *(f"{line.time[11:23]} {line.replica} {line.message}" for line in loud)]
+    return [f"{line.time[11:23]} {line.replica} {line.message}" for line in loud]
 
 
 def _after(record: JobRecord, moment: str) -> float:

@@ -112,7 +112,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class Report:
-    """A job. `metrics` are the final ones as they were told, `made` what went into it, `notes` what could not be read."""
+    """A job. `metrics` are the final ones as they were told, `made` what went into it, `notes` what could not be read.
+
+    `errors` are why the job failed and what its replicas ended with, `errorLines` the last that were logged as errors, with the
+    time of day in UTC and the replica.
+    """
 
     job: str
     state: str
@@ -136,6 +140,7 @@ class Report:
     arguments: list[str]
     made: dict[str, str]
     errors: list[str]
+    errorLines: list[str]
     evaluation: Evaluation | None = None
     planned: Planned | None = None
     notes: list[str] = field(default_factory=list)

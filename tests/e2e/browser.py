@@ -69,9 +69,11 @@ class Browser:
         self._driver.get("about:blank")
         self._driver.get(url)
 
-    def emulate(self, width: int, height: int, scheme: str = "light", media: str = "screen") -> None:
-        """A window of so many CSS pixels, a phone's below 600, that prefers a scheme of colours, `light` or `dark`; for what
-        follows."""
+    def emulate(self, width: int, height: int, scheme: str = "light", media: str = "screen", bars: bool = True) -> None:
+        """A window of so many CSS pixels, a phone's below 600, that prefers a scheme of colours, `light` or `dark`, or paper
+        where media is `print`; with bars for scrolling or without. For what is opened from here on.
+        """
+        self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": not bars})
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)

@@ -42,6 +42,7 @@ COLOURS = """
 const line = document.querySelector('.mark-line path');
 return [getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(line).stroke];
 """
+MATRICES = "return [...document.querySelectorAll('.confusion')].map(each => each.scrollWidth <= each.parentElement.clientWidth)"
 DIGITS = "return [...document.querySelectorAll('.mistakes img')].map(image => [image.alt, image.naturalWidth])"
 # What somebody who does not see the page is told, and what is left out there.
 TOLD = """
@@ -126,7 +127,7 @@ def sources(job_id: str, rate: float) -> Sources:
         )
         for place, name in enumerate(NAMES)
     ]
-    confusion = [[950 if row == column else (row * 7 + column * 3) % 11 for column in range(10)] for row in range(10)]
+    confusion = [[1135 if row == column else (row * 7 + column * 3) % 11 for column in range(10)] for row in range(10)]
     mistakes = [Mistake(n % 10, (n + 3) % 10, picture()) for n in range(20)]
     return Sources(
         record,
@@ -186,6 +187,7 @@ def test_a_page_fits_and_asks_for_nothing(
         assert each["drawn"] >= 2
         assert each["colours"] >= 2
         assert each["cut"] == []
+    assert browser.value(MATRICES) == [True] * (name == "one"), "a matrix of ten classes is in sight as a whole"
     said, asked = browser.heard()
     assert said == [], "the console is silent"
     assert {each for each in asked if not each.startswith("data:image/png;base64,")} == {url}

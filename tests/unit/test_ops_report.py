@@ -139,7 +139,8 @@ def test_a_whole_report() -> None:
             "env X": "y",
             "secrets": "TOKEN",
         },
-        errors=["12:00:26.000 worker-0 out of memory"],
+        errors=[],
+        errorLines=["12:00:26.000 worker-0 out of memory"],
     )
 
 
@@ -163,7 +164,8 @@ def test_one_that_failed_before_it_ran_tells_why() -> None:
     record = replace(
         JOB, state=JobState.FAILED, startTime=None, hourlyCost=None, cost=None, errorMessage="exit code 1\nlast line\n"
     )
-    made = make.make(Sources(record, [replace(REPLICAS[0], errorMessage="exited with 1")], madeTime=DAY.format(50)))
+    replicas = [replace(REPLICAS[0], errorMessage="exited with 1"), replace(REPLICAS[1], errorMessage="last line\n")]
+    made = make.make(Sources(record, replicas, madeTime=DAY.format(50)))
     assert (made.seconds, made.cost, made.charts, made.paces) == (None, None, [], [])
     assert made.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
     assert made.spans[0] == Span("job", "QUEUED, PREPARING", 0.0, 38.0)

@@ -21,7 +21,8 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import OpsError, UsageError
-from ops.plan import plan
+from ops.plan import plan, planned
+from ops.plan.scaling import Prediction
 from ops.report.command import check_ids, report
 from ops.report.page import MARK
 
@@ -102,6 +103,26 @@ def test_what_it_is_made_of_is_printed(cluster: Cluster, bucket: Path, capsys: p
     assert report(cluster, ["job01", "job02"], None, json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["what"] for row in told["compared"] if not row["same"]] == ["--x"]
+
+
+def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def told() -> Any:
+        assert report(cluster, ["job01"], None, json=True) == 0
+        return json.loads(capsys.readouterr().out)["planned"]
+
+    checked = planned.Checked({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
+    monkeypatch.setattr(planned, "compared", lambda *_: checked)
+    assert told() is None, "no plan was ever made here"
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "trainer.task-0.json").touch()
+    figures = {"stepsPerSecond": 30.0, "measured": 24.0, "errorPercent": 25.0, "speedUp": 3.0, "bound": "processors"}
+    assert told() == {"createTime": NOON.format(0), **figures}
+
+    def none(*_: Any) -> None:
+        raise UsageError("no plan was made of trainer.task")
+
+    monkeypatch.setattr(planned, "compared", none)
+    assert told() is None
 
 
 def test_what_cannot_be_read_is_a_note(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:

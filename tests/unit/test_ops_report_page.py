@@ -38,6 +38,7 @@ REPORT = Report(
     arguments=["--max-steps", "40"],
     made={"module": "mine.task"},
     errors=[],
+    errorLines=[],
     evaluation=Evaluation(40, ["cat", "dog"], [[3, 1], [0, 4]], [Mistake(0, 1, "iVBORw0KGgo=")]),
     planned=Planned("2026-01-30T12:00:00.000Z", 20.0, 25.0, -20.0, 3.5, "processors"),
 )
@@ -87,6 +88,7 @@ WICKED = replace(
     arguments=[EVIL],
     made=evil(REPORT.made),
     errors=[EVIL],
+    errorLines=[EVIL, EVIL],
     evaluation=evil(REPORT.evaluation),
     planned=evil(REPORT.planned),
     notes=[EVIL],
@@ -110,6 +112,7 @@ def test_each_place_shows_what_was_told_as_it_was_told() -> None:
     assert f"<dt>{SEEN}</dt><dd>{SEEN}</dd>" in html, "a metric"
     assert f'<th scope="row">label {SEEN}</th><td>{SEEN}</td>' in html, "a label"
     assert f"<pre>{SEEN}</pre>" in html, "an error"
+    assert f"<pre>{SEEN}\n{SEEN}</pre>" in html, "lines of the log"
     assert f"<h3>{SEEN}</h3>" in html, "a curve"
 
 
@@ -146,7 +149,7 @@ def test_what_is_not_known_is_left_out() -> None:
     html = page([replace(bare, state="RUNNING", running=True, notes=["no log was read: x"])])
     for left_out in ("US dollars", "Throughput as a table", "Confusion", "fab plan", "What happened", "took"):
         assert left_out not in html
-    assert "Neither the log nor summaries for TensorBoard tell of any step." in html
+    assert "There are none: neither the log nor summaries for TensorBoard tell of several steps." in html
     assert "job01 runs: this is what there was at 2026-01-31 12:01:00 UTC." in html
     assert "no log was read: x" in html
 
