@@ -66,9 +66,13 @@ def startup_script(runtime_version: str, accelerator: Accelerator | None, idle_s
 
 
 def requirement_lines(tensorflow: str) -> list[str]:
-    """What the trainer needs, with this TensorFlow, and gcsfs for the bucket; other versions are the constraints' affair."""
+    """What the trainer needs, with this TensorFlow, and the model server, and gcsfs for the bucket.
+
+    Other versions are the constraints' affair.
+    """
     names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
-    return [*(name for name in names if not name.startswith("tensorflow")), "gcsfs", tensorflow]
+    mine = [name for name in names if not name.startswith("tensorflow")]
+    return [*mine, "gcsfs", *_lines("serving/requirements.txt"), tensorflow]
 
 
 def constraint_lines(runtime_version: str) -> list[str]:

@@ -16,6 +16,19 @@ from ops.errors import UsageError
 
 _CHUNK = 1 << 15
 _OPEN_SECONDS = 30.0
+_PORTS_TRIED = 100
+
+
+def local_ports(port: str | None, first: int) -> range:
+    """The ports of this machine to try, in order: the one that was asked for, or the first hundred from `first` on.
+
+    UsageError for what is no port.
+    """
+    if port is None:
+        return range(first, first + _PORTS_TRIED)
+    if not (port.isdecimal() and 1 <= int(port) <= 65535):
+        raise UsageError(f"--port {port!r} is no port; valid are 1 to 65535")
+    return range(int(port), int(port) + 1)
 
 
 class Forward:

@@ -18,7 +18,7 @@ from ops.package import declared, runtimes
 from ops.show.fetch import check_free
 from ops.train.push import PYTHON
 
-_MODEL = "saved_model.pb"
+MODEL = "saved_model.pb"
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
 # As the user of the jobs, whose directories these are; the package comes by stdin, as the host may have forgotten the job.
 _RUN = """set -e
@@ -53,7 +53,7 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
 
 def newest(found: Output) -> str | None:
     """The folder of an output's newest SavedModel, by its name in seconds since 1970; half of one does not count."""
-    folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == _MODEL}
+    folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == MODEL}
     whole = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
 
     def age(folder: str) -> tuple[int, str]:
@@ -104,9 +104,9 @@ def _fetch(found: Output, folder: str, target: Path) -> None:
 
 def _show(target: Path, source: str, as_json: bool) -> None:
     try:
-        found = signatures((target / _MODEL).read_bytes())
+        found = signatures((target / MODEL).read_bytes())
     except ValueError as error:
-        raise OpsError(f"{target / _MODEL}: {error}") from None
+        raise OpsError(f"{target / MODEL}: {error}") from None
     if as_json:
         terminal.as_json({"path": str(target), "source": source, "signatures": found})
         return

@@ -12,14 +12,13 @@ from typing import Any
 
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.forward import Forward
+from ops.cluster.forward import Forward, local_ports
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
 from ops.errors import DONE, HostError, OpsError, UsageError
 from ops.train.push import PYTHON
 
 _PORT = 6006
-_PORTS_TRIED = 100
 _RELOAD_SECONDS = 5
 _START_SECONDS = 120.0
 _BEAT_SECONDS = 10.0
@@ -54,7 +53,7 @@ def command(logdir: str, title: str) -> str:
 
 def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str | None) -> int:
     """Show a job, or all of them, until Ctrl-C."""
-    ports = _ports(port)
+    ports = local_ports(port, _PORT)
     if job_id and every_job:
         raise UsageError("--job shows one job and --all every one: leave one of them out")
     inventory = cluster.inventory
@@ -73,15 +72,6 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
         terminal.note(f"TensorBoard on {host.name} shows {logdir}; Ctrl-C ends it")
         host.await_end()
     return DONE
-
-
-def _ports(port: str | None) -> range:
-    """The ports of this machine to try, in order."""
-    if port is None:
-        return range(_PORT, _PORT + _PORTS_TRIED)
-    if not (port.isdecimal() and 1 <= int(port) <= 65535):
-        raise UsageError(f"--port {port!r} is no port; valid are 1 to 65535")
-    return range(int(port), int(port) + 1)
 
 
 def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:

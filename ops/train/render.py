@@ -14,7 +14,6 @@ import jinja2
 from infra.spec import Role
 from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import Host, Inventory
-from ops.package import runtimes
 from ops.train.arguments import data_paths
 from ops.train.config import Job
 from ops.train.environment import USUAL, of_task
@@ -57,8 +56,8 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
     said = HostFile(host.name, inventory.bucket, inventory.poll_seconds)
     return [
         File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "trainer"),
-        File(f"{UNITS}/{UNIT}", _fill("scaletier.service.j2", values)),
-        File(f"{UNITS}/{TIMER}", _fill("scaletier.timer.j2", values)),
+        File(f"{UNITS}/{UNIT}", fill("scaletier.service.j2", values)),
+        File(f"{UNITS}/{TIMER}", fill("scaletier.timer.j2", values)),
         File(f"{UNITS}/multi-user.target.wants/{UNIT}", mode=0o777, link=f"../{UNIT}"),
         File(f"{UNITS}/timers.target.wants/{TIMER}", mode=0o777, link=f"../{TIMER}"),
     ]
@@ -92,9 +91,18 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         secrets=sorted(job.secrets),
         command=list(job.command),
         folder=job.folder,
-        python=runtimes.python(inventory, job.runtime) if job.runtime else "",
+        python=python(inventory, job),
         **job.policy,
     )
+
+
+def python(inventory: Inventory, job: Job) -> str:
+    """The Python of the hosts that a job brings along; empty where theirs will do."""
+    if not job.runtime:
+        return ""
+    from ops.package import runtimes  # takes packaging along
+
+    return runtimes.python(inventory, job.runtime)
 
 
 def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
@@ -106,7 +114,7 @@ def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
         "index": host.index,
         "training_input": job.training_input,
     }
-    return _fill("tf_config.json.j2", values)
+    return fill("tf_config.json.j2", values)
 
 
 def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
@@ -140,5 +148,6 @@ def _environment() -> jinja2.Environment:
     return env
 
 
-def _fill(name: str, values: Mapping[str, Any]) -> str:
+def fill(name: str, values: Mapping[str, Any]) -> str:
+    """The text of a template."""
     return _environment().get_template(name).render(values)

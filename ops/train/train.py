@@ -26,7 +26,7 @@ from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, 
 from ops.package import package
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
-from ops.train import program, push
+from ops.train import program, push, render
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
 from ops.train.submit import Submission, submit, used_before
@@ -151,7 +151,7 @@ def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> 
     """Raise where one of the hosts could not run the job: HostsError, or UsageError that says what it lacks."""
     inventory, fleet = cluster.inventory, cluster.fleet
     directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
-    python = _python(submission)
+    python = render.python(inventory, submission.job) or push.PYTHON
 
     def check(name: str) -> tuple[dict[str, int], list[str]]:
         wanted = submission.package.imports if name == names[0] else ()
@@ -168,15 +168,6 @@ def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> 
     for name, (free, said) in outcome.results.items():
         lacking = [module for module in said if module in submission.package.imports]  # a runtime may print, too
         _check_host(name, free, lacking, submission.package)
-
-
-def _python(submission: Submission) -> str:
-    """The Python of the hosts that the job runs in."""
-    if not submission.job.runtime:
-        return push.PYTHON
-    from ops.package import runtimes
-
-    return runtimes.python(submission.inventory, submission.job.runtime)
 
 
 def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:

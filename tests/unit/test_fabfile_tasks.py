@@ -25,21 +25,30 @@ TASKS = [
     "cost",
     "data",
     "delete",
+    "delete-version",
+    "deploy",
     "describe",
     "export",
     "get",
     "hosts",
     "jobs",
     "logs",
+    "make-request",
+    "models",
     "plan",
+    "predict",
     "prune",
     "render",
     "report",
     "reproduce",
     "runtimes",
+    "serve",
+    "set-default",
     "shell",
     "tensorboard",
     "train",
+    "undeploy",
+    "versions",
     "wait",
 ]
 
@@ -151,7 +160,7 @@ def test_the_same_letter_means_the_same_everywhere() -> None:
 
 
 CONTEXTS = {context.name: context for context in Collection.from_module(fabfile).to_contexts()}
-WORDS = {name: fabfile.__dict__[name].words for name in CONTEXTS}
+WORDS = {name: fabfile.__dict__[name.replace("-", "_")].words for name in CONTEXTS}
 CORE = commandline.flags_with_values(commandline.Program().initial_context)
 VALUED = {name: commandline.flags_with_values(context) | CORE for name, context in CONTEXTS.items()}
 
@@ -218,6 +227,7 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
         "ops.errors",
         "ops.start",
         "tasks",
+        "tasks.models",
         "tasks.run",
         "tasks.see",
         "tasks.take",

@@ -14,17 +14,18 @@ from trainer.flags import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 # Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
-SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir"}
-OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "replica", "tasks", "trainer"})
+SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir", "--model"}
+OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "replica", "serving", "tasks", "trainer"})
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
     "infra": {"infra", "jobs.queue", "jobs.placement", "jobs.paths", "jobs.checked", "jobs.records", "jobs.times"},
     "jobs": {"jobs"},
-    "ops": {"ops", "jobs", "infra.spec"},
+    "ops": {"ops", "jobs", "infra.spec", "serving.catalog", "serving.records"},
     "tasks": {"ops", "tasks"},
     "fabfile.py": {"tasks"},
     "replica": {"replica", "jobs"},
+    "serving": {"serving", "jobs"},
     "trainer": {"trainer"},
 }
 # Of other people's; the standard library may be imported everywhere. A module with a row of its own has that instead.
@@ -51,6 +52,12 @@ OUTSIDE = {
     "jobs/objects.py": {"fsspec", "gcsfs", "aiohttp", "google.auth"},
     "replica": set(),
     "replica/facts.py": {"fsspec"},
+    "serving": {"numpy", "orjson"},
+    "serving/__main__.py": {"uvicorn"},
+    "serving/app.py": {"starlette", "prometheus_client", "orjson"},
+    "serving/saved.py": {"tensorflow", "numpy"},
+    "serving/records.py": set(),
+    "serving/catalog.py": set(),
     "trainer": {"tensorflow", "numpy", "fsspec", "tensorboard"},
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
@@ -205,5 +206,5 @@ def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventor
     next(mnist.iterdir()).unlink()
     made = prepare(inventory, tmp_path)
     with pytest.raises(UsageError, match=r"^there is no MNIST to train on: run make data, or name other data with --data$"):
-        train._check_data(Bucket(), made)  # type: ignore[arg-type]
-    train._check_data(Bucket("train.tfrecord"), made)  # type: ignore[arg-type]
+        train._check_data(Cluster(inventory, bucket=Bucket()), made)  # type: ignore[arg-type]
+    train._check_data(Cluster(inventory, bucket=Bucket("train.tfrecord")), made)  # type: ignore[arg-type]

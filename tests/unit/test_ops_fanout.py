@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ops.cluster.fanout import fan_out, first_of
+from ops.cluster.fanout import Background, fan_out, first_of
 from ops.errors import HostError, HostsError, UsageError
 
 
@@ -66,3 +66,17 @@ def test_how_failures_are_told() -> None:
     error = HostsError(failures, "run pulumi up", UsageError.code)
     assert str(error) == "a (10.0.0.1) ended with exit code 1:  tar: no space left; b odd: run pulumi up"
     assert error.code == 2
+
+
+def test_work_in_the_background() -> None:
+    assert Background(lambda: 7).join(10) == 7
+
+    def fails() -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        Background(fails).join(10)
+    goes_on = threading.Event()
+    with pytest.raises(TimeoutError, match="it takes longer than 0 s"):
+        Background(lambda: goes_on.wait(10)).join(0.01)
+    goes_on.set()

@@ -36,6 +36,7 @@ def test_the_commands() -> None:
     assert lines.read_command("job01", 100) == f"[ -e {log} ] || exit 66; exec tail -n 100 {log}"
     assert lines.read_command("job01", None).endswith(f"tail -n +1 {log}")
     assert lines.follow_command("job01", 5) == (
+        "for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e /var/lib/scaletier/logs/job01.jsonl ] && break; sleep 0.03; done; "
         "tail -n 5 -s 0.1 -F /var/lib/scaletier/logs/job01.jsonl 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
     )
 

@@ -1,0 +1,126 @@
+"""`fab predict`: ask the cluster's model server, as gcloud asked Cloud ML's."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.forward import local_ports
+from ops.errors import DONE, OpsError, UsageError
+from ops.models import server
+from ops.models.versions import catalog_of, existing_model
+
+_READY_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+_STDIN = "-"
+
+
+def predict(
+    cluster: Cluster, model: str | None, version: str | None, instances: str | None, signature: str | None, as_json: bool
+) -> int:
+    """Print what the model says of each instance of a file: a JSON value on each line."""
+    asked = read_instances(instances)
+    record = existing_model(catalog_of(cluster), model)
+    name = record.name
+    if version is not None and version not in (there := [v.name for v in record.there]):
+        raise UsageError(f"model {name} has no version {version!r}; there are {', '.join(there) or 'none'}")
+    where = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
+    body: dict[str, Any] = {"instances": asked}
+    if signature is not None:
+        body["signature_name"] = signature
+    found = _ask(cluster, f"{where}:predict", json.dumps(body).encode())
+    if as_json:
+        terminal.as_json(found)
+        return DONE
+    show(found["predictions"])
+    return DONE
+
+
+def read_instances(path: str | None) -> list[Any]:
+    """A JSON value from each line of a file, `-` for stdin; UsageError that names the first line that is none."""
+    if path is None:
+        raise UsageError("--json-instances is missing: a file with a JSON value on each line; fab make-request writes one")
+    try:
+        text = sys.stdin.read() if path == _STDIN else Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{path} cannot be read ({why}): give a file with a JSON value on each line") from None
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                found.append(json.loads(line, parse_constant=_no_number))
+            except ValueError as error:
+                raise UsageError(f"{path}, line {number} is no JSON: {error}") from None
+    if not found:
+        raise UsageError(f"{path} has no instance: give a JSON value on each line")
+    return found
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _ask(cluster: Cluster, path: str, body: bytes) -> dict[str, Any]:
+    """The answer; asked again while the server loads the model."""
+    deadline = time.monotonic() + _READY_SECONDS
+    with terminal.Step("asking the model server"), server.reached(cluster) as (client, _):
+        while True:
+            status, said = client.ask("POST", path, body)
+            if status == 200:
+                found: dict[str, Any] = said
+                return found
+            why = said.get("error", "") if isinstance(said, dict) else ""
+            if status != 503 or time.monotonic() > deadline:
+                raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
+            time.sleep(_POLL_SECONDS)
+
+
+def show(predictions: list[Any]) -> None:
+    """A table with a column for each output, as gcloud printed it; the key that came with an instance first."""
+    if not all(isinstance(row, dict) for row in predictions):
+        terminal.table(("PREDICTIONS",), [(_cell(row),) for row in predictions])
+        return
+    names = sorted({name for row in predictions for name in row}, key=lambda name: (name != "key", name))
+    # A signature may give the same values under two names, for clients of two kinds: once is enough for the eye.
+    kept = [
+        name
+        for index, name in enumerate(names)
+        if not any(all(row.get(name) == row.get(other) for row in predictions) for other in names[:index])
+    ]
+    terminal.table(
+        [re.sub(r"[^A-Z0-9]", "_", name.upper()) for name in kept], [[_cell(row.get(n)) for n in kept] for row in predictions]
+    )
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
+    """Open a port of this machine that leads to the model server, until Ctrl-C."""
+    record = existing_model(catalog_of(cluster), model)
+    ports = local_ports(port, server.PORT)
+    try:
+        with server.reached(cluster, ports) as (client, forward):
+            status, said = client.ask("GET", f"/v1/models/{record.name}")
+            if status == 503 and "no model server" in said.get("error", ""):
+                raise OpsError(f"{said['error']}: fab deploy starts it")
+            terminal.out(f"http://{server.LOOPBACK}:{forward.port}/v1/models/{record.name}")
+            sys.stdout.flush()
+            terminal.note(
+                f"curl -d '{{\"instances\": […]}}' http://{server.LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
+                "Ctrl-C ends it"
+            )
+            while True:
+                time.sleep(1.0)
+                if not cluster.fleet.connection(server.server_of(cluster.inventory).name).is_connected:
+                    raise OpsError("the connection to the host broke off: run fab serve again")
+    except KeyboardInterrupt:
+        return DONE

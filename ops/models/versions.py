@@ -1,0 +1,367 @@
+"""Models and their versions: deployed, listed, made the default, taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobs.checked import RecordError
+from jobs.store import Conflict, StoreError
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Background
+from ops.cluster.ledger import existing_job, me
+from ops.cluster.output import find
+from ops.errors import DONE, OpsError, UsageError, meant, one_line
+from ops.models import server
+from ops.models.export import MODEL, newest
+from ops.models.savedmodel import signatures
+from serving.catalog import Catalog
+from serving.records import NAME, Model, ModelError, Version, VersionState, folder_of
+
+_START_SECONDS = 60.0
+_LOAD_SECONDS = 180.0
+_POLL_SECONDS = 0.2
+# A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
+_TENSORFLOW_BYTES = 400_000_000
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a version comes from: `bring` puts its files into an empty folder."""
+
+    said: str
+    bring: Callable[[Path], None]
+    job_id: str = ""
+    manifest: dict[str, Any] | None = None
+
+
+def deploy(
+    cluster: Cluster, model: str | None, version: str | None, job_id: str | None, origin: str | None, as_json: bool = False
+) -> int:
+    """Make a SavedModel a version of a model that the cluster's server answers for; the first version is the default."""
+    name, version = _name("--model", model), _name("--version", version)
+    catalog = catalog_of(cluster)
+    token = os.urandom(8).hex()
+    before = _model(catalog, name)
+    there = next((v for v in before.there if v.name == version), None) if before else None
+    with tempfile.TemporaryDirectory() as scratch:
+        files: dict[str, Path] = {}
+        if there and there.state is VersionState.UNDEPLOYED and origin is None and job_id is None:
+            _change(catalog, name, lambda record: record.again(version, token))
+        else:
+            if before:
+                _refusing(lambda: before.begun(Version(version, token=token)))  # before anything is copied
+            made, files = _fetched(cluster, _origin(cluster, job_id, origin), Version(version, token=token), Path(scratch))
+            _change(catalog, name, lambda record: record.begun(made), create=True)
+        with _undone(catalog, name, version, token):
+            starting = Background(lambda: server.start(cluster))  # it has TensorFlow to import while files are copied
+            if files:
+                _upload(cluster, catalog, name, version, files)
+            with terminal.Step(f"{name} {version}: starting the model server"):
+                starting.join(_START_SECONDS)
+            _await(cluster, name, version)
+    record = _change(catalog, name, lambda record: record.ready(version))
+    if as_json:
+        terminal.as_json(_shown(record, record.version(version)))
+    else:
+        which = "the default" if record.default == version else f"the default is {record.default}"
+        terminal.out(f"model {name} has version {version}, {which}: fab predict --model {name} --json-instances request.json")
+    return DONE
+
+
+def _name(flag: str, value: str | None) -> str:
+    if value is None:
+        raise UsageError(f"{flag} is missing: fab deploy --job ID --model mnist --version v1")
+    if not NAME.fullmatch(value):
+        raise UsageError(f"{flag} {value!r} is no name: a letter, then up to 127 letters, digits and _")
+    return value
+
+
+def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin:
+    """UsageError where there is no SavedModel to deploy."""
+    if origin is None:
+        record = existing_job(cluster.ledger, job_id)
+        found = find(cluster, record)
+        folder = newest(found)
+        if folder is None:
+            raise UsageError(
+                f"job {record.jobId} ({record.state}) has no SavedModel in {found.job_dir}: fab export {record.jobId} makes "
+                "one of its latest checkpoint where its trainer can, and --origin names another"
+            )
+        below = f"{folder}/" if folder else ""
+        paths = [path for path in found.files if path.startswith(below)]
+        where = f"{found.job_dir}/{folder}".rstrip("/")
+        return _Origin(where, lambda target: found.fetch(paths, target, below), record.jobId, dict(record.manifest))
+    if job_id is not None:
+        raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
+    here = Path(origin)
+    if not (here / MODEL).is_file():
+        raise UsageError(
+            f"--origin {origin} is no folder with a {MODEL}: fab export fetches one, and --job takes that of a job"
+        )
+
+    def copy(target: Path) -> None:
+        for path in sorted(here.rglob("*")):
+            if path.is_file():
+                (target / path.relative_to(here)).parent.mkdir(parents=True, exist_ok=True)
+                (target / path.relative_to(here)).write_bytes(path.read_bytes())
+
+    return _Origin(str(here.resolve()), copy)
+
+
+def _fetched(cluster: Cluster, origin: _Origin, version: Version, scratch: Path) -> tuple[Version, dict[str, Path]]:
+    """The version with what is known of it, and its files, fetched and looked at; UsageError where none could be served."""
+    folder = scratch / "model"
+    folder.mkdir()
+    origin.bring(folder)
+    _check(cluster, origin, folder)
+    made = replace(version, origin=origin.said, jobId=origin.job_id, createdBy=me(), manifest=origin.manifest or {})
+    return made, {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, files: Mapping[str, Path]) -> None:
+    """Put the files into the bucket, and then into the record what they are."""
+    size = sum(path.stat().st_size for path in files.values())
+    digests = {}
+    with terminal.Step(f"{name} {version}: uploading {terminal.size(size)}") as step:
+        progress = terminal.sizer(step, size)
+        for path, file in files.items():
+            cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)
+            with file.open("rb") as content:
+                digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
+    _change(catalog, name, lambda record: record.copied(version, digests, size))
+
+
+def _check(cluster: Cluster, origin: _Origin, folder: Path) -> None:
+    """UsageError for what no server could answer for."""
+    try:
+        found = signatures((folder / MODEL).read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{origin.said}/{MODEL}: {error}") from None
+    if not found:
+        raise UsageError(
+            f"the model in {origin.said} has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
+        )
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    room = server.memory_of(cluster.inventory) - _TENSORFLOW_BYTES
+    if size > room:
+        host = server.server_of(cluster.inventory)
+        raise UsageError(
+            f"the model has {terminal.size(size)}, and {host.name} can give its server {terminal.size(max(room, 0))} for "
+            "models: give the master a larger machine type"
+        )
+
+
+@contextlib.contextmanager
+def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[None]:
+    """Whatever ends the deployment also says so in the record, and the name stays taken."""
+    try:
+        yield
+    except BaseException as error:
+        why = "fab deploy was stopped" if isinstance(error, KeyboardInterrupt) else one_line(error)
+
+        def failed(record: Model) -> Model:
+            mine = next((v for v in record.there if v.name == version and v.token == token), None)
+            return record.failed(version, why) if mine and mine.state is VersionState.CREATING else record
+
+        with contextlib.suppress(OpsError, StoreError, Conflict):
+            _change(catalog, name, failed)
+            terminal.note(f"version {version} of model {name} is FAILED: fab delete-version {name} {version} clears it away")
+        raise
+
+
+def _await(cluster: Cluster, name: str, version: str) -> None:
+    """Until the server has loaded it; OpsError where it cannot."""
+    deadline = time.monotonic() + _LOAD_SECONDS
+    with terminal.Step(f"{name} {version}: loading"), server.reached(cluster) as (client, _):
+        while True:
+            status, said = client.ask("GET", f"/v1/models/{name}/versions/{version}")
+            found: dict[str, Any] = said["model_version_status"][0] if status == 200 else {"state": "LOADING"}
+            if found["state"] == "AVAILABLE":
+                return
+            if found["state"] == "END":
+                raise OpsError(f"version {version} of model {name} cannot be loaded: {found['status']['error_message']}")
+            if time.monotonic() > deadline:
+                host = server.server_of(cluster.inventory).name
+                raise OpsError(
+                    f"the model server on {host} has not loaded {name} {version} in {_LOAD_SECONDS:.0f} s: "
+                    f"fab shell {host} -- journalctl -u scaletier-serving"
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def models(cluster: Cluster, as_json: bool) -> int:
+    """List the models."""
+    found, bad = _read(cluster)
+    for line in bad:
+        terminal.note(line)
+    if as_json:
+        terminal.as_json([{"name": m.name, "default": m.default, "versions": [_shown(m, v) for v in m.there]} for m in found])
+        return DONE
+    if not found:
+        terminal.note("no model is deployed yet: fab deploy --job ID --model mnist --version v1")
+        return DONE
+    rows = [(m.name, m.default, len(m.there), terminal.local_time(m.createTime)) for m in found]
+    terminal.table(("MODEL", "DEFAULT", "VERSIONS", "CREATED"), rows)
+    return DONE
+
+
+def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
+    """List the versions of a model."""
+    record = existing_model(catalog_of(cluster), model)
+    if as_json:
+        terminal.as_json([_shown(record, version) for version in record.there])
+        return DONE
+    rows = [
+        (
+            v.name,
+            v.state,
+            "default" if v.name == record.default else "",
+            v.jobId or v.origin,
+            terminal.size(v.size) if v.size else "",
+            terminal.local_time(v.createTime),
+        )
+        for v in record.there
+    ]
+    terminal.table(("VERSION", "STATE", "DEFAULT", "ORIGIN", "SIZE", "CREATED"), rows)
+    for v in record.there:
+        if v.errorMessage:
+            terminal.note(f"{v.name}: {v.errorMessage}")
+    return DONE
+
+
+def set_default(cluster: Cluster, model: str | None, version: str | None, as_json: bool = False) -> int:
+    """Make a version the one that answers where none is named; it takes over at once, and no request fails."""
+    catalog = catalog_of(cluster)
+    record, chosen = _of(catalog, model, version)
+    return _done(_change(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json)
+
+
+def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: bool = False) -> int:
+    """Take a version off the server; its files stay, and fab deploy without --job or --origin brings it back."""
+    catalog = catalog_of(cluster)
+    record, chosen = _of(catalog, model, version)
+    return _done(_change(catalog, record.name, lambda record: record.undeployed(chosen.name)), chosen.name, as_json)
+
+
+def delete_version(cluster: Cluster, model: str | None, version: str | None, sure: bool, as_json: bool = False) -> int:
+    """Delete a version and its files; its name stays taken."""
+    catalog = catalog_of(cluster)
+    record, chosen = _of(catalog, model, version)
+    _refusing(lambda: record.deleted(chosen.name))
+    if not sure:
+        terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
+    # First it is no version any more, then its files go: whoever is interrupted in between has left no half of one.
+    changed = _change(catalog, record.name, lambda record: record.deleted(chosen.name))
+    cluster.bucket.remove(folder_of(record.name, chosen.name))
+    if as_json:
+        terminal.as_json({"deleted": {"model": record.name, "version": chosen.name}, "default": changed.default})
+    else:
+        terminal.out(f"version {chosen.name} of model {record.name} is deleted")
+    return DONE
+
+
+def catalog_of(cluster: Cluster) -> Catalog:
+    """The models of a cluster."""
+    return Catalog(cluster.ledger.store)
+
+
+def existing_model(catalog: Catalog, name: str | None) -> Model:
+    """A model, the only one where none is named; UsageError that lists those that there are."""
+    found, _ = _all(catalog)
+    names = [model.name for model in found]
+    if name is None:
+        if len(found) == 1:
+            return found[0]
+        raise UsageError(f"which model? There are {', '.join(names)}" if names else _NONE)
+    for model in found:
+        if model.name == name:
+            return model
+    raise UsageError(
+        f"there is no model {name!r}{meant(name, names)}; " + (f"there are {', '.join(names)}" if names else _NONE)
+    )
+
+
+_NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
+
+
+def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model, Version]:
+    record = existing_model(catalog, model)
+    if version is None:
+        there = ", ".join(v.name for v in record.there) or "none"
+        raise UsageError(f"which version of model {record.name}? There are {there}")
+    try:
+        return record, record.version(version)
+    except ModelError as error:
+        raise UsageError(f"{error}{meant(version, [v.name for v in record.there])}") from None
+
+
+def _all(catalog: Catalog) -> tuple[list[Model], list[str]]:
+    try:
+        return catalog.models()
+    except StoreError as error:
+        raise OpsError(f"the bucket does not answer: {error}") from error
+
+
+def _read(cluster: Cluster) -> tuple[list[Model], list[str]]:
+    with terminal.Step("reading the models"):
+        return _all(catalog_of(cluster))
+
+
+def _model(catalog: Catalog, name: str) -> Model | None:
+    try:
+        return catalog.model(name)
+    except RecordError as error:
+        raise OpsError(f"the record of model {name} cannot be read: {error}") from None
+
+
+def _change(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
+    try:
+        return catalog.change(name, change, create)
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+    except RecordError as error:
+        raise OpsError(f"the record of model {name} cannot be read: {error}") from None
+    except Conflict:
+        raise OpsError(f"model {name} is changed by others all the time: try again") from None
+
+
+def _refusing(change: Callable[[], Model]) -> None:
+    try:
+        change()
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+
+
+def _done(record: Model, version: str, as_json: bool) -> int:
+    if as_json:
+        terminal.as_json(_shown(record, record.version(version)))
+    else:
+        default = f"the default is {record.default}" if record.default else "there is no default"
+        terminal.out(f"version {version} of model {record.name} is {record.version(version).state}; {default}")
+    return DONE
+
+
+def _shown(model: Model, version: Version) -> dict[str, Any]:
+    """A version as programs read it."""
+    return {
+        "model": model.name,
+        "version": version.name,
+        "state": version.state,
+        "isDefault": model.default == version.name,
+        "origin": version.origin,
+        "jobId": version.jobId,
+        "createTime": version.createTime,
+        "createdBy": version.createdBy,
+        "size": version.size,
+        "errorMessage": version.errorMessage,
+        "manifest": version.manifest,
+    }

@@ -1,0 +1,87 @@
+"""`python -m serving`: the model server of a host, the main process of its unit scaletier-serving.service."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from jobs.limited import Limited
+from jobs.open import open_store
+from jobs.store import StoreError
+from serving.app import Metrics, app
+from serving.catalog import Catalog
+from serving.saved import Saved, tensorflow
+from serving.shelf import Shelf
+
+_STORE_SECONDS = 20.0
+_BACKLOG = 1024
+_IDLE_SECONDS = 30.0
+# With nothing to serve it was just started, and somebody is about to bring a model.
+_SOON_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the models of a bucket until SIGTERM; 2 where the bucket's address is none."""
+    parser = argparse.ArgumentParser(prog="python -m serving", description="Answers for the models of a bucket.")
+    parser.add_argument("--bucket", required=True, help="directory, or gs://name")
+    parser.add_argument("--cache", required=True, type=Path, help="directory of this server's own")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8501)
+    parser.add_argument("--poll-seconds", type=float, default=1.0)
+    given = parser.parse_args(arguments)
+    try:
+        store = open_store(given.bucket)
+    except StoreError as error:
+        sys.stderr.write(f"<3>serving: {error}\n")
+        return 2
+    metrics = Metrics()
+    shelf = Shelf(
+        Catalog(Limited(store, _STORE_SECONDS)),
+        store,
+        given.cache,
+        _load,
+        lambda model, rows: metrics.rows.labels(model).observe(rows),
+    )
+    threading.Thread(target=_follow, args=(shelf, given.poll_seconds), name="shelf", daemon=True).start()
+    uvicorn.run(
+        app(shelf, metrics),
+        host=given.host,
+        port=given.port,
+        http="httptools",
+        log_level="warning",
+        access_log=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=5,
+    )
+    return 0
+
+
+def _load(folder: Path) -> Saved:
+    saved = Saved(folder)
+    saved.warm_up()
+    return saved
+
+
+def _follow(shelf: Shelf, seconds: float) -> None:
+    tensorflow()  # its import takes longer than anything else, and whoever asks meanwhile is told to come again
+    wanted_at = time.monotonic()
+    while True:
+        shelf.follow()
+        if not shelf.idle:
+            wanted_at = time.monotonic()
+        elif time.monotonic() - wanted_at > _IDLE_SECONDS:
+            os.kill(os.getpid(), signal.SIGTERM)  # its memory is of more use to jobs; fab deploy starts it again
+            return
+        time.sleep(min(seconds, _SOON_SECONDS) if shelf.idle else seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

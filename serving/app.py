@@ -1,0 +1,205 @@
+"""The server's HTTP face: TensorFlow Serving's REST API, health, and figures for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serving import rest
+from serving.rest import RestError, Tensor
+from serving.shelf import Here, Shelf, State
+
+MOST_BYTES = 32 << 20
+"""The largest request, in bytes of JSON: some ten thousand images of MNIST."""
+SECONDS = 60.0
+"""The longest that a request may wait and be computed."""
+_UNKNOWN = "?"
+
+
+class _Name(StringConvertor):
+    """A part of a path up to the colon in front of a method."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _Name())
+
+
+class Metrics:
+    """What Prometheus is told."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        names = ("model", "method", "code")
+        self.requests = Counter("scaletier_requests", "Requests answered", names, registry=self.registry)
+        self.seconds = Histogram(
+            "scaletier_request_seconds",
+            "Seconds from a request to its answer",
+            ("model", "method"),
+            registry=self.registry,
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60),
+        )
+        self.rows = Histogram(
+            "scaletier_batch_rows",
+            "Rows computed together",
+            ("model",),
+            registry=self.registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+        )
+        self.loaded = Gauge("scaletier_versions_available", "Versions that answer", ("model",), registry=self.registry)
+
+    def text(self, shelf: Shelf) -> bytes:
+        """In Prometheus' own format."""
+        self.loaded.clear()
+        for name, shown in shelf.models.items():
+            self.loaded.labels(name).set(sum(here.state is State.AVAILABLE for here in shown.versions.values()))
+        text: bytes = generate_latest(self.registry)
+        return text
+
+
+def app(shelf: Shelf, metrics: Metrics) -> Starlette:
+    """The application; `shelf` is followed by somebody else."""
+
+    async def status(request: Request) -> Response:
+        shown = shelf.models.get(request.path_params["model"])
+        version = request.path_params.get("version")
+        if shown is None or (version is not None and version not in shown.versions):
+            shelf.find(request.path_params["model"], version)  # says what there is
+        assert shown is not None
+        asked = shown.versions.values() if version is None else [shown.versions[version]]
+        return _json({"model_version_status": [_status(here) for here in asked]})
+
+    async def metadata(request: Request) -> Response:
+        model = request.path_params["model"]
+        here = shelf.find(model, request.path_params.get("version"))
+        assert here.model is not None
+        signatures = {
+            name: {
+                "inputs": {key: _info(key, tensor) for key, tensor in signature.inputs.items()},
+                "outputs": {key: _info(key, tensor) for key, tensor in signature.outputs.items()},
+                "method_name": "tensorflow/serving/predict",
+                "defaults": {},
+            }
+            for name, signature in here.model.signatures.items()
+        }
+        spec = {"name": model, "signature_name": "", "version": here.name}
+        return _json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}})
+
+    async def predict(request: Request) -> Response:
+        here = shelf.find(request.path_params["model"], request.path_params.get("version"))
+        assert here.model is not None
+        body = rest.body_of(await _content(request))
+        name = rest.signature_name(body)
+        inputs, by_rows = rest.predict(body, rest.chosen(here.model.signatures, name))
+        return Response(rest.answer(await _computed(here, name, inputs), by_rows), media_type="application/json")
+
+    async def classify(request: Request) -> Response:
+        here = shelf.find(request.path_params["model"], request.path_params.get("version"))
+        assert here.model is not None
+        body = rest.body_of(await _content(request))
+        name = rest.signature_name(body)
+        rest.chosen(here.model.signatures, name)
+        inputs = here.model.examples(name, rest.examples(body))
+        return Response(rest.classified(await _computed(here, name, inputs)), media_type="application/json")
+
+    async def prometheus(_: Request) -> Response:
+        return Response(metrics.text(shelf), media_type=CONTENT_TYPE_LATEST)
+
+    async def health(_: Request) -> Response:
+        return _json({"looked": shelf.looked, "models": sorted(shelf.models)})
+
+    def timed(method: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def handler(request: Request) -> Response:
+            began = time.perf_counter()
+            try:
+                response = await work(request)
+            except RestError as error:
+                response = _refused(error)
+            except Exception as error:  # noqa: BLE001  whatever a model does, its client gets an answer, and the others, too
+                response = _json({"error": f"{type(error).__name__}: {error}".partition("\n")[0]}, 500)
+            # A name that nobody has is one label, whatever clients make up.
+            model = request.path_params["model"] if request.path_params["model"] in shelf.models else _UNKNOWN
+            metrics.requests.labels(model, method, str(response.status_code)).inc()
+            metrics.seconds.labels(model, method).observe(time.perf_counter() - began)
+            return response
+
+        return handler
+
+    routes = []
+    for path in ("/v1/models/{model:name}", "/v1/models/{model:name}/versions/{version:name}"):
+        routes += [
+            Route(f"{path}:predict", timed("predict", predict), methods=["POST"]),
+            Route(f"{path}:classify", timed("classify", classify), methods=["POST"]),
+            Route(f"{path}/metadata", timed("metadata", metadata)),
+            Route(path, timed("status", status)),
+        ]
+    routes += [Route("/health", health), Route("/metrics", prometheus), Route("/monitoring/prometheus/metrics", prometheus)]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _other})
+
+
+async def _content(request: Request) -> bytes:
+    """The request's body; RestError 413 for one that is too large, before all of it has come."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MOST_BYTES:
+        raise _too_large()
+    pieces, size = [], 0
+    async for piece in request.stream():
+        pieces.append(piece)
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise _too_large()
+    return b"".join(pieces)
+
+
+def _too_large() -> RestError:
+    return RestError(413, f"the request is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
+
+
+async def _computed(here: Here, signature: str, inputs: rest.Arrays) -> rest.Arrays:
+    assert here.batcher is not None
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(here.batcher.put(signature, inputs)), SECONDS)
+    except TimeoutError:
+        raise RestError(504, f"no answer within {SECONDS:.0f} s: ask for fewer instances at once") from None
+
+
+def _status(here: Here) -> dict[str, Any]:
+    code = "OK" if here.state is not State.END else "UNKNOWN"
+    return {"version": here.name, "state": here.state, "status": {"error_code": code, "error_message": here.why}}
+
+
+def _info(name: str, tensor: Tensor) -> dict[str, Any]:
+    """A TensorInfo, as protocol buffers have it in JSON."""
+    kind = "DT_STRING" if tensor.dtype is None else _KINDS.get(tensor.dtype, f"DT_{tensor.dtype.upper()}")
+    dims = [{"size": "-1" if size is None else str(size), "name": ""} for size in tensor.shape or ()]
+    return {"dtype": kind, "tensor_shape": {"dim": dims, "unknown_rank": tensor.shape is None}, "name": name}
+
+
+_KINDS = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _refused(error: RestError) -> Response:
+    response = _json({"error": str(error)}, error.status)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
+
+
+async def _other(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": f"{error.detail}: POST /v1/models/MODEL:predict, GET /v1/models/MODEL"}, error.status_code)

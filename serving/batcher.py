@@ -1,0 +1,131 @@
+"""Requests that come while another is computed are computed together: a batch waits for nothing but the one before."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serving.rest import Arrays, RestError, Signature
+
+Run = Callable[[str, Arrays], Arrays]
+Saw = Callable[[int], None]
+
+
+@dataclass
+class _Request:
+    signature: str
+    inputs: Arrays
+    rows: int
+    future: Future[Arrays] = field(default_factory=Future)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What two requests must have the same of to go together."""
+        return (self.signature, *((name, a.dtype, a.shape[1:]) for name, a in sorted(self.inputs.items())))
+
+
+class Batcher:
+    """One thread that runs a model. `put` is for all threads."""
+
+    def __init__(
+        self,
+        run: Run,
+        signatures: dict[str, Signature],
+        most_rows: int = 128,
+        most_waiting: int = 512,
+        saw: Saw = lambda _: None,
+    ) -> None:
+        """`saw` is told the rows of every batch."""
+        self._run, self._signatures, self._most_rows, self._saw = run, signatures, most_rows, saw
+        self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._most_waiting = most_waiting
+        self._closed = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._work, name="model", daemon=True).start()
+
+    def put(self, signature: str, inputs: Arrays) -> Future[Arrays]:
+        """The outputs, once it is the request's turn. RestError 503 where too many wait already."""
+        together = self._signatures[signature].by_rows and len({len(a) for a in inputs.values()}) == 1
+        request = _Request(signature, inputs, len(next(iter(inputs.values()))) if together else 0)
+        if self._waiting.qsize() >= self._most_waiting:
+            raise RestError(503, "too many requests wait for this model", retry_after=1)
+        with self._lock:
+            if not self._closed:
+                self._waiting.put(request)
+                return request.future
+        # Whoever found this model just before it was dropped still gets an answer.
+        threading.Thread(target=self._compute, args=([request],), daemon=True).start()
+        return request.future
+
+    def close(self) -> None:
+        """End once what waits is done."""
+        with self._lock:
+            self._closed = True
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        left: _Request | None = None
+        while True:
+            first = left or self._waiting.get()
+            if first is None:
+                return
+            batch, left, ended = self._gather(first)
+            self._compute(batch)
+            if ended:
+                if left:
+                    self._compute([left])
+                return
+
+    def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
+        """Those that wait and fit the first, who is next, and whether nobody comes any more."""
+        batch, rows = [first], first.rows
+        while first.rows and rows < self._most_rows:
+            try:
+                other = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if other is None:
+                return batch, None, True
+            if not other.rows or other.shape != first.shape or rows + other.rows > self._most_rows:
+                return batch, other, False
+            batch.append(other)
+            rows += other.rows
+        return batch, None, False
+
+    def _compute(self, batch: Sequence[_Request]) -> None:
+        batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
+        if not batch:
+            return
+        first = batch[0]
+        self._saw(sum(request.rows for request in batch) or 1)
+        try:
+            if len(batch) == 1:
+                first.future.set_result(self._run(first.signature, first.inputs))
+                return
+            outputs = self._run(
+                first.signature, {name: np.concatenate([request.inputs[name] for request in batch]) for name in first.inputs}
+            )
+        except Exception as error:  # noqa: BLE001  each request is told of its own
+            self._apart(batch, error)
+            return
+        start = 0
+        for request in batch:
+            end = start + request.rows
+            request.future.set_result({name: array[start:end] for name, array in outputs.items()})
+            start = end
+
+    def _apart(self, batch: Sequence[_Request], error: Exception) -> None:
+        """One bad request must not spoil those that it was computed with."""
+        if len(batch) == 1:
+            batch[0].future.set_exception(error)
+            return
+        for request in batch:
+            try:
+                request.future.set_result(self._run(request.signature, request.inputs))
+            except Exception as own:  # noqa: BLE001  it is for whoever asked
+                request.future.set_exception(own)

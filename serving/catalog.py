@@ -1,0 +1,67 @@
+"""The models in a store: read, and changed by nothing but conditional writes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from jobs.checked import RecordError
+from jobs.store import Conflict, Store
+from serving.records import EVERY_MODEL, Model, ModelError, model_of, path_of
+
+_TRIES = 50
+
+
+class Catalog:
+    """Which models there are. StoreError where the bucket fails."""
+
+    def __init__(self, store: Store, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._store, self._sleep = store, sleep
+
+    def models(self) -> tuple[list[Model], list[str]]:
+        """Every model by name, and a line about each record that cannot be read."""
+        found, bad = [], []
+        for path, content in sorted(self._store.scan(EVERY_MODEL).items()):
+            try:
+                found.append(_model(model_of(path), content))
+            except RecordError as error:
+                bad.append(f"{model_of(path)}: {error}")
+        return found, bad
+
+    def model(self, name: str) -> Model | None:
+        """One of them, None where there is none; RecordError for one that cannot be read."""
+        item = self._store.read(path_of(name))
+        return _model(name, item.content) if item else None
+
+    def change(self, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
+        """The model after a change, made of the newest record, and again of a newer one where somebody was quicker.
+
+        So `change` must come to the same when it finds its own work done. ModelError where there is no such model, unless it
+        may be made, and for what `change` refuses.
+        """
+        for _ in range(_TRIES):
+            item = self._store.read(path_of(name))
+            if item is None and not create:
+                raise ModelError(f"there is no model {name!r}")
+            before = _model(name, item.content) if item else None
+            after = change(before or Model(name))
+            if after == before:
+                return after
+            try:
+                if item is None:
+                    self._store.create(path_of(name), after.to_json())
+                else:
+                    self._store.replace(path_of(name), after.to_json(), item.version)
+            except Conflict:
+                self._sleep(random.uniform(0.005, 0.05))  # noqa: S311  nothing is secret here
+                continue
+            return after
+        raise Conflict(path_of(name))
+
+
+def _model(name: str, content: bytes) -> Model:
+    model = Model.from_json(content)
+    if model.name != name:
+        raise RecordError(f"model.json says that it is that of model {model.name!r}")
+    return model

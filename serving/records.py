@@ -1,0 +1,178 @@
+"""What is said about a model: `models/<model>/model.json`, one record with all its versions, and what may become of them.
+
+As it is one object that is only ever replaced just as it was read, of two who change it at once one does it again on top of the
+other: a name has one owner, and there is one default. Names are Cloud ML's (`projects.models.versions`) where it has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from jobs.checked import Record
+from jobs.times import now
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
+_MODELS = "models"
+EVERY_MODEL = f"{_MODELS}/*/model.json"
+
+
+def path_of(model: str) -> str:
+    """Where a model's record is in the bucket."""
+    return f"{_MODELS}/{model}/model.json"
+
+
+def model_of(path: str) -> str:
+    """The model whose record that is."""
+    return path.split("/")[1]
+
+
+def folder_of(model: str, version: str) -> str:
+    """Where the files of a version are in the bucket."""
+    return f"{_MODELS}/{model}/versions/{version}"
+
+
+class VersionState(StrEnum):
+    """CREATING: its files are on their way, or servers try whether they can load it. Only what is READY may be the default.
+
+    An UNDEPLOYED one is kept, but not served. A DELETED one has no files any more; its name stays taken.
+    """
+
+    CREATING = "CREATING"
+    READY = "READY"
+    FAILED = "FAILED"
+    UNDEPLOYED = "UNDEPLOYED"
+    DELETED = "DELETED"
+
+
+class ModelError(ValueError):
+    """A change that cannot be: one line that says why, and what is valid."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a model. `files` maps each path below its folder to its SHA-256, empty until all of them are there.
+
+    `size` is their bytes; `manifest` the short form of that of the job that made it; `token` tells one deployment from another.
+    """
+
+    name: str
+    state: VersionState = VersionState.CREATING
+    origin: str = ""
+    jobId: str = ""
+    createTime: str = field(default_factory=now)
+    createdBy: str = ""
+    size: int = 0
+    files: dict[str, str] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
+    errorMessage: str = ""
+    token: str = ""
+
+    @property
+    def wanted(self) -> bool:
+        """True where servers are to load it: it is served, or about to be if that succeeds."""
+        return bool(self.files) and self.state in (VersionState.READY, VersionState.CREATING)
+
+
+@dataclass(frozen=True)
+class Model(Record):
+    """A model; `default` is the version that answers where none is named, empty while there is none."""
+
+    kind: ClassVar[str] = "model.json"
+
+    name: str
+    createTime: str = field(default_factory=now)
+    default: str = ""
+    versions: list[Version] = field(default_factory=list)
+
+    @property
+    def there(self) -> list[Version]:
+        """The versions that were not deleted, in the order in which they were made."""
+        return [version for version in self.versions if version.state is not VersionState.DELETED]
+
+    def version(self, name: str) -> Version:
+        """The version of that name; ModelError that lists those that there are."""
+        for version in self.there:
+            if version.name == name:
+                return version
+        names = ", ".join(version.name for version in self.there) or "none"
+        raise ModelError(f"model {self.name} has no version {name!r}; there are {names}")
+
+    def begun(self, version: Version) -> Model:
+        """With one more version; ModelError where its name was used before, for that is used once."""
+        for other in self.versions:
+            if other.name == version.name and other.token != version.token:
+                was = f"it is {other.state}" if other.state is not VersionState.DELETED else "it was deleted"
+                raise ModelError(
+                    f"version {version.name} of model {self.name} was made at {other.createTime} ({was}), and a name is used "
+                    "once: take another"
+                )
+        kept = [other for other in self.versions if other.token != version.token]
+        return replace(self, versions=[*kept, version])
+
+    def copied(self, name: str, files: Mapping[str, str], size: int) -> Model:
+        """Its files are all in the bucket: servers may try to load it."""
+        return self._changed(replace(self._creating(name), files=dict(files), size=size))
+
+    def ready(self, name: str) -> Model:
+        """Servers have loaded it; the first version that comes to this is the default."""
+        model = self._changed(replace(self._creating(name), state=VersionState.READY))
+        return model if model.default else replace(model, default=name)
+
+    def failed(self, name: str, why: str) -> Model:
+        """It came to nothing."""
+        return self._changed(replace(self._creating(name), state=VersionState.FAILED, errorMessage=why))
+
+    def with_default(self, name: str) -> Model:
+        """With another default; ModelError for a version that is not served."""
+        version = self.version(name)
+        if version.state is not VersionState.READY:
+            ready = ", ".join(v.name for v in self.there if v.state is VersionState.READY) or "none"
+            raise ModelError(
+                f"version {name} of model {self.name} is {version.state}, and the default is READY; those are {ready}"
+            )
+        return replace(self, default=name)
+
+    def undeployed(self, name: str) -> Model:
+        """No server has it any more, its files stay; ModelError for the default while others are served."""
+        version = self.version(name)
+        if version.state not in (VersionState.READY, VersionState.UNDEPLOYED):
+            raise ModelError(f"version {name} of model {self.name} is {version.state}: there is nothing to undeploy")
+        return self._without_default(name)._changed(replace(version, state=VersionState.UNDEPLOYED))
+
+    def again(self, name: str, token: str) -> Model:
+        """One that was undeployed is tried by servers once more."""
+        version = self.version(name)
+        if version.state is not VersionState.UNDEPLOYED:
+            raise ModelError(
+                f"version {name} of model {self.name} is {version.state}: only what was undeployed is deployed again"
+            )
+        return self._changed(replace(version, state=VersionState.CREATING, token=token))
+
+    def deleted(self, name: str) -> Model:
+        """Without a version, whose name stays taken; ModelError for the default while there are others."""
+        version = self.version(name)
+        kept = replace(version, state=VersionState.DELETED, files={}, size=0, manifest={})
+        return self._without_default(name)._changed(kept)
+
+    def _creating(self, name: str) -> Version:
+        version = self.version(name)
+        if version.state is not VersionState.CREATING:
+            raise ModelError(f"version {name} of model {self.name} is {version.state} by now: somebody else changed it")
+        return version
+
+    def _without_default(self, name: str) -> Model:
+        if self.default != name:
+            return self
+        others = [v.name for v in self.there if v.state is VersionState.READY and v.name != name]
+        if others:
+            raise ModelError(
+                f"version {name} is the default of model {self.name}: fab set-default {self.name} {others[-1]} first"
+            )
+        return replace(self, default="")
+
+    def _changed(self, version: Version) -> Model:
+        return replace(self, versions=[version if other.name == version.name else other for other in self.versions])

@@ -1,0 +1,246 @@
+"""TensorFlow Serving's REST API, version 1: what a request means, and what an answer looks like. Knows no TensorFlow.
+
+Source: "RESTful API" in TensorFlow Serving's documentation. Versions have names here, as in Cloud ML, and no numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+SIGNATURE = "serving_default"
+_BASE64 = "b64"
+_BYTES = "_bytes"  # an output whose name ends so is binary
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class RestError(Exception):
+    """An answer that is none: the HTTP status, one line, and after how many seconds it is worth asking again."""
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a signature: its NumPy kind, None for texts, and its shape, None for any and in it for any size."""
+
+    dtype: str | None
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function of a model."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    method: str = ""
+
+    @property
+    def by_rows(self) -> bool:
+        """True where each row of the inputs gives a row of the outputs, as far as shapes tell: so requests may go together."""
+        tensors = [*self.inputs.values(), *self.outputs.values()]
+        return bool(self.inputs) and all(tensor.shape and tensor.shape[0] is None for tensor in tensors)
+
+
+def body_of(content: bytes) -> dict[str, Any]:
+    """The JSON object of a request; RestError 400 for what is none. NaN and Infinity are no JSON."""
+    try:
+        found = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise RestError(400, f"the request is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RestError(400, "the request must be a JSON object with instances, or inputs")
+    return found
+
+
+def signature_name(body: Mapping[str, Any]) -> str:
+    """The signature that is meant."""
+    name = body.get("signature_name", SIGNATURE)
+    if not isinstance(name, str):
+        raise RestError(400, "signature_name must be a text")
+    return name or SIGNATURE
+
+
+def chosen(signatures: Mapping[str, Signature], name: str) -> Signature:
+    """The signature of that name; RestError 400 that lists those that there are."""
+    if name not in signatures:
+        raise RestError(400, f"there is no signature {name!r}; there are {', '.join(sorted(signatures)) or 'none'}")
+    return signatures[name]
+
+
+def predict(body: Mapping[str, Any], signature: Signature) -> tuple[Arrays, bool]:
+    """The arrays of a predict request, and whether it came by rows (`instances`) or by columns (`inputs`)."""
+    if ("instances" in body) == ("inputs" in body):
+        raise RestError(400, "the request must have either instances (rows) or inputs (columns)")
+    if "instances" in body:
+        return _rows(body["instances"], signature), True
+    return _columns(body["inputs"], signature), False
+
+
+def _rows(instances: Any, signature: Signature) -> Arrays:
+    if not isinstance(instances, list) or not instances:
+        raise RestError(400, "instances must be a list with one instance or more")
+    names = signature.inputs
+    if isinstance(instances[0], dict) and not (len(names) == 1 and _BASE64 in instances[0]):
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+        for index, row in enumerate(instances):
+            if not isinstance(row, dict) or row.keys() != names.keys():
+                given = ", ".join(sorted(row)) if isinstance(row, dict) else "no object"
+                raise RestError(
+                    400, f"instance {index} has {given or 'nothing'}; this signature takes {', '.join(sorted(names))}"
+                )
+            for name in names:
+                columns[name].append(row[name])
+        return {name: _array(name, values, names[name]) for name, values in columns.items()}
+    if len(names) != 1:
+        raise RestError(400, f"an instance must be an object with {', '.join(sorted(names))}")
+    (name,) = names
+    return {name: _array(name, instances, names[name])}
+
+
+def _columns(inputs: Any, signature: Signature) -> Arrays:
+    names = signature.inputs
+    if isinstance(inputs, dict) and not (len(names) == 1 and _BASE64 in inputs):
+        if inputs.keys() != names.keys():
+            raise RestError(
+                400, f"inputs has {', '.join(sorted(inputs)) or 'nothing'}; this signature takes {', '.join(sorted(names))}"
+            )
+        return {name: _array(name, inputs[name], names[name]) for name in names}
+    if len(names) != 1:
+        raise RestError(400, f"inputs must be an object with {', '.join(sorted(names))}")
+    (name,) = names
+    return {name: _array(name, inputs, names[name])}
+
+
+def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A value of JSON as an array of the input's kind; RestError 400 where it cannot be one, or has another shape."""
+    try:
+        array = (
+            np.array(_decoded(value), dtype=object) if tensor.dtype is None else _numbers(name, np.asarray(value), tensor.dtype)
+        )
+    except (ValueError, TypeError, OverflowError):
+        raise RestError(400, f"input {name} must be {_kinds(tensor)}, all rows of one length") from None
+    if not _fits(array.shape, tensor.shape):
+        raise RestError(400, f"input {name} has the shape {list(array.shape)}, and must have {shape_text(tensor.shape)}")
+    return array
+
+
+def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """The numbers as this kind, none of them another one than before but for rounding."""
+    if array.dtype.kind not in "fiub" or array.size == 0:
+        raise ValueError(name)
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        least, most = np.iinfo(kind).min, np.iinfo(kind).max
+        if np.any(array != np.floor(array)) or not least <= array.min().item() <= array.max().item() <= most:
+            raise RestError(400, f"input {name} must be whole numbers from {least} to {most}")
+    with np.errstate(over="ignore"):
+        numbers = array.astype(kind)
+    if kind.kind == "f" and not np.isfinite(numbers).all():
+        raise RestError(400, f"input {name} has a number that is too large for {dtype}")
+    return numbers
+
+
+def _kinds(tensor: Tensor) -> str:
+    return "texts" if tensor.dtype is None else "numbers"
+
+
+def _decoded(value: Any) -> Any:
+    """Texts as bytes; `{"b64": …}` is binary."""
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if isinstance(value, dict) and value.keys() == {_BASE64}:
+        try:
+            return base64.b64decode(value[_BASE64], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise RestError(400, "b64 is no base64") from None
+    if isinstance(value, str):
+        return value.encode()
+    raise ValueError(value)
+
+
+def _fits(found: Sequence[int], wanted: Sequence[int | None] | None) -> bool:
+    if wanted is None:
+        return True
+    return len(found) == len(wanted) and all(want in (None, size) for size, want in zip(found, wanted, strict=True))
+
+
+def shape_text(shape: Sequence[int | None] | None) -> str:
+    """`[?, 784]`."""
+    return "any" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def answer(outputs: Arrays, by_rows: bool) -> bytes:
+    """The body of an answer to predict: `predictions`, one a row, or `outputs`; a single output goes without its name."""
+    columns = {name: _plain(name, array) for name, array in outputs.items()}
+    one = next(iter(columns.values())) if len(columns) == 1 else None
+    if not by_rows:
+        return _json({"outputs": columns if one is None else one}, outputs)
+    if len(_row_counts(outputs)) != 1:
+        raise RestError(400, "the outputs of this signature have not one row for each instance: ask by columns (inputs)")
+    if one is not None:
+        return _json({"predictions": one}, outputs)
+    names = list(columns)
+    return _json({"predictions": [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]}, outputs)
+
+
+def examples(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The examples of a classify request, each with the features of `context`, which all of them have."""
+    found, context = body.get("examples"), body.get("context", {})
+    if not isinstance(found, list) or not found or not all(isinstance(item, dict) for item in [*found, context]):
+        raise RestError(400, "examples must be a list of objects, feature to value, and context one such object")
+    return [{**context, **item} for item in found]
+
+
+def classified(outputs: Arrays) -> bytes:
+    """The body of an answer to classify: a list of [label, score] for each example.
+
+    Labels are `classes` where the signature gives one for each score, as one made for classification does; else 0, 1, ….
+    """
+    scores = outputs.get("scores", outputs.get("probabilities"))
+    if scores is None or scores.ndim != 2:
+        raise RestError(400, f"this signature gives {', '.join(sorted(outputs))}: to classify takes scores of each class")
+    labels = outputs.get("classes")
+    if labels is None or labels.shape != scores.shape:
+        names: Any = [[str(index) for index in range(scores.shape[1])]] * len(scores)
+    else:
+        names = _plain("classes", labels)
+    pairs = [[list(pair) for pair in zip(*row, strict=True)] for row in zip(names, scores.tolist(), strict=True)]
+    return _json({"result": pairs}, {"scores": scores})
+
+
+def _row_counts(outputs: Arrays) -> set[int | None]:
+    return {array.shape[0] if array.ndim else None for array in outputs.values()} - {None}
+
+
+def _plain(name: str, array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype == object or array.dtype.kind in "SU":
+        return _texts(array.tolist(), name.endswith(_BYTES))
+    return array.tolist()
+
+
+def _texts(value: Any, binary: bool) -> Any:
+    if isinstance(value, list):
+        return [_texts(item, binary) for item in value]
+    content = value if isinstance(value, bytes) else str(value).encode()
+    if binary:
+        return {_BASE64: base64.b64encode(content).decode()}
+    return content.decode("utf-8", "replace")
+
+
+def _json(value: Any, arrays: Arrays) -> bytes:
+    """As JSON; what is no number is written as TensorFlow Serving does, NaN or Infinity, which Python's json reads."""
+    if all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
+        return orjson.dumps(value)
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,102 @@
+"""A SavedModel in this process: its signatures as functions of NumPy arrays. The one module that knows TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.rest import Arrays, RestError, Signature, Tensor
+
+_CLASSIFY = "tensorflow/serving/classify"
+
+
+@cache
+def tensorflow() -> Any:
+    """TensorFlow, whose import takes seconds and is for a thread that nobody waits for."""
+    import tensorflow as tf
+
+    return tf
+
+
+class Saved:
+    """A SavedModel that was loaded. `run` is for one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Whatever TensorFlow raises where the folder holds no SavedModel that it can load."""
+        tf = tensorflow()
+        self._model = tf.saved_model.load(str(folder))  # the functions live as long as it does
+        self._functions = dict(self._model.signatures)
+        if not self._functions:
+            raise ValueError("the model has no signature: export it with one (tf.saved_model.save(…, signatures=…))")
+        self.signatures = {name: _signature(function) for name, function in self._functions.items()}
+
+    def warm_up(self) -> None:
+        """Run what can be run with zeros, so that the first request does not wait for what TensorFlow does once."""
+        for name, signature in self.signatures.items():
+            inputs = {key: _zeros(tensor) for key, tensor in signature.inputs.items()}
+            if all(array is not None for array in inputs.values()):
+                try:
+                    self.run(name, inputs)  # type: ignore[arg-type]  # there is no None in it
+                except RestError:
+                    continue  # zeros are no input of this model
+
+    def run(self, signature: str, inputs: Arrays) -> Arrays:
+        """The outputs of a signature; RestError 400 where the model refuses the inputs."""
+        tf = tensorflow()
+        try:
+            tensors = {name: tf.constant(array) for name, array in inputs.items()}
+            outputs = self._functions[signature](**tensors)
+            return {name: output.numpy() for name, output in outputs.items()}
+        except (tf.errors.InvalidArgumentError, ValueError, TypeError) as error:
+            raise RestError(400, f"the model refuses the input: {str(error).partition(chr(10))[0]}") from None
+
+    def examples(self, signature: str, examples: Sequence[Mapping[str, Any]]) -> Arrays:
+        """The inputs of a signature for such examples: serialized tf.train.Example where it takes one text, else by name."""
+        wanted = self.signatures[signature].inputs
+        if len(wanted) == 1 and next(iter(wanted.values())).dtype is None:
+            serialized = [_example(example) for example in examples]
+            return {next(iter(wanted)): np.array(serialized, dtype=object)}
+        from serving.rest import predict
+
+        return predict({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
+
+
+def _signature(function: Any) -> Signature:
+    _, keywords = function.structured_input_signature
+    inputs = {name: _tensor(spec) for name, spec in keywords.items()}
+    outputs = {name: _tensor(spec) for name, spec in function.structured_outputs.items()}
+    return Signature(inputs, outputs)
+
+
+def _tensor(spec: Any) -> Tensor:
+    kind = None if spec.dtype == tensorflow().string else spec.dtype.as_numpy_dtype
+    shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+    return Tensor(None if kind is None else np.dtype(kind).name, shape)
+
+
+def _zeros(tensor: Tensor) -> np.ndarray[Any, Any] | None:
+    if tensor.dtype is None or tensor.shape is None:
+        return None
+    return np.zeros([1 if size is None else size for size in tensor.shape], tensor.dtype)
+
+
+def _example(features: Mapping[str, Any]) -> bytes:
+    """A tf.train.Example; numbers with a point are floats, whole ones int64, texts bytes."""
+    train = tensorflow().train
+    kept = {}
+    for name, value in features.items():
+        values = value if isinstance(value, list) else [value]
+        if all(isinstance(item, str) for item in values):
+            kept[name] = train.Feature(bytes_list=train.BytesList(value=[item.encode() for item in values]))
+        elif all(isinstance(item, int) for item in values):
+            kept[name] = train.Feature(int64_list=train.Int64List(value=values))
+        elif all(isinstance(item, int | float) for item in values):
+            kept[name] = train.Feature(float_list=train.FloatList(value=values))
+        else:
+            raise RestError(400, f"feature {name} must be a number, a text, or a list of either")
+    content: bytes = train.Example(features=train.Features(feature=kept)).SerializeToString()
+    return content

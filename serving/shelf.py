@@ -1,0 +1,202 @@
+"""Which versions this server has: it follows the bucket, loads what is wanted, and drops what is not."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from jobs.store import Conflict, Files, StoreError
+from serving.batcher import Batcher
+from serving.catalog import Catalog
+from serving.records import Model, Version, VersionState, folder_of
+from serving.rest import Arrays, RestError, Signature
+
+_RETRY_SECONDS = 1
+
+
+class State(StrEnum):
+    """Of a version on this server, as TensorFlow Serving calls it."""
+
+    LOADING = "LOADING"
+    AVAILABLE = "AVAILABLE"
+    END = "END"
+    """It could not be loaded."""
+
+
+class LoadedModel(Protocol):
+    """A model in this process, as `saved.Saved` is."""
+
+    signatures: dict[str, Signature]
+
+    def run(self, signature: str, inputs: Arrays) -> Arrays:
+        """The outputs."""
+
+    def examples(self, signature: str, examples: Any) -> Arrays:
+        """The inputs for such examples."""
+
+
+Load = Callable[[Path], LoadedModel]
+
+
+@dataclass(frozen=True)
+class Here:
+    """A version on this server; what is not AVAILABLE has no model."""
+
+    name: str
+    state: State
+    why: str = ""
+    model: LoadedModel | None = None
+    batcher: Batcher | None = None
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A model on this server. `default` is the one that answers where no version is named, None while there is none."""
+
+    default: Here | None
+    versions: Mapping[str, Here]
+
+
+class Shelf:
+    """`follow` is for one thread; `find` and `models` for all: what they give is never changed, only replaced."""
+
+    def __init__(self, catalog: Catalog, files: Files, cache: Path, load: Load, saw: Callable[[str, int], None]) -> None:
+        """`cache` is a folder of this server's own. `saw` is told each model's batches by their rows."""
+        self._catalog, self._files, self._cache, self._load, self._saw = catalog, files, cache, load, saw
+        self._models: Mapping[str, Shown] = {}
+        self.looked = False
+        """True once the bucket was read."""
+
+    @property
+    def models(self) -> Mapping[str, Shown]:
+        """What there is now."""
+        return self._models
+
+    def find(self, model: str, version: str | None) -> Here:
+        """The version that is to answer; RestError 404 for one that is not there, 503 for one that may be soon."""
+        shown = self._models.get(model)
+        if shown is None:
+            if not self.looked:
+                raise RestError(503, "the models are not loaded yet", _RETRY_SECONDS)
+            there = ", ".join(sorted(self._models)) or "none"
+            raise RestError(404, f"there is no model {model!r} here; there are {there}")
+        if version is not None and version not in shown.versions:
+            there = ", ".join(sorted(shown.versions)) or "none"
+            raise RestError(404, f"model {model} has no version {version!r} here; there are {there}")
+        here = shown.default if version is None else shown.versions[version]
+        if here is None or here.state is State.LOADING:
+            raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
+        if here.state is State.END:
+            raise RestError(503, f"version {here.name} of model {model} could not be loaded: {here.why}", 10 * _RETRY_SECONDS)
+        return here
+
+    @property
+    def idle(self) -> bool:
+        """True where there is nothing to serve, as far as the bucket says."""
+        return self.looked and not self._models
+
+    def follow(self) -> None:
+        """Do what the bucket wants, a version at a time. Never raises for what one model or the bucket does."""
+        try:
+            wanted, bad = self._catalog.models()
+        except (StoreError, Conflict) as error:
+            _complain(f"the bucket does not answer: {error}")
+            return
+        for line in bad:
+            _complain(line)
+        broken = {line.partition(":")[0] for line in bad}
+        gone = self._models.keys() - {model.name for model in wanted if _wanted(model)} - broken
+        for model in wanted:
+            if _wanted(model):
+                self._follow(model)
+        if gone:
+            self._drop(gone)
+        self.looked = True
+
+    def _follow(self, model: Model) -> None:
+        there = dict(self._models[model.name].versions) if model.name in self._models else {}
+        kept = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
+        for version in _wanted(model):
+            if version.name not in kept:
+                kept[version.name] = Here(version.name, State.LOADING, token=version.token)
+        self._show(model, kept)
+        for version in _wanted(model):
+            if kept[version.name].state is State.LOADING:
+                kept = {**kept, version.name: self._loaded(model.name, version)}
+                self._show(model, kept)
+        for name, here in there.items():
+            if kept.get(name) is not here and here.batcher:
+                here.batcher.close()
+        self._tidy(model.name, kept)
+
+    def _show(self, model: Model, versions: Mapping[str, Here]) -> None:
+        """The default is the one that the record names once it answers; until then who answered before goes on."""
+        named = versions.get(model.default)
+        before = self._models[model.name].default if model.name in self._models else None
+        default = named
+        if (named is None or named.state is not State.AVAILABLE) and before and before.state is State.AVAILABLE:
+            still = versions.get(before.name)
+            default = still if still and still.state is State.AVAILABLE else before if named else named
+        self._models = {**self._models, model.name: Shown(default, dict(versions))}
+
+    def _loaded(self, model: str, version: Version) -> Here:
+        try:
+            folder = self._fetched(model, version)
+            saved = self._load(folder)
+        except StoreError as error:
+            _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
+            return Here(version.name, State.LOADING, token=version.token)  # next time
+        except Exception as error:  # noqa: BLE001  whatever a model does, the server goes on
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            _complain(f"version {version.name} of model {model} cannot be loaded: {why}")
+            return Here(version.name, State.END, why, token=version.token)
+        batcher = Batcher(saved.run, saved.signatures, saw=lambda rows: self._saw(model, rows))
+        return Here(version.name, State.AVAILABLE, model=saved, batcher=batcher, token=version.token)
+
+    def _fetched(self, model: str, version: Version) -> Path:
+        """The version's files in a folder of our own, each as it was when it was deployed; ValueError where one is another."""
+        folder = self._cache / model / f"{version.name}-{version.token}"
+        shutil.rmtree(folder, ignore_errors=True)
+        for path, digest in version.files.items():
+            target = folder / path
+            if not target.resolve().is_relative_to(folder.resolve()):
+                raise ValueError(f"a file has the name {path!r}, which would leave its folder")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not self._files.download(f"{folder_of(model, version.name)}/{path}", target):
+                raise ValueError(f"{path} is not in the bucket")
+            with target.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise ValueError(f"{path} is damaged: it is not what was deployed")
+        return folder
+
+    def _tidy(self, model: str, kept: Mapping[str, Here]) -> None:
+        names = {f"{here.name}-{here.token}" for here in kept.values()}
+        for folder in (self._cache / model).glob("*"):
+            if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _drop(self, names: Collection[str]) -> None:
+        dropped = [here for name in names for here in self._models[name].versions.values()]
+        self._models = {name: shown for name, shown in self._models.items() if name not in names}
+        for here in dropped:
+            if here.batcher:
+                here.batcher.close()
+        for name in names:
+            shutil.rmtree(self._cache / name, ignore_errors=True)
+
+
+def _wanted(model: Model) -> list[Version]:
+    """The versions that are to be here; the ready ones first, so that who answers already is not kept waiting."""
+    return sorted((v for v in model.versions if v.wanted), key=lambda v: v.state is not VersionState.READY)
+
+
+def _complain(line: str) -> None:
+    """To the journal."""
+    sys.stderr.write(f"<4>serving: {line}\n")

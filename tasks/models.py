@@ -1,0 +1,127 @@
+"""Tasks on models: versions that the cluster's server answers for, and asking them."""
+
+from typing import Any
+
+from tasks import JOB, JSON, task
+
+MODEL = "name of the model (default: the only one that there is)"
+
+
+@task(
+    help={
+        "model": "name of the model: a letter, then letters, digits and _",
+        "version": "name of the version, used once",
+        "job": JOB,
+        "origin": "folder of a SavedModel on this machine, instead of a job's",
+        "json": JSON,
+    },
+)
+def deploy(
+    _: Any,
+    model: str | None = None,
+    version: str | None = None,
+    job: str | None = None,
+    origin: str | None = None,
+    json: bool = False,
+) -> int:
+    """Make a job's model a version that the cluster's model server answers for; the first version is the default.
+
+    fab deploy --job job01 --model mnist --version v1
+    fab deploy --origin export/job01/1700000000 --model mnist --version v2
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import deploy as run
+
+    return run(Cluster.load(), model, version, job, origin, json)
+
+
+@task(help={"json": JSON})
+def models(_: Any, json: bool = False) -> int:
+    """List the models that were deployed."""
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import models as run
+
+    return run(Cluster.load(), json)
+
+
+@task(words=["model"], help={"model": MODEL, "json": JSON})
+def versions(_: Any, model: str | None = None, json: bool = False) -> int:
+    """List a model's versions."""
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import versions as run
+
+    return run(Cluster.load(), model, json)
+
+
+@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
+def set_default(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
+    """Make a version the one that answers where none is named: fab set-default mnist v2. No request fails meanwhile."""
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import set_default as run
+
+    return run(Cluster.load(), model, version, json)
+
+
+@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
+def undeploy(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
+    """Take a version off the model server: fab undeploy mnist v1. It is kept, and fab deploy brings it back."""
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import undeploy as run
+
+    return run(Cluster.load(), model, version, json)
+
+
+@task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "yes": "do not ask", "json": JSON})
+def delete_version(_: Any, model: str | None = None, version: str | None = None, yes: bool = False, json: bool = False) -> int:
+    """Delete a version with its files: fab delete-version mnist v1. Its name stays taken. Asks first."""
+    from ops.cluster.cluster import Cluster
+    from ops.models.versions import delete_version as run
+
+    return run(Cluster.load(), model, version, yes, json)
+
+
+@task(
+    words=["model"],
+    help={
+        "model": MODEL,
+        "version": "one of its versions (default: the model's default)",
+        "json-instances": "file with a JSON value on each line, - for stdin; fab make-request writes one",
+        "signature": "signature of the model (default: serving_default)",
+        "json": JSON,
+    },
+)
+def predict(
+    _: Any,
+    model: str | None = None,
+    version: str | None = None,
+    json_instances: str | None = None,
+    signature: str | None = None,
+    json: bool = False,
+) -> int:
+    """Ask a model, and print what it says of each instance.
+
+    fab predict --model mnist --json-instances request.json
+    fab predict mnist --version v2 --json-instances - < request.json
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.models.predict import predict as run
+
+    return run(Cluster.load(), model, version, json_instances, signature, json)
+
+
+@task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
+def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
+    """Open a port of this machine that leads to the model server, for curl and other clients, until Ctrl-C."""
+    from ops.cluster.cluster import Cluster
+    from ops.models.predict import serve as run
+
+    return run(Cluster.load(), model, port)
+
+
+@task(help={"output": "file to write", "count": "how many images (default: 10)"})
+def make_request(_: Any, output: str | None = None, count: str = "10") -> int:
+    """Write test images of MNIST to a file that fab predict reads: fab make-request --output request.json."""
+    from ops.models.request import make_request as run
+    from ops.train.train import MNIST
+
+    return run(MNIST, output, count)

@@ -1,0 +1,156 @@
+"""A trained model answers: deployed, asked, swapped under load, taken away; on a real host, through a real tunnel."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stacks import Stack
+
+DIGITS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+"""What the first ten test images of MNIST show."""
+
+
+@pytest.fixture(scope="module")
+def request_file(tmp_path_factory: pytest.TempPathFactory, cluster: Stack) -> Path:
+    file = tmp_path_factory.mktemp("serving") / "request.json"
+    made = cluster.fab("make-request", "--output", str(file))
+    assert made.code == 0, made.text
+    return file
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster: Stack, request_file: Path) -> Iterator[Stack]:
+    """A model `digits` with versions v1 and v2, both of one small training; all of it taken away again."""
+    trained = cluster.fab("train", "served", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
+    assert trained.code == 0, trained.text
+    try:
+        for version in ("v1", "v2"):
+            made = cluster.fab("deploy", "--job", "served", "--model", "digits", "--version", version)
+            assert made.code == 0, made.text
+        yield cluster
+    finally:
+        for version in ("v2", "v1", "v2"):  # the default goes last, whichever it is
+            cluster.fab("delete-version", "digits", version, "--yes")
+
+
+@contextlib.contextmanager
+def tunnel(cluster: Stack) -> Iterator[int]:
+    """`fab serve`, and the port that it opens."""
+    process = cluster.start("fab", "serve", "digits")
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("http://127.0.0.1:"):
+                yield int(line.split(":")[2].partition("/")[0])
+                return
+        raise AssertionError(f"fab serve gave no address: {said}")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            assert process.wait(timeout=30) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST" if body is not None else "GET", path, None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def test_the_seed_s_table(deployed: Stack, request_file: Path) -> None:
+    asked = deployed.fab("predict", "--model", "digits", "--json-instances", str(request_file))
+    assert asked.code == 0, asked.text
+    heads, *rows = asked.out.splitlines()
+    assert heads.split() == ["KEY", "CLASSES", "PROBABILITIES"]
+    said = [(int(row.split()[0]), int(row.split()[1]), json.loads(row.split(maxsplit=2)[2])) for row in rows]
+    assert [key for key, _, _ in said] == list(range(10))
+    assert sum(digit == right for (_, digit, _), right in zip(said, DIGITS, strict=True)) >= 8, "it was trained for a moment"
+    assert all(len(p) == 10 and abs(sum(p) - 1) < 1e-3 and p.index(max(p)) == digit for _, digit, p in said)
+
+
+def test_what_is_there(deployed: Stack) -> None:
+    (model,) = json.loads(deployed.fab("models", "--json").out)
+    assert (model["name"], model["default"]) == ("digits", "v1")
+    assert [(v["version"], v["state"], v["jobId"]) for v in model["versions"]] == [
+        ("v1", "READY", "served"),
+        ("v2", "READY", "served"),
+    ]
+    again = deployed.fab("deploy", "--job", "served", "--model", "digits", "--version", "v2")
+    assert (again.code, "a name is used once: take another" in again.text) == (2, True)
+    gone = deployed.fab("predict", "--model", "digits", "--version", "v3", "--json-instances", "-")
+    assert gone.code == 2
+
+
+def test_no_request_fails_while_the_default_changes(deployed: Stack, request_file: Path) -> None:
+    body = {"instances": [json.loads(line) for line in request_file.read_text().splitlines()[:1]]}
+    ended, answers = threading.Event(), list[int]()
+    with tunnel(deployed) as port:
+        assert ask(port, "/v1/models/digits/metadata")[0] == 200
+        status, said = ask(port, "/v1/models/digits:predict", {"instances": [{"key": 1, "image": [1]}]})
+        assert (status, said["error"]) == (400, "input image has the shape [1, 1], and must have [?, 784]")
+
+        def load() -> None:
+            while not ended.is_set():
+                answers.append(ask(port, "/v1/models/digits:predict", body)[0])
+
+        clients = [threading.Thread(target=load) for _ in range(4)]
+        for client in clients:
+            client.start()
+        for version in ("v2", "v1", "v2"):
+            assert deployed.fab("set-default", "digits", version).code == 0
+            time.sleep(1.5)  # the server looks once a second
+        assert deployed.fab("undeploy", "digits", "v1").code == 0
+        deadline = time.monotonic() + 30
+        while ask(port, "/v1/models/digits/versions/v1")[0] != 404:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        ended.set()
+        for client in clients:
+            client.join()
+    assert set(answers) == {200}, f"of {len(answers)}"
+    back = deployed.fab("deploy", "--model", "digits", "--version", "v1")
+    assert back.code == 0, back.text
+
+
+def test_a_model_that_no_server_can_load(deployed: Stack, tmp_path: Path) -> None:
+    fetched = deployed.fab("export", "served", str(tmp_path / "model"))
+    assert fetched.code == 0, fetched.text
+    for file in (tmp_path / "model" / "variables").iterdir():
+        file.write_bytes(b"broken")
+    made = deployed.fab("deploy", "--origin", str(tmp_path / "model"), "--model", "digits", "--version", "v3")
+    assert made.code == 1
+    assert "error: version v3 of model digits cannot be loaded: " in made.text
+    (model,) = json.loads(deployed.fab("models", "--json").out)
+    assert {v["version"]: v["state"] for v in model["versions"]}["v3"] == "FAILED"
+    assert model["default"] != "v3"
+    assert deployed.fab("delete-version", "digits", "v3", "--yes").code == 0
+
+
+def test_the_server_is_nobody_s_way_in(deployed: Stack) -> None:
+    """It runs as a user of its own, may not write the bucket, and listens to its own host alone."""
+    said = deployed.ssh("master-0", "systemctl show scaletier-serving -p MainPID --value")
+    user = deployed.ssh("master-0", f"ps -o user= -p {said.out.strip()}").out.strip()
+    assert user not in ("root", "trainer", "scaletier")
+    assert "127.0.0.1:8501" in deployed.ssh("master-0", "ss -ltn").out
+    assert (
+        deployed.ssh("worker-0", "timeout 5 python3 -c \"import socket; socket.create_connection(('master-0', 8501), 3)\"").code
+        != 0
+    )

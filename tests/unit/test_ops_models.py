@@ -1,0 +1,340 @@
+"""`fab deploy` and what else is done with versions, against a bucket that is a directory and a server that is none."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opsdata import put_job
+
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import JobRecord
+from jobs.states import JobState
+from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.errors import HostError, OpsError, UsageError
+from ops.models import predict as asking
+from ops.models import request, server, versions
+from serving.records import Version, VersionState
+
+# A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
+MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
+AVAILABLE = {"model_version_status": [{"version": "v1", "state": "AVAILABLE", "status": {"error_message": ""}}]}
+BROKEN = {"model_version_status": [{"version": "v1", "state": "END", "status": {"error_message": "ValueError: odd"}}]}
+
+
+class FakeServer:
+    """The hosts' side: what was sent to the host, and what the server says, answer by answer; the last one stays."""
+
+    def __init__(self, *answers: tuple[int, Any]) -> None:
+        self.answers, self.asked, self.sent = list(answers), list[tuple[str, str, Any]](), list[bytes]()
+        self.fails: Exception | None = None
+        self.interrupted = False
+
+    def must(self, name: str, command: str, what: str, stdin: bytes) -> str:
+        assert (name, "scaletier-serving.service" in command) == ("master-0", True)
+        if self.fails:
+            raise self.fails
+        self.sent.append(stdin)
+        return ""
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        self.asked.append((method, path, json.loads(body) if body else None))
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+Deployed = Callable[..., tuple[Cluster, FakeServer]]
+
+
+@pytest.fixture
+def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
+    bucket = tmp_path / "bucket"
+    output = bucket / "jobs/job01/output/export/Servo/1700000000"
+    (output / "variables").mkdir(parents=True)
+    (output / "saved_model.pb").write_bytes(MODEL_PB)
+    (output / "variables/variables.index").write_bytes(b"12345")
+    monkeypatch.setattr(versions, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(asking, "_POLL_SECONDS", 0.0)
+
+    def make(*answers: tuple[int, Any]) -> tuple[Cluster, FakeServer]:
+        fake = FakeServer(*(answers or ((200, AVAILABLE),)))
+
+        @contextlib.contextmanager
+        def reached(cluster: Cluster, ports: range = range(1)) -> Iterator[tuple[FakeServer, Any]]:
+            yield fake, None
+
+        monkeypatch.setattr(server, "reached", reached)
+        here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
+        cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))  # type: ignore[arg-type]
+        if cluster.ledger.job("job01") is None:
+            put_job(cluster.ledger, JobRecord("job01", JobState.SUCCEEDED, manifest={"package": {"name": "mine"}}))
+        return cluster, fake
+
+    return make
+
+
+def deploy(cluster: Cluster, version: str = "v1", **given: Any) -> int:
+    wanted = {"job_id": "job01", "origin": None, **given}
+    return versions.deploy(cluster, "mnist", version, wanted["job_id"], wanted["origin"])
+
+
+def found(cluster: Cluster, name: str = "v1") -> Version:
+    model = versions.catalog_of(cluster).model("mnist")
+    assert model is not None
+    return model.version(name)
+
+
+def test_a_job_s_model_is_deployed(deployed: Deployed, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cluster, fake = deployed((503, {"error": "not yet"}), (404, {"error": "unknown"}), (200, AVAILABLE))
+    assert deploy(cluster) == 0
+    version = found(cluster)
+    assert (version.state, version.jobId, version.size, version.manifest) == (
+        "READY",
+        "job01",
+        len(MODEL_PB) + 5,
+        {"package": {"name": "mine"}},
+    )
+    assert sorted(version.files) == ["saved_model.pb", "variables/variables.index"]
+    there = tmp_path / "bucket/models/mnist/versions/v1"
+    assert (there / "saved_model.pb").read_bytes() == MODEL_PB
+    assert fake.asked == [("GET", "/v1/models/mnist/versions/v1", None)] * 3
+    assert "model mnist has version v1, the default: fab predict --model mnist" in capsys.readouterr().out
+    deploy(cluster, "v2")
+    assert "model mnist has version v2, the default is v1" in capsys.readouterr().out
+
+
+def test_what_a_host_gets_is_the_server_and_its_unit(deployed: Deployed) -> None:
+    cluster, fake = deployed()
+    server.start(cluster)
+    with tarfile.open(fileobj=io.BytesIO(fake.sent[0]), mode="r:gz") as tar:
+        names = {name.removeprefix("opt/scaletier/.server/") for name in tar.getnames()}
+        member = tar.extractfile("opt/scaletier/.server/scaletier-serving.service")
+        assert member is not None
+        unit = member.read().decode()
+    assert {"jobs/store.py", "serving/__main__.py", "scaletier-serving.service", "VERSION"} <= names
+    assert f'-m serving --bucket "{cluster.inventory.bucket}" --cache /var/cache/scaletier-serving --port 8501' in unit
+    assert f"\nMemoryMax={int(cluster.inventory.chief.memory_bytes * 0.4)}\n" in unit
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"version": "v-2"}, "--version 'v-2' is no name: a letter, then up to 127 letters, digits and _"),
+        ({"job_id": "job02"}, "there is no job 'job02'"),
+        ({"job_id": None, "origin": "/nowhere"}, "--origin /nowhere is no folder with a saved_model.pb"),
+        ({"origin": "/nowhere"}, "--job takes the model of a job, and --origin another: leave one of them out"),
+        ({"job_id": "empty"}, "job empty (SUCCEEDED) has no SavedModel in"),
+        ({"job_id": "bad"}, "saved_model.pb: not a SavedModel"),
+        ({"job_id": "mute"}, "has no signature: export it with one"),
+    ],
+)
+def test_what_cannot_be_deployed(deployed: Deployed, tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    cluster, fake = deployed()
+    for name, content in (("empty", None), ("bad", b"\x12\xff"), ("mute", b"")):
+        put_job(cluster.ledger, JobRecord(name, JobState.SUCCEEDED))
+        if content is not None:
+            file = tmp_path / f"bucket/jobs/{name}/output/1/saved_model.pb"
+            file.parent.mkdir(parents=True)
+            file.write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        deploy(cluster, **given)
+    assert versions.catalog_of(cluster).models() == ([], [])
+    assert not (tmp_path / "bucket/models").exists(), "nothing was changed"
+    assert fake.sent == []
+
+
+def test_a_model_that_is_larger_than_its_host(deployed: Deployed, tmp_path: Path) -> None:
+    cluster, _ = deployed()
+    small = tuple(replace(host, memory_bytes=1_000_000_005) for host in cluster.inventory.hosts)
+    cluster.inventory = replace(cluster.inventory, hosts=small)
+    with pytest.raises(UsageError, match="the model has 26 B, and master-0 can give its server 2 B for models"):
+        deploy(cluster)
+
+
+def test_a_name_that_was_used_is_refused_before_anything_is_copied(deployed: Deployed, tmp_path: Path) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+    (tmp_path / "bucket/jobs/job01/output/export/Servo/1700000000/saved_model.pb").write_bytes(b"another")
+    with pytest.raises(UsageError, match=r"version v1 of model mnist was made at .* and a name is used once: take another"):
+        deploy(cluster)
+    assert (tmp_path / "bucket/models/mnist/versions/v1/saved_model.pb").read_bytes() == MODEL_PB
+
+
+def test_a_version_that_no_server_can_load_is_failed(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, _ = deployed((200, BROKEN))
+    with pytest.raises(OpsError, match="version v1 of model mnist cannot be loaded: ValueError: odd"):
+        deploy(cluster)
+    assert (found(cluster).state, found(cluster).errorMessage) == (
+        "FAILED",
+        "version v1 of model mnist cannot be loaded: ValueError: odd",
+    )
+    assert "version v1 of model mnist is FAILED: fab delete-version mnist v1 clears it away" in capsys.readouterr().err
+
+
+def test_whatever_ends_a_deployment_it_is_said(deployed: Deployed) -> None:
+    cluster, fake = deployed()
+    fake.fails = HostError("master-0", "is gone")
+    with pytest.raises(HostError):
+        deploy(cluster)
+    assert (found(cluster).state, found(cluster).errorMessage) == ("FAILED", "master-0 is gone")
+    cluster, fake = deployed()
+    fake.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        deploy(cluster, "v2")
+    assert (found(cluster, "v2").state, found(cluster, "v2").errorMessage) == ("FAILED", "fab deploy was stopped")
+
+
+def test_taken_off_and_brought_back(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+    deploy(cluster, "v2")
+    with pytest.raises(UsageError, match="version v1 is the default of model mnist: fab set-default mnist v2 first"):
+        versions.undeploy(cluster, "mnist", "v1")
+    versions.set_default(cluster, None, "v2")
+    versions.undeploy(cluster, "mnist", "v1")
+    assert "version v1 of model mnist is UNDEPLOYED; the default is v2" in capsys.readouterr().out
+    assert deploy(cluster, job_id=None) == 0
+    assert found(cluster).state is VersionState.READY
+    with pytest.raises(UsageError, match="and a name is used once"):
+        deploy(cluster)
+
+
+def test_deleted_with_its_files(deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(UsageError, match="this would delete version v1 of model mnist, 26 B: say --yes"):
+        versions.delete_version(cluster, "mnist", "v1", sure=False)
+    assert found(cluster).state is VersionState.READY
+    assert versions.delete_version(cluster, "mnist", "v1", sure=True) == 0
+    assert not (tmp_path / "bucket/models/mnist/versions/v1").exists()
+    with pytest.raises(UsageError, match=r"model mnist has no version 'v1'; there are none"):
+        versions.delete_version(cluster, "mnist", "v1", sure=True)
+    with pytest.raises(UsageError, match=r"\(it was deleted\), and a name is used once"):
+        deploy(cluster)
+
+
+def test_lists(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, _ = deployed()
+    assert versions.models(cluster, as_json=False) == 0
+    assert "no model is deployed yet: fab deploy --job ID" in capsys.readouterr().err
+    for call in (lambda: versions.versions(cluster, None, False), lambda: versions.set_default(cluster, "m", "v1")):
+        with pytest.raises(UsageError, match="no model is deployed yet"):
+            call()
+    deploy(cluster)
+    capsys.readouterr()
+    versions.models(cluster, as_json=True)
+    (model,) = json.loads(capsys.readouterr().out)
+    assert (model["name"], model["default"], [v["version"] for v in model["versions"]]) == ("mnist", "v1", ["v1"])
+    assert set(model["versions"][0]) == {
+        *("model", "version", "state", "isDefault", "origin", "jobId"),
+        *("createTime", "createdBy", "size", "errorMessage", "manifest"),
+    }
+    versions.versions(cluster, "mnist", as_json=False)
+    heads, row = capsys.readouterr().out.splitlines()
+    assert (heads.split(), row.split()[:4]) == (
+        ["VERSION", "STATE", "DEFAULT", "ORIGIN", "SIZE", "CREATED"],
+        ["v1", "READY", "default", "job01"],
+    )
+    with pytest.raises(UsageError, match=r"there is no model 'mnits'; did you mean mnist\?; there are mnist"):
+        versions.versions(cluster, "mnits", False)
+    with pytest.raises(UsageError, match=r"model mnist has no version 'v11'; there are v1; did you mean v1\?"):
+        versions.undeploy(cluster, "mnist", "v11")
+    with pytest.raises(UsageError, match=r"which version of model mnist\? There are v1"):
+        versions.undeploy(cluster, "mnist", None)
+
+
+@pytest.fixture
+def instances(tmp_path: Path) -> str:
+    (tmp_path / "request.json").write_text('{"x": 1}\n\n{"x": 2}\n')
+    return str(tmp_path / "request.json")
+
+
+def test_predict(deployed: Deployed, instances: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+    said = {"predictions": [{"classes": 7, "key": 0, "scores": [0.5], "probabilities": [0.5]}]}
+    cluster, fake = deployed((503, {"error": "loading"}), (200, said))
+    capsys.readouterr()
+    assert asking.predict(cluster, None, None, instances, None, False) == 0
+    assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  0        7  [0.5]\n"
+    assert fake.asked[-1] == ("POST", "/v1/models/mnist:predict", {"instances": [{"x": 1}, {"x": 2}]})
+    asking.predict(cluster, "mnist", "v1", instances, "other", True)
+    assert json.loads(capsys.readouterr().out) == said
+    assert fake.asked[-1][1:] == (
+        "/v1/models/mnist/versions/v1:predict",
+        {"instances": [{"x": 1}, {"x": 2}], "signature_name": "other"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"), [((400, {"error": "input x"}), UsageError), ((500, {"error": "odd"}), OpsError), ((502, []), OpsError)]
+)
+def test_a_server_that_refuses(deployed: Deployed, instances: str, answer: tuple[int, Any], kind: type[OpsError]) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+    cluster, _ = deployed(answer)
+    with pytest.raises(OpsError, match=answer[1]["error"] if answer[1] else "the model server answers 502") as caught:
+        asking.predict(cluster, None, None, instances, None, False)
+    assert type(caught.value) is kind
+    with pytest.raises(UsageError, match="model mnist has no version 'v9'; there are v1"):
+        asking.predict(cluster, "mnist", "v9", instances, None, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "has no instance: give a JSON value on each line"),
+        (b'{"x": 1}\n{"x": NaN}\n', "line 2 is no JSON: NaN is no number of JSON"),
+        (b"{", "line 1 is no JSON"),
+        (b"\xff", "cannot be read (it is no text)"),
+        (None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_instances_that_are_none(tmp_path: Path, content: bytes | None, says: str) -> None:
+    file = tmp_path / "request.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        asking.read_instances(str(file))
+    with pytest.raises(UsageError, match="--json-instances is missing"):
+        asking.read_instances(None)
+
+
+def test_predictions_of_other_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    asking.show([[1, 2], "cat"])
+    assert capsys.readouterr().out == "PREDICTIONS\n[1, 2]\ncat\n"
+    asking.show([{"a b": 1}, {"c": "x"}])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["A_B", "C"], ["1", "null"], ["null", "x"]]
+
+
+def test_a_request_of_test_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = b"\x0a\x14\x0a\x09image_raw\x12\x07\x0a\x05\x0a\x03\x00\xff\x33"
+    example = b"\x0a\x28" + image + b"\x0a\x10\x0a\x05label\x12\x07\x1a\x05\x0a\x03\x07\x00\x00"
+    record = len(example).to_bytes(8, "little") + b"CRC4" + example + b"CRC4"
+    (tmp_path / "test-00000-of-00001.tfrecord").write_bytes(record * 3)
+    output = tmp_path / "request.json"
+    assert request.make_request(tmp_path, str(output), "2") == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert lines == [{"image": [0.0, 1.0, 0.2], "key": 0}, {"image": [0.0, 1.0, 0.2], "key": 1}]
+    for data, path, count, says in (
+        (tmp_path, str(output), "2", "is there already, and is left as it is"),
+        (tmp_path, None, "2", "--output is missing"),
+        (tmp_path, str(tmp_path / "new"), "none", "--count 'none' is no number of images"),
+        (tmp_path / "nothing", str(tmp_path / "new"), "2", "there is no MNIST in"),
+        (tmp_path, "/nowhere/new", "2", "cannot be written: No such file or directory"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(says)):
+            request.make_request(data, path, count)

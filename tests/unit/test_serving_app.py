@@ -1,0 +1,164 @@
+"""The model server over HTTP, asked as ASGI asks it: what clients of TensorFlow Serving send and get, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+from jobs.folder import Folder
+from serving import app as module
+from serving.app import Metrics, app
+from serving.catalog import Catalog
+from serving.records import Version, folder_of
+from serving.rest import Arrays, Signature, Tensor
+from serving.shelf import Shelf
+
+
+class Digits:
+    """A model of two inputs, as the shipped trainer exports it."""
+
+    def __init__(self, _: Path) -> None:
+        inputs = {"key": Tensor("int64", (None,)), "image": Tensor("float32", (None, 2))}
+        self.signatures = {"serving_default": Signature(inputs, {"scores": Tensor("float32", (None, 2))})}
+
+    def run(self, signature: str, inputs: Arrays) -> Arrays:
+        if (inputs["key"] == 13).any():
+            raise RuntimeError("it is Friday\nand more")
+        return {"scores": inputs["image"]}
+
+    def examples(self, signature: str, examples: Iterable[Any]) -> Arrays:
+        asked = list(examples)
+        return {"key": np.array([e["key"] for e in asked]), "image": np.array([e["image"] for e in asked], np.float32)}
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    (tmp_path / "bucket").mkdir()
+    catalog = Catalog(Folder(tmp_path / "bucket"))
+    catalog.change("mnist", lambda model: model.begun(Version("v1", token="a")), create=True)
+    file = tmp_path / "bucket" / folder_of("mnist", "v1") / "saved_model.pb"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    catalog.change("mnist", lambda model: model.copied("v1", {"saved_model.pb": nothing}, 0).ready("v1"))
+    return Shelf(catalog, Folder(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
+
+
+@pytest.fixture
+def server(shelf: Shelf) -> Starlette:
+    shelf.follow()
+    return app(shelf, Metrics())
+
+
+def ask(server: Starlette, method: str, path: str, body: Any = None, headers: Any = ()) -> tuple[int, Any, dict[str, str]]:
+    """Status, JSON or text, and headers of an answer."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": list(headers),
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("127.0.0.1", 8501),
+        "client": ("127.0.0.1", 1),
+    }
+    asyncio.run(server(scope, receive, send))  # type: ignore[arg-type]
+    text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
+    told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], json.loads(text) if told["content-type"] == "application/json" else text, told
+
+
+ROWS = {"instances": [{"key": 1, "image": [0.25, 0.75]}, {"key": 2, "image": [1, 0]}]}
+
+
+@pytest.mark.parametrize("path", ["/v1/models/mnist:predict", "/v1/models/mnist/versions/v1:predict"])
+def test_predict(server: Starlette, path: str) -> None:
+    assert ask(server, "POST", path, ROWS)[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
+    columns = {"signature_name": "serving_default", "inputs": {"key": [1], "image": [[0, 1]]}}
+    assert ask(server, "POST", path, columns)[:2] == (200, {"outputs": [[0.0, 1.0]]})
+
+
+def test_classify(server: Starlette) -> None:
+    body = {"context": {"key": 1}, "examples": [{"image": [0.25, 0.75]}]}
+    assert ask(server, "POST", "/v1/models/mnist:classify", body)[:2] == (200, {"result": [[["0", 0.25], ["1", 0.75]]]})
+
+
+def test_status_and_metadata(server: Starlette) -> None:
+    version = {"version": "v1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+    for path in ("/v1/models/mnist", "/v1/models/mnist/versions/v1"):
+        assert ask(server, "GET", path)[:2] == (200, {"model_version_status": [version]})
+    status, said, _ = ask(server, "GET", "/v1/models/mnist/metadata")
+    assert (status, said["model_spec"]) == (200, {"name": "mnist", "signature_name": "", "version": "v1"})
+    image = said["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]["image"]
+    shape = {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False}
+    assert image == {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "image"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("POST", "/v1/models/nope:predict", ROWS, 404, "there is no model 'nope' here; there are mnist"),
+        ("POST", "/v1/models/mnist/versions/7:predict", ROWS, 404, "model mnist has no version '7' here; there are v1"),
+        ("GET", "/v1/models/nope", b"", 404, "there is no model 'nope' here; there are mnist"),
+        ("POST", "/v1/models/mnist:predict", b"{", 400, "the request is no JSON"),
+        ("POST", "/v1/models/mnist:predict", {"signature_name": "x", **ROWS}, 400, "there is no signature 'x'"),
+        ("POST", "/v1/models/mnist:predict", {"instances": [{"key": 13, "image": [1, 2]}]}, 500, "RuntimeError: it is Friday"),
+        ("GET", "/v1/models/mnist:predict", b"", 405, "Method Not Allowed"),
+        ("POST", "/v1/models/mnist:explain", b"", 404, "Not Found: POST /v1/models/MODEL:predict"),
+        ("GET", "/", b"", 404, "Not Found"),
+    ],
+)
+def test_what_is_refused(server: Starlette, method: str, path: str, body: Any, status: int, says: str) -> None:
+    found, said, _ = ask(server, method, path, body)
+    assert (found, list(said)) == (status, ["error"])
+    assert said["error"].startswith(says)
+    assert "\n" not in said["error"]
+
+
+def test_a_request_that_is_too_large(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
+    for headers, body in (([(b"content-length", b"104857600")], b""), ((), b"x" * ((1 << 20) + 1))):
+        status, said, _ = ask(server, "POST", "/v1/models/mnist:predict", body, headers)
+        assert (status, said["error"]) == (413, "the request is larger than 1 MB: ask for fewer instances at once")
+
+
+def test_before_it_is_loaded(shelf: Shelf) -> None:
+    early = app(shelf, Metrics())
+    status, said, headers = ask(early, "POST", "/v1/models/mnist:predict", ROWS)
+    assert (status, said, headers["retry-after"]) == (503, {"error": "the models are not loaded yet"}, "1")
+
+
+def test_what_takes_too_long(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    assert ask(server, "POST", "/v1/models/mnist:predict", ROWS)[0] == 504
+
+
+def test_figures_for_prometheus(server: Starlette) -> None:
+    ask(server, "POST", "/v1/models/mnist:predict", ROWS)
+    for name in ("a", "b", "c"):
+        ask(server, "POST", f"/v1/models/{name}:predict", ROWS)
+    status, text, _ = ask(server, "GET", "/metrics")
+    assert status == 200
+    assert 'scaletier_requests_total{code="200",method="predict",model="mnist"} 1.0' in text
+    assert 'scaletier_requests_total{code="404",method="predict",model="?"} 3.0' in text, "a made-up name makes no new row"
+    assert 'scaletier_versions_available{model="mnist"} 1.0' in text
+    assert ask(server, "GET", "/monitoring/prometheus/metrics")[0] == 200
+    assert ask(server, "GET", "/health")[1] == {"looked": True, "models": ["mnist"]}

@@ -1,0 +1,137 @@
+"""What may become of a model's versions, and that of two who change a model at once nobody is lost."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.checked import RecordError
+from jobs.folder import Folder
+from serving.catalog import Catalog
+from serving.records import Model, ModelError, Version, VersionState, folder_of, path_of
+
+READY, FAILED, CREATING = VersionState.READY, VersionState.FAILED, VersionState.CREATING
+FILES = {"saved_model.pb": "00"}
+
+
+def with_versions(*names: str) -> Model:
+    model = Model("mnist")
+    for name in names:
+        model = model.begun(Version(name, token=name)).copied(name, FILES, 3).ready(name)
+    return model
+
+
+def test_the_first_version_that_is_ready_is_the_default() -> None:
+    model = Model("mnist").begun(Version("v1", token="a"))
+    assert (model.default, model.version("v1").wanted) == ("", False), "its files are on their way"
+    model = model.copied("v1", FILES, 3)
+    assert (model.default, model.version("v1").wanted) == ("", True), "servers try it"
+    model = model.ready("v1")
+    assert (model.default, model.version("v1").state) == ("v1", "READY")
+    assert model.begun(Version("v2", token="b")).copied("v2", FILES, 3).ready("v2").default == "v1"
+
+
+def test_one_that_failed_is_never_the_default() -> None:
+    model = Model("mnist").begun(Version("v1", token="a")).copied("v1", FILES, 3).failed("v1", "no SavedModel")
+    assert (model.default, model.version("v1").wanted, model.version("v1").errorMessage) == ("", False, "no SavedModel")
+    with pytest.raises(ModelError, match=r"version v1 of model mnist is FAILED, and the default is READY; those are none"):
+        model.with_default("v1")
+    with pytest.raises(ModelError, match="v1 of model mnist is FAILED by now: somebody else changed it"):
+        model.ready("v1")
+
+
+def test_a_name_is_used_once() -> None:
+    model = with_versions("v1", "v2").deleted("v2")
+    for name, was in (("v1", "it is READY"), ("v2", "it was deleted")):
+        with pytest.raises(
+            ModelError, match=rf"version {name} of model mnist was made at .* \({was}\), and a name is used once"
+        ):
+            model.begun(Version(name, token="another"))
+    assert [v.name for v in model.there] == ["v1"]
+    with pytest.raises(ModelError, match=r"model mnist has no version 'v2'; there are v1$"):
+        model.version("v2")
+
+
+def test_the_default_goes_last() -> None:
+    model = with_versions("v1", "v2")
+    for change in (model.undeployed, model.deleted):
+        with pytest.raises(ModelError, match="version v1 is the default of model mnist: fab set-default mnist v2 first"):
+            change("v1")
+    model = model.with_default("v2").undeployed("v1")
+    assert (model.default, model.version("v1").state, model.version("v1").wanted) == ("v2", "UNDEPLOYED", False)
+    assert model.deleted("v2").default == "", "there is no other that is served"
+    again = model.again("v1", "token")
+    assert (again.version("v1").state, again.version("v1").files, again.version("v1").token) == ("CREATING", FILES, "token")
+    assert again.ready("v1").default == "v2"
+    with pytest.raises(ModelError, match="only what was undeployed is deployed again"):
+        model.again("v2", "token")
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["begun", "copied", "ready", "failed", "with_default", "undeployed", "deleted", "again"]),
+        st.sampled_from(["v1", "v2", "v3"]),
+    ),
+    max_size=40,
+)
+
+
+@given(CHANGES)
+def test_whatever_is_tried_the_default_is_ready_and_no_name_is_there_twice(changes: list[tuple[str, str]]) -> None:
+    model, more = Model("mnist"), {"copied": (FILES, 3), "failed": ("why",), "again": ("t",)}
+    for number, (change, name) in enumerate(changes):
+        try:
+            argument = Version(name, token=str(number)) if change == "begun" else name
+            model = getattr(model, change)(argument, *more.get(change, ()))
+        except ModelError:
+            continue
+        names = [version.name for version in model.versions]
+        assert len(names) == len(set(names))
+        assert not model.default or model.version(model.default).state is READY
+        assert Model.from_json(model.to_json()) == model
+
+
+def test_a_catalog_of_a_bucket(tmp_path: Path) -> None:
+    catalog = Catalog(Folder(tmp_path))
+    assert catalog.models() == ([], [])
+    with pytest.raises(ModelError, match="there is no model 'mnist'"):
+        catalog.change("mnist", lambda model: model.with_default("v1"))
+    made = catalog.change("mnist", lambda model: model.begun(Version("v1", token="a")), create=True)
+    assert (catalog.model("mnist"), catalog.models()) == (made, ([made], []))
+    assert (path_of("mnist"), folder_of("mnist", "v1")) == ("models/mnist/model.json", "models/mnist/versions/v1")
+    (tmp_path / "models/bad").mkdir()
+    (tmp_path / "models/bad/model.json").write_text("{")
+    (tmp_path / "models/other").mkdir()
+    (tmp_path / "models/other/model.json").write_bytes(made.to_json())
+    found, bad = catalog.models()
+    assert (found, [line.partition(":")[0] for line in bad]) == ([made], ["bad", "other"])
+    with pytest.raises(RecordError, match=r"model\.json says that it is that of model 'mnist'"):
+        catalog.model("other")
+
+
+def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_path: Path) -> None:
+    won: list[str] = []
+
+    def deploy(number: int) -> None:
+        name, token = f"v{number % 10}", str(number)
+        try:
+            Catalog(Folder(tmp_path)).change("mnist", lambda model: model.begun(Version(name, token=token)), create=True)
+            Catalog(Folder(tmp_path)).change("mnist", lambda model: model.copied(name, FILES, 3).ready(name))
+        except ModelError:
+            return
+        won.append(name)
+
+    threads = [threading.Thread(target=deploy, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    model = Catalog(Folder(tmp_path)).model("mnist")
+    assert model is not None
+    assert sorted(won) == sorted(version.name for version in model.versions) == [f"v{number}" for number in range(10)]
+    assert {version.state for version in model.versions} == {READY}
+    assert model.default in won

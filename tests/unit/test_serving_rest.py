@@ -1,0 +1,120 @@
+"""TensorFlow Serving's REST API: what a request means, and what an answer looks like. Its documentation is on one side."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving import rest
+from serving.rest import RestError, Signature, Tensor
+
+ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (None,))})
+TWO = Signature({"key": Tensor("int64", (None,)), "text": Tensor(None, (None,))}, {"y": Tensor("float32", (None,))})
+
+
+def asked(body: Any, signature: Signature = ONE) -> tuple[dict[str, Any], bool]:
+    arrays, by_rows = rest.predict(rest.body_of(json.dumps(body).encode()), signature)
+    return {name: array.tolist() for name, array in arrays.items()}, by_rows
+
+
+@pytest.mark.parametrize(
+    ("body", "signature", "arrays", "by_rows"),
+    [
+        ({"instances": [[1, 2], [3, 4]]}, ONE, {"x": [[1, 2], [3, 4]]}, True),
+        ({"instances": [{"x": [1, 2]}]}, ONE, {"x": [[1, 2]]}, True),
+        ({"inputs": [[1, 2]]}, ONE, {"x": [[1, 2]]}, False),
+        ({"inputs": {"x": [[1, 2]]}}, ONE, {"x": [[1, 2]]}, False),
+        ({"instances": [{"key": 7, "text": "é"}]}, TWO, {"key": [7], "text": ["é".encode()]}, True),
+        ({"inputs": {"key": [1, 2], "text": ["a", {"b64": "/w=="}]}}, TWO, {"key": [1, 2], "text": [b"a", b"\xff"]}, False),
+        (
+            {"instances": [{"b64": "AAE="}]},
+            Signature({"image_bytes": Tensor(None, (None,))}, {}),
+            {"image_bytes": [b"\x00\x01"]},
+            True,
+        ),
+        ({"instances": [{"key": 3.0, "text": "a"}]}, TWO, {"key": [3], "text": [b"a"]}, True),
+    ],
+)
+def test_a_request(body: Any, signature: Signature, arrays: dict[str, Any], by_rows: bool) -> None:
+    assert asked(body, signature) == (arrays, by_rows)
+
+
+@pytest.mark.parametrize(
+    ("body", "signature", "says"),
+    [
+        ([1], ONE, "the request must be a JSON object with instances, or inputs"),
+        ({}, ONE, "the request must have either instances (rows) or inputs (columns)"),
+        ({"instances": [[1, 2]], "inputs": []}, ONE, "either instances (rows) or inputs (columns)"),
+        ({"instances": []}, ONE, "instances must be a list with one instance or more"),
+        ({"instances": "x"}, ONE, "instances must be a list with one instance or more"),
+        ({"instances": [[1, 2, 3]]}, ONE, "input x has the shape [1, 3], and must have [?, 2]"),
+        ({"instances": [[1, 2], [3]]}, ONE, "input x must be numbers, all rows of one length"),
+        ({"instances": [["a", "b"]]}, ONE, "input x must be numbers"),
+        ({"instances": [[None, 1]]}, ONE, "input x must be numbers"),
+        ({"inputs": []}, ONE, "input x must be numbers"),
+        ({"instances": [{"z": 1}]}, TWO, "instance 0 has z; this signature takes key, text"),
+        ({"instances": [{"key": 1, "text": "a"}, 5]}, TWO, "instance 1 has no object; this signature takes key, text"),
+        ({"instances": [1]}, TWO, "an instance must be an object with key, text"),
+        ({"inputs": {"key": [1]}}, TWO, "inputs has key; this signature takes key, text"),
+        ({"instances": [{"key": 1.5, "text": "a"}]}, TWO, "input key must be whole numbers"),
+        ({"instances": [{"key": 1, "text": 5}]}, TWO, "input text must be texts"),
+        ({"instances": [{"key": 1, "text": {"b64": "?"}}]}, TWO, "b64 is no base64"),
+        ({"instances": [{"key": 2**70, "text": "a"}]}, TWO, "input key must be whole numbers from -9223372036854775808 to"),
+        ({"instances": [[1e300, 1]]}, ONE, "input x has a number that is too large for float32"),
+    ],
+)
+def test_a_request_that_is_none(body: Any, signature: Signature, says: str) -> None:
+    with pytest.raises(RestError) as caught:
+        asked(body, signature)
+    assert says in str(caught.value)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("content", [b"{", b"NaN", b'{"instances": [NaN]}', b"\xff", b""])
+def test_what_is_no_json(content: bytes) -> None:
+    with pytest.raises(RestError, match="the request is no JSON"):
+        rest.body_of(content)
+
+
+def test_an_answer_by_rows_and_by_columns() -> None:
+    both = {"a": np.array([1, 2], np.int64), "b": np.array([[0.5], [0.25]], np.float32)}
+    assert json.loads(rest.answer(both, True)) == {"predictions": [{"a": 1, "b": [0.5]}, {"a": 2, "b": [0.25]}]}
+    assert json.loads(rest.answer(both, False)) == {"outputs": {"a": [1, 2], "b": [[0.5], [0.25]]}}
+    assert json.loads(rest.answer({"b": both["b"]}, True)) == {"predictions": [[0.5], [0.25]]}
+    assert json.loads(rest.answer({"b": both["b"]}, False)) == {"outputs": [[0.5], [0.25]]}
+    with pytest.raises(RestError, match="have not one row for each instance"):
+        rest.answer({"a": np.zeros(2), "b": np.zeros(3)}, True)
+
+
+def test_an_answer_with_texts_bytes_and_no_numbers() -> None:
+    texts = {"label": np.array([b"cat"], object), "image_bytes": np.array([b"\xff"], object)}
+    assert json.loads(rest.answer(texts, True)) == {"predictions": [{"label": "cat", "image_bytes": {"b64": "/w=="}}]}
+    assert rest.answer({"y": np.array([np.nan, np.inf, 1.0])}, True) == b'{"predictions":[NaN,Infinity,1.0]}'
+
+
+def test_to_classify() -> None:
+    body = {"context": {"a": 1}, "examples": [{"b": 2}, {"a": 3, "b": 4}]}
+    assert rest.examples(body) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    scores = np.array([[0.25, 0.75]])
+    assert json.loads(rest.classified({"scores": scores, "classes": np.array([1])})) == {"result": [[["0", 0.25], ["1", 0.75]]]}
+    named = {"scores": scores, "classes": np.array([[b"no", b"yes"]], object)}
+    assert json.loads(rest.classified(named)) == {"result": [[["no", 0.25], ["yes", 0.75]]]}
+    for wrong in ({"examples": []}, {"examples": [1]}, {"examples": [{}], "context": 1}):
+        with pytest.raises(RestError, match="examples must be a list of objects"):
+            rest.examples(wrong)
+    with pytest.raises(RestError, match="this signature gives y: to classify takes scores of each class"):
+        rest.classified({"y": np.zeros(3)})
+
+
+def test_signatures() -> None:
+    assert rest.chosen({"serving_default": ONE}, rest.signature_name({})) is ONE
+    with pytest.raises(RestError, match=r"there is no signature 'x'; there are serving_default$"):
+        rest.chosen({"serving_default": ONE}, rest.signature_name({"signature_name": "x"}))
+    with pytest.raises(RestError, match="signature_name must be a text"):
+        rest.signature_name({"signature_name": 1})
+    assert ONE.by_rows
+    assert not Signature({"x": Tensor("float32", (2,))}, ONE.outputs).by_rows
+    assert not Signature({"x": Tensor("float32", None)}, ONE.outputs).by_rows

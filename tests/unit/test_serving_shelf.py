@@ -1,0 +1,270 @@
+"""What a server does as the bucket changes: loads, swaps, drops, and never lets one who asks fall between two versions."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.folder import Folder
+from jobs.store import StoreError
+from serving.batcher import Batcher
+from serving.catalog import Catalog
+from serving.records import Model, Version, folder_of
+from serving.rest import Arrays, RestError, Signature, Tensor
+from serving.shelf import Shelf, State
+
+ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
+
+
+class FakeModel:
+    """A model that adds what its file says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.more = float((folder / "saved_model.pb").read_text())
+        self.signatures = ROWS
+
+    def run(self, signature: str, inputs: Arrays) -> Arrays:
+        return {"y": inputs["x"] + self.more}
+
+    def examples(self, signature: str, examples: Any) -> Arrays:
+        raise AssertionError
+
+
+class World:
+    """A bucket, and a server that follows it."""
+
+    def __init__(self, root: Path) -> None:
+        self.bucket = root / "bucket"
+        self.bucket.mkdir()
+        self.catalog = Catalog(Folder(self.bucket))
+        self.shelf = Shelf(self.catalog, Folder(self.bucket), root / "cache", FakeModel, lambda *_: None)
+        self.cache = root / "cache"
+
+    def change(self, change: Callable[[Model], Model]) -> None:
+        self.catalog.change("m", change, create=True)
+
+    def bring(self, name: str, content: str) -> None:
+        """Its files are there, and servers may try it."""
+        file = self.bucket / folder_of("m", name) / "saved_model.pb"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        self.change(lambda model: model.begun(Version(name, token=name)).copied(name, {"saved_model.pb": digest}, 1))
+
+    def deploy(self, name: str, content: str) -> None:
+        self.bring(name, content)
+        self.change(lambda model: model.ready(name))
+        self.shelf.follow()
+
+    def ask(self, version: str | None = None) -> float:
+        here = self.shelf.find("m", version)
+        assert here.batcher is not None
+        return float(here.batcher.put("serving_default", {"x": np.zeros(1)}).result(10)["y"][0])
+
+    def refused(self, version: str | None = None) -> tuple[int, str]:
+        with pytest.raises(RestError) as caught:
+            self.ask(version)
+        return caught.value.status, str(caught.value)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_who_asks_early_is_told_to_come_again(world: World) -> None:
+    assert world.refused() == (503, "the models are not loaded yet")
+    world.shelf.follow()
+    assert world.refused() == (404, "there is no model 'm' here; there are none")
+    assert world.shelf.idle
+
+
+def test_versions_come_swap_and_go(world: World) -> None:
+    world.deploy("v1", "1")
+    assert (world.ask(), world.ask("v1")) == (1, 1)
+    assert not world.shelf.idle
+    world.deploy("v2", "2")
+    assert (world.ask(), world.ask("v2")) == (1, 2), "the first is the default"
+    world.change(lambda model: model.with_default("v2"))
+    world.shelf.follow()
+    assert world.ask() == 2
+    assert world.refused("v3") == (404, "model m has no version 'v3' here; there are v1, v2")
+    world.change(lambda model: model.undeployed("v1"))
+    world.shelf.follow()
+    assert world.refused("v1")[0] == 404
+    assert [folder.name for folder in (world.cache / "m").iterdir()] == ["v2-v2"], "what is not served takes no room"
+    world.change(lambda model: model.deleted("v2"))
+    world.shelf.follow()
+    assert (world.refused()[0], world.shelf.idle) == (404, True)
+    assert not (world.cache / "m").exists()
+
+
+def test_one_that_is_tried_answers_by_its_name_only(world: World) -> None:
+    world.bring("v1", "1")
+    world.shelf.follow()
+    assert world.ask("v1") == 1
+    assert world.refused() == (503, "model m is not loaded yet")
+    world.change(lambda model: model.ready("v1"))
+    world.shelf.follow()
+    assert world.ask() == 1
+
+
+def test_a_broken_version_never_takes_the_place_of_one_that_answers(world: World) -> None:
+    world.deploy("v1", "1")
+    world.deploy("v2", "broken")
+    assert world.shelf.models["m"].versions["v2"].state is State.END
+    assert "could not be loaded: ValueError: could not convert string to float: 'broken'" in world.refused("v2")[1]
+    world.change(lambda model: model.with_default("v2"))  # whoever made it so
+    world.shelf.follow()
+    assert world.ask() == 1, "it goes on with what answers"
+
+
+@pytest.mark.parametrize("damage", ["another", None])
+def test_a_version_is_what_was_deployed_or_nothing(world: World, damage: str | None) -> None:
+    world.bring("v1", "1")
+    file = world.bucket / folder_of("m", "v1") / "saved_model.pb"
+    file.unlink() if damage is None else file.write_text(damage)
+    world.shelf.follow()
+    why = "is not in the bucket" if damage is None else "is damaged: it is not what was deployed"
+    assert why in world.shelf.models["m"].versions["v1"].why
+
+
+def test_a_file_may_not_leave_its_folder(world: World) -> None:
+    world.change(lambda model: model.begun(Version("v1", token="a")).copied("v1", {"../../../x": "00"}, 1))
+    world.shelf.follow()
+    assert "would leave its folder" in world.shelf.models["m"].versions["v1"].why
+
+
+def test_a_bucket_that_is_away_for_a_while(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.deploy("v1", "1")
+    away = world.bucket.with_name("away")
+    world.bucket.rename(away)
+    world.shelf.follow()
+    assert world.ask() == 1
+    assert "the bucket does not answer" in capsys.readouterr().err
+    away.rename(world.bucket)
+    world.bring("v2", "2")
+
+    class Away(Folder):
+        def download(self, name: str, target: Path) -> bool:
+            raise StoreError("away")
+
+    world.shelf._files = Away(world.bucket)
+    world.shelf.follow()
+    assert world.shelf.models["m"].versions["v2"].state is State.LOADING
+    world.shelf._files = Folder(world.bucket)
+    world.shelf.follow()
+    assert world.ask("v2") == 2
+
+
+def test_a_record_that_cannot_be_read_takes_nothing_down(world: World) -> None:
+    world.deploy("v1", "1")
+    record = world.bucket / "models/m/model.json"
+    whole = record.read_bytes()
+    record.write_bytes(b"{")
+    world.shelf.follow()
+    assert world.ask() == 1
+    record.write_bytes(whole)
+    world.shelf.follow()
+    assert world.ask() == 1
+
+
+def test_no_request_fails_while_versions_swap(world: World) -> None:
+    world.deploy("v1", "1")
+    world.deploy("v2", "2")
+    ended, failed, seen = threading.Event(), list[Exception](), set[float]()
+
+    def ask() -> None:
+        while not ended.is_set():
+            try:
+                seen.add(world.ask())
+            except Exception as error:  # noqa: BLE001  it is counted
+                failed.append(error)
+
+    askers = [threading.Thread(target=ask) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    for number in range(3, 23):
+        world.deploy(f"v{number}", str(number))
+        world.change(lambda model, name=f"v{number}": model.with_default(name))  # type: ignore[misc]
+        world.shelf.follow()
+        world.change(lambda model, name=f"v{number - 1}": model.deleted(name))  # type: ignore[misc]
+        world.shelf.follow()
+    while 22 not in seen and not failed:
+        time.sleep(0.01)
+    ended.set()
+    for asker in askers:
+        asker.join()
+    assert failed == []
+
+
+def slow_model(calls: list[list[float]], goes_on: threading.Event) -> Callable[[str, Arrays], Arrays]:
+    def run(_: str, inputs: Arrays) -> Arrays:
+        calls.append(inputs["x"].tolist())
+        goes_on.wait(10)
+        if -1 in inputs["x"]:
+            raise RestError(400, "no")
+        return {"y": inputs["x"] * 2}
+
+    return run
+
+
+def put(batcher: Batcher, *values: float) -> Future[Arrays]:
+    return batcher.put("serving_default", {"x": np.array(values)})
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_comes_while_one_is_computed_is_computed_together() -> None:
+    calls: list[list[float]] = []
+    goes_on, sizes = threading.Event(), list[int]()
+    batcher = Batcher(slow_model(calls, goes_on), ROWS, most_rows=4, saw=sizes.append)
+    first = put(batcher, 1)
+    until(lambda: len(calls) == 1)
+    others = [put(batcher, 2, 3), put(batcher, 4), put(batcher, 5, 6)]
+    goes_on.set()
+    assert [future.result(10)["y"].tolist() for future in (first, *others)] == [[2], [4, 6], [8], [10, 12]]
+    assert calls == [[1], [2, 3, 4], [5, 6]], "as many as may go together, in the order in which they came"
+    assert sizes == [1, 3, 2]
+
+
+def test_one_bad_request_spoils_no_other() -> None:
+    calls: list[list[float]] = []
+    goes_on = threading.Event()
+    batcher = Batcher(slow_model(calls, goes_on), ROWS)
+    first = put(batcher, 0)
+    until(lambda: len(calls) == 1)
+    good, bad = put(batcher, 1), put(batcher, -1)
+    goes_on.set()
+    assert (first.result(10)["y"].tolist(), good.result(10)["y"].tolist()) == ([0], [2])
+    with pytest.raises(RestError, match="no"):
+        bad.result(10)
+
+
+def test_too_many_at_once_and_after_the_end() -> None:
+    calls: list[list[float]] = []
+    goes_on = threading.Event()
+    batcher = Batcher(slow_model(calls, goes_on), ROWS, most_waiting=2)
+    first = put(batcher, 0)
+    until(lambda: len(calls) == 1)
+    waiting = [put(batcher, 1), put(batcher, 2)]
+    with pytest.raises(RestError, match="too many requests wait") as caught:
+        put(batcher, 3)
+    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+    batcher.close()
+    goes_on.set()
+    assert [future.result(10)["y"].tolist() for future in (first, *waiting)] == [[0], [2], [4]]
+    assert put(batcher, 5).result(10)["y"].tolist() == [10], "whoever found it before it was dropped gets an answer"
