@@ -23,7 +23,7 @@ MARK = '<meta name="generator" content="scaletier report">'
 _TEMPLATE = "report.html.j2"
 _ROWS = 12
 # Percent of its colour that a cell may have at most, so that its number can be read.
-_RIGHT, _WRONG = 50, 60
+_STRONGEST = 50
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _cells(place: int, row: Sequence[int], worst: int) -> Iterator[Cell]:
     total = sum(row)
     for column, count in enumerate(row):
         share = count / total if column == place and total else math.sqrt(count / worst) if worst else 0.0
-        yield Cell(count, round(share * (_RIGHT if column == place else _WRONG)), column == place)
+        yield Cell(count, round(share * _STRONGEST), column == place)
 
 
 def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:

@@ -139,7 +139,7 @@ def test_the_page_says_what_the_report_says() -> None:
     )
     assert '<html lang="en">' in html
     assert "<title>Job job01</title>" in html
-    assert '<td class="right" style="--n:38">3</td><td class="wrong" style="--n:60">1</td>' in html
+    assert '<td class="right" style="--n:38">3</td><td class="wrong" style="--n:50">1</td>' in html
     assert MARK in html[:512]
 
 
