@@ -91,10 +91,13 @@ e2e: setup browser ## tests on real hosts
 # Tests on hosts wait for hosts most of the time: all others run beside them, and are shown after them.
 test: setup browser gcs lint ## everything: ruff, mypy, unit, contract, simulation, stack and e2e tests
 	@log=$(CACHE)/test.log
-	$(BIN)/pytest tests/simulation tests/stack tests/unit >$$log 2>&1 & others=$$!
+	(trap 'kill $$! 2>/dev/null; exit 1' TERM
+	 code=0
+	 for parts in tests/contract "tests/simulation tests/stack tests/unit"; do $(BIN)/pytest $$parts & wait $$! || code=$$?; done
+	 exit $$code) >$$log 2>&1 & others=$$!
 	trap 'kill $$others 2>/dev/null || true' EXIT
 	code=0
-	for part in contract e2e; do $(BIN)/pytest tests/$$part || code=$$?; done
+	$(BIN)/pytest tests/e2e || code=$$?
 	wait $$others || code=$$?
 	cat $$log
 	exit $$code

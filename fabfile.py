@@ -6,5 +6,5 @@ failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
 
 from tasks.models import delete_version, deploy, make_request, models, predict, serve, set_default, undeploy, versions
 from tasks.run import cancel, plan, reproduce, train, wait
-from tasks.see import cost, describe, hosts, jobs, logs, render, tensorboard, top
+from tasks.see import cost, describe, hosts, jobs, logs, render, report, tensorboard, top
 from tasks.take import data, delete, export, get, prune, runtimes, shell

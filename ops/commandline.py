@@ -38,8 +38,8 @@ _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None,
 
 
 class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
-    """A task of `fab`. `words` are the flags that may be given as bare words behind its name, in this order; `rest` names what
-    may stand behind `--`.
+    """A task of `fab`. `words` are the flags that may be given as bare words behind its name, in this order, one that may
+    be given several times as often as that; `rest` names what may stand behind `--`.
     """
 
     help: dict[str, str]
@@ -255,7 +255,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
     def print_task_help(self, name: str) -> None:
         """A task's usage, what it does, and its flags."""
         task = self.collection[name]
-        words = "".join(f" [{word.upper()}]" for word in task.words)
+        words = "".join(f" [{word.upper()}{' …' * (task.words.count(word) > 1)}]" for word in dict.fromkeys(task.words))
         context = self.parser.contexts[name]
         rest = f" [{DASHES} {task.rest}]" if task.rest else ""
         _say(f"Usage: {self.binary} {name}{words} [--flags]{rest}\n")

@@ -119,6 +119,30 @@ def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | N
 
 
 @task(
+    words=["job"] * 7,
+    iterable=["job"],
+    help={
+        "job": f"{JOB}; several are compared",
+        "output": "the file to write (default: report-ID.html); one that this command has made is replaced, no other",
+        "json": "print what the report is made of as JSON, for programs",
+    },
+)
+def report(_: Any, job: Any = None, output: str | None = None, json: bool = False) -> int:
+    """Write a page about a job: curves, throughput, time line, cost, errors, what it was made of; or compare several.
+
+    fab report job01
+    fab report job01 job02 --output compared.html
+
+    The page is one file that opens anywhere without a network, on a phone and on paper, too. Of a running job it has what there
+    is so far.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.report.command import report as run
+
+    return run(Cluster.load(), job, output, json)
+
+
+@task(
     words=["job"],
     rest=TRAINER,
     iterable=["labels", "env", "secret"],

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data import Files, eval_pipeline
+from trainer.mnist import LABELS
 from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -25,11 +26,15 @@ class Mistakes(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Mean loss in nats and accuracy, 0 to 1, over all records, and some of those that were mistaken."""
+    """Mean loss in nats and accuracy, 0 to 1, over all records, and some of those that were mistaken.
+
+    `confusion`, int64 [10, 10], counts the records of each label, its row, by what they were taken for.
+    """
 
     loss: float
     accuracy: float
     mistakes: Mistakes
+    confusion: npt.NDArray[np.int64]
 
 
 def make_evaluate(logits: Callable[[Any], Any], files: Files) -> Callable[[], Metrics]:
@@ -46,7 +51,7 @@ def make_evaluate(logits: Callable[[Any], Any], files: Files) -> Callable[[], Me
         wrong = tf.where(tf.not_equal(predicted, labels))[:, 0]
         sums = tf.stack([tf.reduce_sum(losses), tf.cast(tf.size(wrong), tf.float32)])
         first = wrong[:_MISTAKES]
-        return sums, *(tf.gather(values, first) for values in (images, predicted, labels))
+        return sums, predicted, *(tf.gather(values, first) for values in (images, predicted, labels))
 
     totals_graph = tf.function(totals, reduce_retracing=True, autograph=False)
 
@@ -54,13 +59,15 @@ def make_evaluate(logits: Callable[[Any], Any], files: Files) -> Callable[[], Me
         loss = wrong = 0.0
         records = 0
         mistaken = []
+        confusion = np.zeros((LABELS, LABELS), np.int64)
         for images, labels in pipeline:
-            sums, *found = totals_graph(images, labels)
+            sums, predicted, *found = totals_graph(images, labels)
+            np.add.at(confusion, (labels.numpy(), predicted.numpy()), 1)
             batch_loss, batch_wrong = sums.numpy()
             loss, wrong, records = loss + float(batch_loss), wrong + float(batch_wrong), records + len(labels)
             mistaken.append([values.numpy() for values in found])
-        images, predicted, labels = (np.concatenate(values)[:_MISTAKES] for values in zip(*mistaken, strict=True))
+        images, taken_for, labels = (np.concatenate(values)[:_MISTAKES] for values in zip(*mistaken, strict=True))
         pictures = np.rint(images * 255).astype(np.uint8).reshape(-1, 28, 28)
-        return Metrics(loss / records, (records - wrong) / records, Mistakes(pictures, predicted, labels))
+        return Metrics(loss / records, (records - wrong) / records, Mistakes(pictures, taken_for, labels), confusion)
 
     return evaluate

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from trainer import checkpoint
+from trainer import checkpoint, findings
 from trainer.corrupt import Segment, segments
 from trainer.data import DataError, check, find_files
 from trainer.evaluation import Metrics, make_evaluate
@@ -80,6 +80,7 @@ class Keeper:
         self._flags, self._model, self._trained = flags, model, trained
         self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints)
         self._evaluate = make_evaluate(trained.logits, files)
+        self._files = files
         self._interval = EvalInterval(flags.eval_interval)
         self.summaries = Summaries(flags.job_dir)
         self._summarized = (time.monotonic(), step)
@@ -117,10 +118,12 @@ class Keeper:
             self.save()
 
     def finish(self) -> None:
-        """Saves, exports and evaluates the model that the job came to."""
+        """Saves, exports and evaluates the model that the job came to, and leaves what was found in evaluation.json."""
         step = self.save()
         say(f"Exporting prediction graph to {export(self._model, self._trained.variables, self._flags.job_dir)}")
         metrics = self._measure(step)
+        if problem := findings.write(self._flags.job_dir, step, metrics, findings.classes(self._files[0].file)):
+            say(problem)
         say(final_line(step, metrics.loss, metrics.accuracy))
 
     def save(self) -> int:

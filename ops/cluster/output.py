@@ -19,6 +19,8 @@ WITHOUT_TENSORFLOW = 'sys.modules["tensorboard.compat.notf"] = types.ModuleType(
 leaves the memory to the training, and reads what fsspec reads."""
 METRICS = "metrics.json"
 """What a trainer may write of its metrics."""
+EVALUATION = "evaluation.json"
+"""What a trainer may write of its final evaluation."""
 _EVENTS = "tfevents"
 # Where trainers since Cloud ML's leave models for prediction.
 _EXPORTS = "export/"
@@ -41,8 +43,8 @@ class Output:
 
     @property
     def checkpoints(self) -> list[str]:
-        """Those of the files that a trainer may go on from: whatever is neither a summary, nor metrics, nor below export/."""
-        told = {*self.summaries, METRICS}
+        """Those of the files that a trainer may go on from: neither a summary, nor figures, nor below export/."""
+        told = {*self.summaries, METRICS, EVALUATION}
         return [name for name in self.files if name not in told and not name.startswith(_EXPORTS)]
 
     def read(self, name: str) -> bytes:

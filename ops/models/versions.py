@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ _TENSORFLOW_BYTES = 400_000_000
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a version comes from: `bring` puts its files into an empty folder."""
+    """Where a version comes from: `model` is its saved_model.pb, `bring` puts all its files, `size` bytes, into a folder."""
 
     said: str
-    bring: Callable[[Path], None]
+    model: bytes
+    size: int
+    bring: Callable[[Path], object]
     job_id: str = ""
     manifest: dict[str, Any] | None = None
 
@@ -55,14 +58,25 @@ def deploy(
     with tempfile.TemporaryDirectory() as scratch:
         files: dict[str, Path] = {}
         if there and there.state is VersionState.UNDEPLOYED and origin is None and job_id is None:
+            starting = _start(cluster)
             _change(catalog, name, lambda record: record.again(version, token))
         else:
             if before:
                 _refusing(lambda: before.begun(Version(version, token=token)))  # before anything is copied
-            made, files = _fetched(cluster, _origin(cluster, job_id, origin), Version(version, token=token), Path(scratch))
+            source = _origin(cluster, job_id, origin)
+            _check(cluster, source)
+            starting = _start(cluster)
+            files = _fetched(source, Path(scratch, "model"))
+            made = Version(
+                version,
+                origin=source.said,
+                jobId=source.job_id,
+                createdBy=me(),
+                manifest=source.manifest or {},
+                token=token,
+            )
             _change(catalog, name, lambda record: record.begun(made), create=True)
         with _undone(catalog, name, version, token):
-            starting = Background(lambda: server.start(cluster))  # it has TensorFlow to import while files are copied
             if files:
                 _upload(cluster, catalog, name, version, files)
             with terminal.Step(f"{name} {version}: starting the model server"):
@@ -99,7 +113,9 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
         below = f"{folder}/" if folder else ""
         paths = [path for path in found.files if path.startswith(below)]
         where = f"{found.job_dir}/{folder}".rstrip("/")
-        return _Origin(where, lambda target: found.fetch(paths, target, below), record.jobId, dict(record.manifest))
+        size = sum(found.files[path] for path in paths)
+        content = found.read(f"{below}{MODEL}")
+        return _Origin(where, content, size, lambda to: found.fetch(paths, to, below), record.jobId, dict(record.manifest))
     if job_id is not None:
         raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
     here = Path(origin)
@@ -108,23 +124,22 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
             f"--origin {origin} is no folder with a {MODEL}: fab export fetches one, and --job takes that of a job"
         )
 
-    def copy(target: Path) -> None:
-        for path in sorted(here.rglob("*")):
-            if path.is_file():
-                (target / path.relative_to(here)).parent.mkdir(parents=True, exist_ok=True)
-                (target / path.relative_to(here)).write_bytes(path.read_bytes())
-
-    return _Origin(str(here.resolve()), copy)
+    size = sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
+    return _Origin(
+        str(here.resolve()), (here / MODEL).read_bytes(), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True)
+    )
 
 
-def _fetched(cluster: Cluster, origin: _Origin, version: Version, scratch: Path) -> tuple[Version, dict[str, Path]]:
-    """The version with what is known of it, and its files, fetched and looked at; UsageError where none could be served."""
-    folder = scratch / "model"
+def _start(cluster: Cluster) -> Background[None]:
+    """The server has TensorFlow to import, while files are copied; one that gets nothing to serve ends by itself."""
+    return Background(lambda: server.start(cluster))
+
+
+def _fetched(source: _Origin, folder: Path) -> dict[str, Path]:
+    """The files, in a folder of ours, each by its path below it."""
     folder.mkdir()
-    origin.bring(folder)
-    _check(cluster, origin, folder)
-    made = replace(version, origin=origin.said, jobId=origin.job_id, createdBy=me(), manifest=origin.manifest or {})
-    return made, {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    source.bring(folder)
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, files: Mapping[str, Path]) -> None:
@@ -140,23 +155,22 @@ def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, files: 
     _change(catalog, name, lambda record: record.copied(version, digests, size))
 
 
-def _check(cluster: Cluster, origin: _Origin, folder: Path) -> None:
+def _check(cluster: Cluster, source: _Origin) -> None:
     """UsageError for what no server could answer for."""
     try:
-        found = signatures((folder / MODEL).read_bytes())
+        found = signatures(source.model)
     except ValueError as error:
-        raise UsageError(f"{origin.said}/{MODEL}: {error}") from None
+        raise UsageError(f"{source.said}/{MODEL}: {error}") from None
     if not found:
         raise UsageError(
-            f"the model in {origin.said} has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
+            f"the model in {source.said} has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
         )
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     room = server.memory_of(cluster.inventory) - _TENSORFLOW_BYTES
-    if size > room:
+    if source.size > room:
         host = server.server_of(cluster.inventory)
+        has, can = terminal.size(source.size), terminal.size(max(room, 0))
         raise UsageError(
-            f"the model has {terminal.size(size)}, and {host.name} can give its server {terminal.size(max(room, 0))} for "
-            "models: give the master a larger machine type"
+            f"the model has {has}, and {host.name} can give its server {can} for models: give the master a larger machine type"
         )
 
 
@@ -305,8 +319,10 @@ def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model
 
 
 def _all(catalog: Catalog) -> tuple[list[Model], list[str]]:
+    """The models that have a version; what is left of others is which names were used."""
     try:
-        return catalog.models()
+        found, bad = catalog.models()
+        return [model for model in found if model.there], bad
     except StoreError as error:
         raise OpsError(f"the bucket does not answer: {error}") from error
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.spec import Role, network_gbits
+from jobs.records import JobRecord
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
@@ -25,9 +26,30 @@ from ops.train.reproduce import read_manifest, read_package
 _TRAINS = (Role.MASTER, Role.WORKER)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A job's plan, the prediction that it comes to on this cluster, and the steps/s that the job had."""
+
+    made: dict[str, Any]
+    found: Prediction
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """By how many percent the prediction is too high."""
+        return 100 * (self.found.rate / self.measured - 1)
+
+
 def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
     """Predict the job's steps/s on this cluster from the plan that was made of it, and compare with what it did."""
     record = existing_job(cluster.ledger, job_id)
+    _show(job_id, compared(cluster, record), as_json)
+    return DONE
+
+
+def compared(cluster: Cluster, record: JobRecord) -> Checked:
+    """A job and its plan; UsageError where none was made, where the cluster is another today, or for too few Train lines."""
+    job_id = record.jobId
     whole = read_manifest(cluster.bucket, job_id)
     then = whole["cluster"]
     inventory = cluster.inventory.part(then.get("replicas", {}), then.get("scaleTier"))
@@ -44,9 +66,7 @@ def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
     planned = Work(**made["work"])
     # A period that was chosen as the job ran is known from its log alone.
     work = replace(planned, period=period_of(whole["args"], messages, declared.plan))
-    found = predict(work, inventory, chosen_strategy(whole["args"]), made["vcpusPerCpu"], declared)
-    _show(job_id, made, found, measured, as_json)
-    return DONE
+    return Checked(made, predict(work, inventory, chosen_strategy(whole["args"]), made["vcpusPerCpu"], declared), measured)
 
 
 def read_plan(module: str, args: Sequence[str], declared: Declared) -> dict[str, Any]:
@@ -82,8 +102,8 @@ def shape(inventory: Inventory, per_cpu: float) -> Shape:
     return Shape(trainers, servers, None if shared is None else shared * per_cpu)
 
 
-def _show(job_id: str, made: dict[str, Any], found: Prediction, measured: float, as_json: bool) -> None:
-    error = 100 * (found.rate / measured - 1)
+def _show(job_id: str, checked: Checked, as_json: bool) -> None:
+    made, found, measured, error = checked.made, checked.found, checked.measured, checked.error
     if as_json:
         plan = {key: made[key] for key in ("createTime", "package", "work")}
         figures = {"predicted": as_dict(found), "measured": round(measured, 2), "errorPercent": round(error, 1)}

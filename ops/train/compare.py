@@ -41,7 +41,7 @@ class Row:
 
 def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Row]:
     """Everything, in the order in which it is shown: what went in, then what came out; `finals` as of ops.train.metrics."""
-    sides = (_inputs(original.manifest), _inputs(again.manifest))
+    sides = (inputs(original.manifest), inputs(again.manifest))
     results = ({**finals[0], **_outcome(original)}, {**finals[1], **_outcome(again)})
     return [*_rows(sides), *_rows(results)]
 
@@ -51,7 +51,8 @@ def _rows(sides: Sequence[Mapping[str, str]]) -> Iterator[Row]:
     yield from (Row(what, first.get(what), second.get(what)) for what in {**first, **second})
 
 
-def _inputs(short: Mapping[str, Any]) -> dict[str, str]:
+def inputs(short: Mapping[str, Any]) -> dict[str, str]:
+    """What a job was made of, as its record's short manifest tells: package, runtime, data, versions, hosts."""
     made: Mapping[str, Any] = short.get("cluster", {})
     replicas = {role: f"{count} x {made['machineTypes'][role]}" for role, count in made.get("replicas", {}).items()}
     told = {

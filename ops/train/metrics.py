@@ -17,13 +17,16 @@ from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.train.push import PYTHON
 
-# Runs on a host, where the summaries are: the last value of each scalar. Without TensorFlow it starts in a fifth of the time.
-_LAST = f"""
+# Runs on a host, where the summaries are: up to so many points of each scalar, the last among them. Without TensorFlow it
+# starts in a fifth of the time.
+_SCALARS = f"""
 import json, sys, types
 {WITHOUT_TENSORFLOW}
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.util.tensor_util import make_ndarray
-found = EventMultiplexer(size_guidance=dict.fromkeys(("scalars", "tensors", "images", "audio", "histograms", "graph"), 1))
+most = int(sys.argv[2])
+sizes = dict.fromkeys(("images", "audio", "histograms", "graph"), 1)
+found = EventMultiplexer(size_guidance=sizes | dict(scalars=most, tensors=most))
 found.AddRunsFromDirectory(sys.argv[1]).Reload()
 values = dict()
 for run in found.Runs():
@@ -31,11 +34,10 @@ for run in found.Runs():
     of = found.GetAccumulator(run)
     tags = of.Tags()
     for tag in tags["scalars"]:
-        values[into + tag] = (of.Scalars(tag)[-1].step, of.Scalars(tag)[-1].value)
+        values[into + tag] = [(each.step, each.value) for each in of.Scalars(tag)]
     for tag in tags["tensors"]:
         if of.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
-            last = of.Tensors(tag)[-1]
-            values[into + tag] = (last.step, float(make_ndarray(last.tensor_proto)))
+            values[into + tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in of.Tensors(tag)]
 print(json.dumps(values))
 """
 
@@ -68,19 +70,28 @@ def _of_file(output: Output) -> dict[str, str]:
 
 
 def _of_summaries(cluster: Cluster, output: Output) -> dict[str, str]:
+    last = {name: points[-1] for name, points in scalars(cluster, output, 1).items()}
+    steps = {"steps": max(step for step, _ in last.values())} if last else {}
+    return _as_text({**steps, **{name: value for name, (_, value) in last.items()}})
+
+
+def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple[int, float]]]:
+    """The scalars in a job's summaries for TensorBoard by `run/tag`, each as (step, value) in the order of time; empty where
+    there are none.
+
+    Of one with more than `most` points so many are chosen, the last among them. HostError where a host cannot read them.
+    """
     if not output.summaries:
         return {}
     with terminal.Step(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host
-        printed = cluster.fleet.must(
-            host, shlex.join([PYTHON, "-c", _LAST, output.job_dir]), "could not read summaries, it ended"
-        )
+        command = shlex.join([PYTHON, "-c", _SCALARS, output.job_dir, str(most)])
+        printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
     try:
-        last: dict[str, tuple[int, float]] = json.loads(printed.strip().splitlines()[-1])
+        found: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
         return {}
-    steps = {"steps": max(step for step, _ in last.values())} if last else {}
-    return _as_text({**steps, **{name: value for name, (_, value) in last.items()}})
+    return {name: [(int(step), value) for step, value in points] for name, points in found.items() if points}
 
 
 def _as_text(told: dict[Any, Any]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -53,6 +55,7 @@ class Browser:
         options.binary_location = binary
         for flag in (*_FLAGS, f"--user-data-dir={folder}"):
             options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self._driver = webdriver.Chrome(options=options, service=Service(driver))
 
     def __enter__(self) -> Self:
@@ -65,6 +68,37 @@ class Browser:
         """A page from its beginning, also where only the part behind # is another."""
         self._driver.get("about:blank")
         self._driver.get(url)
+
+    def emulate(self, width: int, height: int, scheme: str = "light", media: str = "screen", bars: bool = True) -> None:
+        """A window of so many CSS pixels, a phone's below 600, that prefers a scheme of colours, `light` or `dark`, or paper
+        where media is `print`; with bars for scrolling or without. For what is opened from here on.
+        """
+        self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": not bars})
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+
+    def value(self, script: str) -> Any:
+        """What a script returns on the page that is open."""
+        return self._driver.execute_script(_DEEP + script)
+
+    def picture(self, path: Path, whole: bool = True) -> None:
+        """The page, or what of it is in the window, as a PNG."""
+        shown = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": whole, **self._clip(whole)})
+        path.write_bytes(base64.b64decode(shown["data"]))
+
+    def _clip(self, whole: bool) -> dict[str, Any]:
+        if not whole:
+            return {}
+        size = self._driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+
+    def heard(self) -> tuple[list[str], list[str]]:
+        """What the page said on its console since this was last asked, and each URL that it asked for."""
+        said = [entry["message"] for entry in self._driver.get_log("browser")]
+        events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
+        return said, [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
 
     def await_value(self, url: str, script: str, good: Callable[[Any], bool], seconds: float = 300) -> Any:
         """What a script returns on a page, once it is good; it may use deep(root, selector) and above(element, name).

@@ -39,6 +39,7 @@ TASKS = [
     "predict",
     "prune",
     "render",
+    "report",
     "reproduce",
     "runtimes",
     "serve",
@@ -104,6 +105,8 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
         (["--help", "nope"], "there is no task 'nope'"),
         (["train", "--job", "job01", "--args", "--follow --job x"], "stack 'nowhere' (PULUMI_STACK) is not up"),
         (["shell", "master-0", "--", "df", "-h"], "stack 'nowhere' (PULUMI_STACK) is not up"),
+        (["report", "job01", "job02"], "stack 'nowhere' (PULUMI_STACK) is not up"),
+        (["report", *"abcdefgh"], "fab report has no use for 'h': see fab report --help"),
         (["jobs"], "run pulumi up --stack nowhere"),
     ],
 )
@@ -124,6 +127,10 @@ def test_help_is_where_it_is_asked_for(fab: Fab, argv: list[str]) -> None:
     assert ran.returncode == 0
     assert ran.stdout.startswith("Usage: fab logs [REPLICA] [JOB] [--flags]\n")
     assert "show lines as they come" in ran.stdout
+
+
+def test_a_word_that_may_be_said_several_times(fab: Fab) -> None:
+    assert fab("report", "--help").stdout.startswith("Usage: fab report [JOB …] [--flags]\n")
 
 
 def test_the_help_of_all(fab: Fab) -> None:

@@ -44,6 +44,8 @@ OUTSIDE = {
         "yaml",
     },
     "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "packaging", "yaml"},
+    "ops/report/charts.py": {"vl_convert"},
+    "ops/report/page.py": {"jinja2", "markupsafe"},
     "ops/screen/draw.py": {"rich"},
     "tasks": {"fabric"},
     "fabfile.py": set(),

@@ -225,7 +225,7 @@ def test_a_job_that_goes_on_where_another_ended(cluster: Cluster, bucket: Path) 
     ):
         resumed(cluster, Flags("new", resume="empty"))
     output = bucket / "jobs/empty/output"
-    for name in ("export/Servo/1/saved_model.pb", "events.out.tfevents.1.master-0", "metrics.json"):
+    for name in ("export/Servo/1/saved_model.pb", "events.out.tfevents.1.master-0", "metrics.json", "evaluation.json"):
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).touch()
     with pytest.raises(UsageError, match="job empty left no checkpoint"):

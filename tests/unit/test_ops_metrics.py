@@ -21,6 +21,7 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
+from ops.cluster.output import Output
 from ops.train import metrics
 
 Log = list[str]
@@ -92,3 +93,18 @@ def test_a_file_that_tells_nothing(told: Callable[[Log], dict[str, str]], tmp_pa
 def test_summaries_that_are_none(told: Callable[[Log], dict[str, str]], tmp_path: Path) -> None:
     (tmp_path / "jobs/job01/output/events.out.tfevents.1.x").write_bytes(b"no records")
     assert told([]) == {}
+
+
+def test_the_points_of_each_scalar(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setattr(metrics, "PYTHON", sys.executable)
+    points = [("loss", step, 1 / step) for step in range(1, 41)]
+    summaries(tmp_path / "train", *points, ("accuracy", 8, 0.5))
+    cluster = Cluster(inventory, OneHost())  # type: ignore[arg-type]
+    output = Output(JobRecord("job01"), str(tmp_path), {"train/events.out.tfevents.1": 1}, None, "")  # type: ignore[arg-type]
+    found = metrics.scalars(cluster, output, 10)
+    assert found["train/accuracy"] == [(8, 0.5)]
+    assert len(found["train/loss"]) == 10
+    assert found["train/loss"][-1] == (40, pytest.approx(0.025))
+    assert metrics.scalars(cluster, replace(output, files={"checkpoint": 1}), 10) == {}

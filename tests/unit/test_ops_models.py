@@ -220,7 +220,7 @@ def test_deleted_with_its_files(deployed: Deployed, tmp_path: Path, monkeypatch:
     assert found(cluster).state is VersionState.READY
     assert versions.delete_version(cluster, "mnist", "v1", sure=True) == 0
     assert not (tmp_path / "bucket/models/mnist/versions/v1").exists()
-    with pytest.raises(UsageError, match=r"model mnist has no version 'v1'; there are none"):
+    with pytest.raises(UsageError, match="there is no model 'mnist'; no model is deployed yet"):
         versions.delete_version(cluster, "mnist", "v1", sure=True)
     with pytest.raises(UsageError, match=r"\(it was deleted\), and a name is used once"):
         deploy(cluster)

@@ -43,3 +43,20 @@ def test_the_shipped_trainer_says_so() -> None:
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)
     assert progress.period([measured.told]) == measured.steps
+
+
+def test_what_a_train_line_tells_besides() -> None:
+    line = (
+        "Train [master/0], step 348: loss: 0.729, mean error: 2e-3, x: nan (1.037 sec) 200.4 global steps/s, 99.7 local steps/s"
+    )
+    assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean error": 0.002}, 99.7)
+    assert progress.trained("Train [worker/1], step 3: (0.5 sec)") == progress.Told(3, {}, None)
+    assert progress.trained("Eval, step 990: loss: 0.400") is None
+
+
+def test_what_an_eval_line_tells() -> None:
+    told = progress.Told(990, {"loss": 0.4, "accuracy": 0.89})
+    assert progress.evaluated("Eval, step 990: loss: 0.400, accuracy: 0.890") == told
+    assert progress.evaluated("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == told
+    assert progress.evaluated("ReEval, step 3: loss: 1") is None
+    assert progress.evaluated("Eval, step x: loss: 1") is None

@@ -89,6 +89,10 @@ def test_an_evaluation_keeps_the_first_mistakes(tmp_path: Path, wrong: int) -> N
     metrics = make_evaluate(logits, [str(tmp_path / "test.tfrecord")])()
     assert metrics.accuracy == pytest.approx(1 - wrong / 40)
     assert metrics.loss == pytest.approx(100 * wrong / 40)
+    expected = [[0] * 10 for _ in range(10)]
+    for number in range(40):
+        expected[number % 10][(number + (number < wrong)) % 10] += 1
+    assert metrics.confusion.tolist() == expected
     kept = min(wrong, 16)
     assert metrics.mistakes.images.shape == (kept, 28, 28)
     assert metrics.mistakes.images[:, 0, 0].tolist() == list(range(kept))

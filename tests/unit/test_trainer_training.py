@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.Ca
     assert second[0] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
     assert re.fullmatch(r"Final metrics after 120 steps, loss: 0\.\d{3}, accuracy: 1\.000", second[-1])
     assert any((tmp_path / "job/summaries").iterdir())
+    found = json.loads((tmp_path / "job/evaluation.json").read_text())
+    assert (found["step"], found["confusion"]) == (120, [[4 * (i == j) for j in range(10)] for i in range(10)])
     exports = sorted((tmp_path / "job/export/Servo").iterdir())
     assert [str(path) for path in exports] == [line.rpartition(" ")[2] for line in (first[-2], second[-2])]
     assert all(b"/job:" not in (path / "saved_model.pb").read_bytes() for path in exports)

@@ -1,0 +1,245 @@
+"""Charts: a picture is a specification in Vega-Lite, plain data made by pure functions, and vl_convert makes SVG of it.
+
+The colours are names of CSS variables, which the page gives for light, dark and paper. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import vl_convert
+
+from ops.report.report import RESTARTING, RUNNING, WAITING, Chart, Curve, Happening, Pace, Span
+
+COLOURS = 8
+_VERSION = "6.4"
+_WIDTH, _HEIGHT, _AXES, _ROW = 420, 250, 90, 18
+_LETTER, _LETTERS = 8, 16
+# Columns of a legend, and how wide a name may be in one.
+_COLUMNS = ((3, 85), (2, 150), (1, 320))
+_MOST_POINTS = 300
+_LOG_RATIO = 50
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+_STATES = {WAITING: "var(--c7)", RUNNING: "var(--c0)", RESTARTING: "var(--c1)"}
+_UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart: its colour and its dashes by number, whether its points are marked, and the x where it breaks off."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: int = 0
+    dash: int = 0
+    dots: bool = False
+    breaks: Sequence[float] = ()
+
+
+def svg(spec: Spec) -> str:
+    """The picture, as an element of a page; no name in it is markup."""
+    return vl_convert.vegalite_to_svg(spec, vl_version=_VERSION, allowed_base_urls=[])
+
+
+def curves(chart: Chart) -> Spec:
+    """The curves of a job under one name, by step."""
+    return by_step(chart.name, [_series(curve.name, curve, place, 0) for place, curve in enumerate(chart.curves)])
+
+
+def compared(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
+    """The curves of several jobs under one name, over each other: a colour for each job, dashes for each curve."""
+    kinds = list(dict.fromkeys(curve.name for _, chart in jobs if chart for curve in chart.curves))
+    # What is evaluated is drawn whole, what a step tells dashed: it is the evaluations that one compares.
+    kinds.sort(key=lambda kind: not kind.startswith("eval"))
+    found = [
+        _series(f"{job}: {curve.name}", curve, place, kinds.index(curve.name))
+        for place, (job, chart) in enumerate(jobs)
+        if chart
+        for curve in chart.curves
+    ]
+    return by_step(name, found)
+
+
+def _series(name: str, curve: Curve, colour: int, dash: int) -> Series:
+    return Series(name, curve.points, colour, dash, curve.name.startswith("eval") or len(curve.points) < 10)
+
+
+def by_step(name: str, series: Sequence[Series]) -> Spec:
+    """Lines over the global step. A loss that falls by far is drawn on a scale of logarithms."""
+    values = [value for each in series for _, value in each.points]
+    logs = "loss" in name and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
+    if not logs:
+        return _lines(series, "step", {"title": None, "scale": {"zero": False}})
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    axis = {"values": [10.0**power for power in powers]}
+    return _lines(series, "step", {"title": None, "scale": {"type": "log"}, "axis": axis})
+
+
+def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: Sequence[float]) -> Spec:
+    """Steps/s of each replica over the time; its restarts as triangles at the bottom, the job's own as lines.
+
+    `seconds` are those of the happenings, from the job's creation.
+    """
+    size, unit = _unit([at for pace in paces for at, _ in pace.points])
+    lines = [
+        Series(
+            pace.replica,
+            [(at / size, rate) for at, rate in pace.points],
+            place,
+            place // COLOURS,
+            breaks=[at / size for at in pace.restarts],
+        )
+        for place, pace in enumerate(paces)
+    ]
+    spec = _lines(lines, f"{unit} since the job was made", {"title": "steps/s", "scale": {"zero": True}})
+    restarts = [{"x": at / size, "curve": pace.replica} for pace in paces for at in pace.restarts]
+    whole = [{"x": at / size} for at, each in zip(seconds, happenings, strict=True) if each.who == "job"]
+    if restarts:
+        mark = {"type": "point", "shape": "triangle-up", "filled": True, "size": 90, "aria": False, "opacity": 1}
+        colour = {"field": "curve", "type": "nominal"}
+        place = {"x": {"field": "x", "type": "quantitative"}, "y": {"value": "height"}, "color": colour}
+        spec["layer"].append({"data": {"values": restarts}, "mark": mark, "encoding": place})
+    if whole:
+        rule = {"type": "rule", "strokeDash": [3, 3], "color": "var(--bad)", "aria": False}
+        at_x = {"x": {"field": "x", "type": "quantitative"}}
+        spec["layer"].append({"data": {"values": whole}, "mark": rule, "encoding": at_x})
+    return spec
+
+
+def time_line(spans: Sequence[Span]) -> Spec:
+    """The states of the job and of its replicas, a bar for each."""
+    size, unit = _unit([span.end for span in spans])
+    names = list(dict.fromkeys(span.who for span in spans))
+    states = [state for state in _STATES if any(span.state == state for span in spans)]
+    values = [{"who": each.who, "state": each.state, "x": each.begin / size, "to": each.end / size} for each in spans]
+    colour = {
+        "field": "state",
+        "type": "nominal",
+        "title": None,
+        "legend": {**_legend(states), "symbolType": "square", "symbolStrokeWidth": 0},
+        "scale": {"domain": states, "range": [_STATES[state] for state in states]},
+    }
+    # A name may be wider where it is read than it was measured here.
+    axis = {"grid": False, "ticks": False, "minExtent": _LETTER * min(max(map(len, names)), _LETTERS)}
+    encoding = {
+        "y": {"field": "who", "type": "nominal", "sort": names, "title": None, "axis": axis},
+        "x": {"field": "x", "type": "quantitative", "title": f"{unit} since the job was made", "scale": {"nice": False}},
+        "x2": {"field": "to"},
+        "color": colour,
+    }
+    mark = {"type": "bar", "aria": False, "height": {"band": 0.7}}
+    height = _AXES + _ROW * len(names)
+    return {**_frame(height), "data": {"values": values}, "mark": mark, "encoding": encoding}
+
+
+def _lines(series: Sequence[Series], x_title: str, y: Spec) -> Spec:
+    names = [each.name for each in series]
+    rows = [
+        {"x": x, "y": y, "curve": each.name, "part": part, "dots": each.dots}
+        for each in series
+        for part, points in enumerate(rising(each.points, each.breaks))
+        for x, y in thinned(points)
+    ]
+    colours = {"domain": names, "range": [f"var(--c{each.colour % COLOURS})" for each in series]}
+    legend = _legend(names)
+    dashes = {"domain": names, "range": [_DASHES[each.dash % len(_DASHES)] for each in series]}
+    shared = {
+        "x": {"field": "x", "type": "quantitative", "title": x_title, "scale": {"zero": False, "nice": False}},
+        "y": {"field": "y", "type": "quantitative", **y},
+        "color": {"field": "curve", "type": "nominal", "title": None, "scale": colours, "legend": legend},
+    }
+    line = {
+        "mark": {"type": "line", "strokeWidth": 1.6, "aria": False},
+        "encoding": {
+            **shared,
+            "detail": {"field": "part", "type": "nominal"},
+            "strokeDash": {"field": "curve", "type": "nominal", "title": None, "scale": dashes, "legend": legend},
+        },
+    }
+    dots = {
+        "transform": [{"filter": "datum.dots"}],
+        "mark": {"type": "circle", "size": 22, "opacity": 1, "aria": False},
+        "encoding": shared,
+    }
+    height = _HEIGHT + _ROW * (math.ceil(len(names) / legend["columns"]) - 1)
+    return {**_frame(height), "data": {"values": rows}, "layer": [line, dots]}
+
+
+def _legend(names: Sequence[str]) -> Spec:
+    """As many columns as the longest name leaves room for, with some to spare, as it may be wider where it is read."""
+    longest = _LETTER * max(map(len, names), default=0)
+    columns, limit = next((each for each in _COLUMNS if longest <= each[1]), _COLUMNS[-1])
+    return {"columns": columns, "labelLimit": limit, "columnPadding": 24}
+
+
+def rising(points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()) -> Iterator[list[tuple[float, float]]]:
+    """The points in pieces within each of which x rises and passes no break: what goes on from a checkpoint is another line."""
+    piece: list[tuple[float, float]] = []
+    for point in points:
+        if piece and (point[0] < piece[-1][0] or any(piece[-1][0] <= at < point[0] for at in breaks)):
+            yield piece
+            piece = []
+        piece.append(point)
+    if piece:
+        yield piece
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """As many points as can be told apart in a picture: of each stretch the lowest and the highest, and both ends."""
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    kept = {0, len(points) - 1}
+    stretches = _MOST_POINTS // 2
+    for number in range(stretches):
+        stretch = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)
+        kept |= {min(stretch, key=lambda place: points[place][1]), max(stretch, key=lambda place: points[place][1])}
+    return [points[place] for place in sorted(kept)]
+
+
+def _unit(seconds: Sequence[float]) -> tuple[float, str]:
+    """The seconds of a unit that suits a time so long, and its name."""
+    longest = max(seconds, default=0.0)
+    return next((size, name) for least, size, name in _UNITS if longest >= least)
+
+
+def _frame(height: int) -> Spec:
+    """What all charts have in common; the page stretches them to its width."""
+    ink, soft = "var(--ink)", "var(--line)"
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": _WIDTH,
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "background": None,
+        "padding": {"left": 9, "right": 9, "top": 2, "bottom": 2},  # for words that are wider where they are read
+        "config": {
+            "font": "Arial, Helvetica, sans-serif",
+            "view": {"stroke": None},
+            "axis": {
+                "labelColor": ink,
+                "titleColor": ink,
+                "labelFontSize": 13,
+                "titleFontSize": 13,
+                "titleFontWeight": "normal",
+                "titlePadding": 8,
+                "gridColor": soft,
+                "domainColor": soft,
+                "tickColor": soft,
+                "tickCount": 5,
+                "labelLimit": 110,
+            },
+            "legend": {
+                "orient": "bottom",
+                "labelColor": ink,
+                "labelFontSize": 13,
+                "symbolType": "stroke",
+                "symbolSize": 160,
+                "symbolStrokeWidth": 2.5,
+            },
+        },
+    }

@@ -1,0 +1,76 @@
+"""`fab report`: reads jobs, and writes their page, never over a file of somebody else's."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.errors import DONE, UsageError, one_line
+from ops.report.make import make
+from ops.report.page import MARK, as_json, page
+from ops.report.sources import read
+
+MOST = 6
+"""So many jobs can be told apart on one page."""
+_HEAD = 512
+
+
+def report(cluster: Cluster, job_ids: Sequence[str], output: str | None, json: bool) -> int:
+    """Write the report of a job, the newest where none is named, or of several that are compared; with `json` print it."""
+    check_ids(job_ids)
+    if json and output:
+        raise UsageError("--json prints, and --output writes a page: leave one of them out")
+    if output:
+        check_output(Path(output))
+    found = [make(read(cluster, job_id)) for job_id in job_ids or (None,)]
+    if json:
+        terminal.as_json(as_json(found))
+        return DONE
+    target = Path(output or f"report-{'-'.join(each.job for each in found)}.html")
+    check_output(target)
+    with terminal.Step("drawing"):
+        content = page(found).encode()
+    write(target, content)
+    terminal.out(f"{target}: {terminal.size(len(content))}")
+    return DONE
+
+
+def check_ids(job_ids: Sequence[str]) -> None:
+    """UsageError for more jobs than can be told apart, or one that is named twice."""
+    if len(job_ids) > MOST:
+        raise UsageError(f"fab report compares {MOST} jobs at most, not {len(job_ids)}")
+    if twice := [job_id for place, job_id in enumerate(job_ids) if job_id in job_ids[:place]]:
+        raise UsageError(f"{twice[0]} is named twice: a job is compared with others")
+
+
+def check_output(target: Path) -> None:
+    """UsageError where the page cannot be there, or would be written over what this command has not made."""
+    try:
+        if not target.exists():
+            if not target.parent.is_dir():
+                raise UsageError(f"{target} cannot be written: there is no folder {target.parent}")
+            return
+        if not target.is_file():
+            raise UsageError(f"{target} is there already, and no file: give another --output")
+        with target.open("rb") as there:
+            ours = MARK.encode() in there.read(_HEAD)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or one_line(error)}") from None
+    if not ours:
+        raise UsageError(f"{target} is there already, and was not made by fab report: remove it, or give another --output")
+
+
+def write(target: Path, content: bytes) -> None:
+    """The page, complete or not there; UsageError where the folder does not allow it."""
+    part = target.with_name(f".{uuid.uuid4().hex}.html")
+    try:
+        try:
+            part.write_bytes(content)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or one_line(error)}") from None

@@ -1,0 +1,233 @@
+"""A job's report, made of what was read: pure functions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import Any
+
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.times import seconds_between
+from ops.cluster.ledger import replica_names
+from ops.logs import progress
+from ops.logs.lines import Line
+from ops.logs.progress import Told
+from ops.report.report import (
+    RESTARTING,
+    RUNNING,
+    WAITING,
+    Chart,
+    Cost,
+    Curve,
+    Happening,
+    Pace,
+    Replica,
+    Report,
+    Span,
+)
+from ops.report.sources import Sources
+from ops.train import compare
+
+MOST_CHARTS = 12
+_MOST_ERRORS = 20
+_FIRST = ("loss", "accuracy")
+_LOUD = ("ERROR", "CRITICAL")
+
+
+def make(sources: Sources) -> Report:
+    """What there is to say of a job, up to the moment of the reading."""
+    record, notes = sources.record, list(sources.notes)
+    end = record.endTime or sources.madeTime
+    names = replica_names(record)
+    charts = from_logs(sources.logs, names)
+    source = "log" if charts else ""
+    if not charts and sources.scalars:
+        charts, source = from_scalars(sources.scalars), "summaries"
+    if len(charts) > MOST_CHARTS:
+        notes.append(f"{len(charts) - MOST_CHARTS} more curves are not shown: fab tensorboard {record.jobId} has all")
+    return Report(
+        job=record.jobId,
+        state=str(record.state),
+        running=not record.final,
+        madeTime=sources.madeTime,
+        createTime=record.createTime,
+        startTime=record.startTime,
+        endTime=record.endTime,
+        seconds=round(max(seconds_between(record.startTime, end), 0), 3) if record.startTime else None,
+        submittedBy=record.submittedBy,
+        labels=dict(record.labels),
+        retries=record.attempt,
+        cost=cost(record, end),
+        metrics=sources.metrics,
+        charts=charts[:MOST_CHARTS],
+        chartsFrom=source,
+        paces=paces(record, sources.replicas, sources.logs),
+        spans=list(spans(record, sources.replicas, end)),
+        replicas=[
+            Replica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
+            for each in sources.replicas
+        ],
+        happenings=happenings(record, sources.replicas),
+        arguments=[str(word) for word in sources.manifest.get("args", record.trainingInput.get("args", []))],
+        made=made(record, sources.manifest),
+        errors=errors(record, sources.replicas),
+        errorLines=error_lines(sources.logs),
+        evaluation=sources.evaluation,
+        planned=sources.planned,
+        notes=notes,
+    )
+
+
+def from_logs(logs: Mapping[str, Sequence[Line]], names: Sequence[str]) -> list[Chart]:
+    """The curves of Train lines, of the first of the replicas that has any, and of every replica's Eval lines.
+
+    `names` are the replicas, the chief first, whose curves are called `train` and `eval`; loss and accuracy come first. A curve
+    of a single point is left out, and so is a chart of none else.
+    """
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+
+    def add(curve: str, told: Iterable[Told]) -> None:
+        for each in told:
+            for name, value in each.values.items():
+                found.setdefault(name, {}).setdefault(curve, []).append((each.step, value))
+
+    there = [name for name in names if name in logs]
+    trains = {
+        name: told for name in there if (told := [*filter(None, (progress.trained(line.message) for line in logs[name]))])
+    }
+    for name, told in list(trains.items())[:1]:
+        add(_called("train", name, names), told)
+    for name in there:
+        add(_called("eval", name, names), filter(None, (progress.evaluated(line.message) for line in logs[name])))
+    return _charts(found)
+
+
+def _called(what: str, name: str, names: Sequence[str]) -> str:
+    return what if name == names[0] else f"{what}, {name}"
+
+
+def from_scalars(scalars: Mapping[str, Sequence[tuple[int, float]]]) -> list[Chart]:
+    """The curves of summaries, `run/tag`: those whose names end alike, such as train/loss and validation/loss, in one chart."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for path, points in scalars.items():
+        run, _, name = path.rpartition("/")
+        good = [(step, value) for step, value in points if math.isfinite(value)]
+        found.setdefault(name, {})[run or name] = good
+    return _charts(found)
+
+
+def _charts(found: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> list[Chart]:
+    ordered = sorted(found, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    charts = (Chart(name, [Curve(curve, points) for curve, points in found[name].items()]) for name in ordered)
+    return [chart for chart in charts if any(len(curve.points) > 1 for curve in chart.curves)]
+
+
+def paces(record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[str, Sequence[Line]]) -> list[Pace]:
+    """Each replica's steps/s, as its Train lines tell its own, else as the global step rose from one line to the next."""
+    made = []
+    for replica in replicas:
+        lines = logs.get(replica.name, [])
+        told = [(_after(record, line.time), each) for line in lines if (each := progress.trained(line.message))]
+        own = [(seconds, each.rate) for seconds, each in told if each.rate is not None]
+        rates = own or _risen(record, lines)
+        if rates:
+            restarts = [_after(record, event.time) for event in replica.events]
+            made.append(Pace(replica.name, bool(own), rates, restarts))
+    return made
+
+
+def _risen(record: JobRecord, lines: Iterable[Line]) -> list[tuple[float, float]]:
+    marks = [(_after(record, line.time), mark) for line in lines if (mark := progress.mark(line.message))]
+    return [
+        (seconds, round((b.step - a.step) / (b.seconds - a.seconds), 3))
+        for (_, a), (seconds, b) in pairwise(marks)
+        if b.seconds > a.seconds and b.step >= a.step
+    ]
+
+
+def spans(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> Iterator[Span]:
+    """The job's states, and each replica's, until the job's end or until now."""
+    last = _after(record, end)
+    begin = _after(record, record.startTime) if record.startTime else last
+    yield Span("job", WAITING, 0.0, begin)
+    if record.startTime:
+        yield Span("job", RUNNING, begin, max(last, begin))
+    for replica in replicas:
+        if replica.startTime:
+            yield from _spans(record, replica, _after(record, replica.endTime) if replica.endTime else last)
+
+
+def _spans(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[Span]:
+    at = _after(record, replica.startTime or "")
+    # A replica that was killed before the job's newest attempt has its first start's moment still.
+    for event, following in zip_longest(replica.events, replica.events[1:]):
+        killed = max(_after(record, event.time), at)
+        yield Span(replica.name, RUNNING, at, killed)
+        until = _after(record, following.time) if following else end
+        at = max(min(killed + event.seconds, until), killed) if event.seconds is not None else max(until, killed)
+        yield Span(replica.name, RESTARTING, killed, at)
+    if end > at:
+        yield Span(replica.name, RUNNING, at, end)
+
+
+def happenings(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[Happening]:
+    """Every restart and its cause, and what else happened to the job, in the order of time."""
+    told = [Happening(event.time, "job", event.cause, event.seconds) for event in record.events]
+    told += [Happening(event.time, each.name, event.cause, event.seconds) for each in replicas for event in each.events]
+    return sorted(told, key=lambda happening: happening.time)
+
+
+def cost(record: JobRecord, end: str) -> Cost | None:
+    """As the record has it once the job has ended, else so far; None where hosts have no price."""
+    if record.hourlyCost is None:
+        return None
+    hours = max(seconds_between(record.startTime or record.createTime, end), 0) / 3600
+    return Cost(record.hourlyCost, round(record.hourlyCost * hours, 4) if record.cost is None else record.cost)
+
+
+def made(record: JobRecord, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What the job was made of, but its arguments: the manifest's own words where it is there, else those of the record."""
+    told = {**record.trainingInput, **manifest}
+    command = told.get("command")
+    config = manifest.get("config")
+    facts = {
+        "module": None if command else told.get("module") or told.get("pythonModule"),
+        "command": command,
+        **compare.inputs(record.manifest),
+        "reproduces": manifest.get("reproduces"),
+        "output": told.get("jobDir"),
+        **(config if isinstance(config, dict) else {}),
+        **{f"env {name}": value for name, value in _mapping(told.get("environment")).items()},
+        "secrets": told.get("secrets"),
+    }
+    return {name: _shown(value) for name, value in facts.items() if value not in (None, "", [], {})}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def errors(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[str]:
+    """Why the job failed, and what its replicas ended with where that is not said already."""
+    why = record.errorMessage.rstrip()
+    said = (f"{each.name}: {each.errorMessage.rstrip()}" for each in replicas if each.errorMessage.rstrip() not in why)
+    return [*filter(None, [why]), *said]
+
+
+def error_lines(logs: Mapping[str, Sequence[Line]]) -> list[str]:
+    """The last lines that the replicas logged as errors, in the order of time."""
+    loud = sorted(line for log in logs.values() for line in log if line.severity in _LOUD)[-_MOST_ERRORS:]
+    return [f"{line.time[11:23]} {line.replica} {line.message}" for line in loud]
+
+
+def _after(record: JobRecord, moment: str) -> float:
+    """Seconds from the job's creation, as the records' clocks have them."""
+    return round(max(seconds_between(record.createTime, moment), 0.0), 3)

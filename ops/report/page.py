@@ -1,0 +1,229 @@
+"""A report as a page: one HTML file with all that it needs, that runs no script and asks no network. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from jobs.times import seconds_between
+from ops import terminal
+from ops.report import charts, differences
+from ops.report.report import Chart, Curve, Difference, Report
+from ops.train.render import TEMPLATES
+
+MARK = '<meta name="generator" content="scaletier report">'
+"""What tells a file of this command from one that is somebody's own; among its first bytes."""
+_TEMPLATE = "report.html.j2"
+_ROWS = 12
+# Percent of its colour that a cell may have at most, so that its number can be read.
+_STRONGEST = 50
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart on a page: its picture, what that shows in words, and a table of some of its points."""
+
+    title: str
+    picture: Markup
+    words: str
+    heads: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A count of a confusion matrix; `strength` of its colour in percent."""
+
+    count: int
+    strength: int
+    right: bool
+
+
+def page(reports: Sequence[Report]) -> str:
+    """The page of a job, or of several that are compared. What was not UTF-8 on a command line is a question mark."""
+    reports = [_legible(report) for report in reports]
+    html = _template().render(_one(reports[0]) if len(reports) == 1 else _several(reports))
+    return html.encode("utf-8", "replace").decode()
+
+
+def _legible(report: Report) -> Report:
+    """The report without lone surrogates, which no picture and no file can hold."""
+    clean: Report = _clean(report)
+    return clean
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list | tuple):
+        return type(value)(map(_clean, value))
+    if isinstance(value, dict):
+        return {_clean(key): _clean(each) for key, each in value.items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value)(**{name: _clean(getattr(value, name)) for name in value.__dataclass_fields__})
+    return value
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "moment": moment,
+        "duration": terminal.duration,
+        "dollars": terminal.dollars,
+        "number": number,
+    }
+    return environment.get_template(_TEMPLATE)
+
+
+def _one(report: Report) -> dict[str, Any]:
+    paths = {
+        "curves": [curve_figure(chart) for chart in report.charts],
+        "pace": pace_figure(report),
+        "time": time_figure(report),
+    }
+    return {
+        "title": f"Job {report.job}",
+        "report": report,
+        "reports": [report],
+        **paths,
+        "arguments": [shlex.quote(word) for word in report.arguments],
+        "elsewhere": any(each.host not in (None, each.name) for each in report.replicas),
+        "confusion": confusion(report.evaluation.confusion) if report.evaluation else [],
+        "inputs": [],
+        "results": [],
+    }
+
+
+def _several(reports: Sequence[Report]) -> dict[str, Any]:
+    names = list(dict.fromkeys(chart.name for report in reports for chart in report.charts))
+    return {
+        "title": f"Jobs {', '.join(report.job for report in reports)}",
+        "report": None,
+        "reports": reports,
+        "curves": [compared_figure(name, reports) for name in names],
+        "pace": None,
+        "time": None,
+        "arguments": [],
+        "elsewhere": False,
+        "confusion": [],
+        "inputs": _differing_first(differences.inputs(reports)),
+        "results": differences.results(reports),
+    }
+
+
+def _differing_first(rows: Sequence[Difference]) -> list[Difference]:
+    return sorted(rows, key=lambda row: row.same)
+
+
+def moment(text: str | None) -> str:
+    """An RFC 3339 moment in UTC as people read it, `2026-01-31 12:00:00 UTC`: who reads the page may be anywhere."""
+    return f"{text[:19].replace('T', ' ')} UTC" if text else ""
+
+
+def number(value: float) -> str:
+    """To 4 digits, which are enough to read: `0.02271`, `1234`."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def curve_figure(chart: Chart) -> Figure:
+    """A chart of a job's own curves."""
+    return _figure(chart.name, charts.svg(charts.curves(chart)), [(curve.name, curve) for curve in chart.curves])
+
+
+def compared_figure(name: str, reports: Sequence[Report]) -> Figure:
+    """A chart of several jobs' curves of one name."""
+    found = [(report.job, next((chart for chart in report.charts if chart.name == name), None)) for report in reports]
+    named = [(f"{job}: {curve.name}", curve) for job, chart in found if chart for curve in chart.curves]
+    return _figure(name, charts.svg(charts.compared(name, found)), named)
+
+
+def _figure(name: str, picture: str, curves: Sequence[tuple[str, Curve]]) -> Figure:
+    words = "; ".join(
+        f"{called} from {_at(curve.points[0])} to {_at(curve.points[-1])}" for called, curve in curves if curve.points
+    )
+    rows = [[called, str(step), number(value)] for called, curve in curves for step, value in some(curve.points)]
+    return Figure(name, Markup(picture), f"{name} by step: {words}", ["curve", "step", name], rows)  # noqa: S704  made by charts
+
+
+def _at(point: tuple[int, float]) -> str:
+    return f"{number(point[1])} at step {point[0]}"
+
+
+def some(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A few of the points, evenly, the first and the last among them."""
+    if len(points) <= _ROWS:
+        return list(points)
+    return [points[round(place * (len(points) - 1) / (_ROWS - 1))] for place in range(_ROWS)]
+
+
+def pace_figure(report: Report) -> Figure | None:
+    """The throughput of the replicas; None where no line tells of it."""
+    paces = report.paces
+    if not any(len(pace.points) > 1 for pace in paces):
+        return None
+    seconds = [max(seconds_between(report.createTime, each.time), 0) for each in report.happenings]
+    picture = Markup(charts.svg(charts.throughput(paces, report.happenings, seconds)))  # noqa: S704  made by charts
+    means = {pace.replica: sum(rate for _, rate in pace.points) / len(pace.points) for pace in paces}
+    rows = [[pace.replica, number(means[pace.replica]), str(len(pace.restarts))] for pace in paces]
+    words = ", ".join(f"{pace.replica} {number(means[pace.replica])}" for pace in paces)
+    what = "each replica's own steps" if all(pace.own for pace in paces) else "the global step as each replica saw it rise"
+    marks = " Triangles are restarts of a replica." if any(pace.restarts for pace in paces) else ""
+    lines = " Dashed lines are what happened to the job." if any(each.who == "job" for each in report.happenings) else ""
+    heads = ["replica", "mean steps/s", "restarts"]
+    return Figure(
+        "Throughput",
+        picture,
+        f"steps per second by time, on average: {words}",
+        heads,
+        rows,
+        f"Steps/s: {what}.{marks}{lines}",
+    )
+
+
+def time_figure(report: Report) -> Figure:
+    """The states of the job and of its replicas."""
+    picture = Markup(charts.svg(charts.time_line(report.spans)))  # noqa: S704  made by charts
+    rows = [[span.who, span.state, number(span.begin), number(span.end)] for span in report.spans]
+    words = ", ".join(
+        f"{span.state} from {number(span.begin)} to {number(span.end)} s" for span in report.spans if span.who == "job"
+    )
+    return Figure("Time line", picture, f"states over time, the job: {words}", ["who", "state", "from s", "to s"], rows)
+
+
+def confusion(counts: Sequence[Sequence[int]]) -> list[list[Cell]]:
+    """The matrix: what is right in a colour as strong as its share of its row, what is wrong by the root of its share of the
+    most frequent mistake, so that rare ones show.
+    """
+    worst = max((count for place, row in enumerate(counts) for column, count in enumerate(row) if column != place), default=0)
+    return [list(_cells(place, row, worst)) for place, row in enumerate(counts)]
+
+
+def _cells(place: int, row: Sequence[int], worst: int) -> Iterator[Cell]:
+    total = sum(row)
+    for column, count in enumerate(row):
+        share = count / total if column == place and total else math.sqrt(count / worst) if worst else 0.0
+        yield Cell(count, round(share * _STRONGEST), column == place)
+
+
+def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:
+    """What a page is made of, for programs: a report, or several with what differs."""
+    if len(reports) == 1:
+        return asdict(reports[0])
+    rows = [(kind, row) for kind, of in (("input", differences.inputs), ("result", differences.results)) for row in of(reports)]
+    compared = [{"what": row.what, "kind": kind, "values": row.values, "same": row.same} for kind, row in rows]
+    return {"reports": [asdict(report) for report in reports], "compared": compared}

@@ -1,0 +1,158 @@
+"""What a report says, as plain values: `fab report --json` prints just these, under just these names.
+
+Seconds are counted from the job's creation, steps are global ones, moments are RFC 3339 in UTC. None is what is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+WAITING, RUNNING, RESTARTING = "QUEUED, PREPARING", "RUNNING", "restarting"
+"""The states of a span."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart; `points` are (step, value) in the order of time: it falls where a job went on from a checkpoint."""
+
+    name: str
+    points: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """All that was told under one name, such as loss."""
+
+    name: str
+    curves: list[Curve]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A replica's steps/s by its Train lines: `points` are (seconds, steps/s), `restarts` the seconds at which it was killed.
+
+    `own` is False where its lines do not tell its own steps, and the rates are those of the global step.
+    """
+
+    replica: str
+    own: bool
+    points: list[tuple[float, float]]
+    restarts: list[float]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The job, or a replica, in one state, one of the above, from `begin` to `end` seconds."""
+
+    who: str
+    state: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Happening:
+    """A start that was not the first, a host that was lost, or the like; recoverSeconds until it was up again."""
+
+    time: str
+    who: str
+    what: str
+    recoverSeconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Replica:
+    """How a replica ended, or is; `host` is where it ran."""
+
+    name: str
+    state: str
+    exitCode: int | None
+    restarts: int
+    host: str | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """US dollars by list price: of an hour of the job's hosts, and so far, which is all of it once the job has ended."""
+
+    hourly: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A picture, a PNG in base64, of the class `label` that was taken for `predicted`, both as places in the classes."""
+
+    label: int
+    predicted: int
+    image: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a trainer left in JOB_DIR/evaluation.json. confusion[i][j] counts records of class i that were taken for class j."""
+
+    step: int | None
+    classes: list[str]
+    confusion: list[list[int]]
+    mistakes: list[Mistake]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `fab plan` makes of the job on this cluster, and what it was: steps/s, errorPercent above 0 where it is too high."""
+
+    createTime: str
+    stepsPerSecond: float
+    measured: float
+    errorPercent: float
+    speedUp: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A job. `metrics` are the final ones as they were told, `made` what went into it, `notes` what could not be read.
+
+    `errors` are why the job failed and what its replicas ended with, `errorLines` the last that were logged as errors, with the
+    time of day in UTC and the replica.
+    """
+
+    job: str
+    state: str
+    running: bool
+    madeTime: str
+    createTime: str
+    startTime: str | None
+    endTime: str | None
+    seconds: float | None
+    submittedBy: str
+    labels: dict[str, str]
+    retries: int
+    cost: Cost | None
+    metrics: dict[str, str]
+    charts: list[Chart]
+    chartsFrom: str
+    paces: list[Pace]
+    spans: list[Span]
+    replicas: list[Replica]
+    happenings: list[Happening]
+    arguments: list[str]
+    made: dict[str, str]
+    errors: list[str]
+    errorLines: list[str]
+    evaluation: Evaluation | None = None
+    planned: Planned | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing of several jobs, a value for each, None where a job does not tell."""
+
+    what: str
+    values: list[str | None]
+
+    @property
+    def same(self) -> bool:
+        return len(set(self.values)) == 1

@@ -1,0 +1,140 @@
+"""All that is known of a job, read from the bucket and its hosts; what cannot be read is a note, and the rest is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState
+from jobs.store import StoreError
+from jobs.times import now
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.ledger import existing_job, replica_names, replicas_of
+from ops.cluster.output import EVALUATION, Output, find
+from ops.errors import OpsError, one_line
+from ops.logs import progress
+from ops.logs.lines import Line
+from ops.logs.read import read_logs
+from ops.plan import plan, planned
+from ops.report.evaluation import LARGEST_FILE, EvaluationError, parse
+from ops.report.report import Evaluation, Planned
+from ops.train.metrics import final_metrics, scalars
+
+T = TypeVar("T")
+_POINTS = 1000
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a report is made of. `logs` are each replica's lines, `scalars` those of summaries, by `run/tag`, where the logs
+    tell of no step; `madeTime` is the moment of the reading, RFC 3339.
+    """
+
+    record: JobRecord
+    replicas: list[ReplicaRecord]
+    madeTime: str
+    logs: dict[str, list[Line]] = field(default_factory=dict)
+    scalars: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    metrics: dict[str, str] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    planned: Planned | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read(cluster: Cluster, job_id: str | None) -> Sources:
+    """A job's sources, of the newest where none is named; UsageError where it is not there, OpsError if it never started."""
+    record = existing_job(cluster.ledger, job_id)
+    replicas = replicas_of(cluster.ledger, record)
+    check_started(record, replicas)
+    notes: list[str] = []
+    none: dict[str, list[Line]] = {}
+    logs = _try(lambda: _logs(cluster, record), none, notes, "no log was read")
+    output = _try(lambda: find(cluster, record), None, notes, "the output was not read")
+    told = any(progress.trained(line.message) or progress.evaluated(line.message) for log in logs.values() for line in log)
+    curves: dict[str, list[tuple[int, float]]] = {}
+    if output and not told:
+        curves = _try(lambda: scalars(cluster, output, _POINTS), {}, notes, "the summaries were not read")
+    evaluation = _try(lambda: _evaluation(output), None, notes, f"{EVALUATION} was not used") if output else None
+    return Sources(
+        record,
+        replicas,
+        now(),
+        logs,
+        curves,
+        _metrics(cluster, record, logs),
+        _try(lambda: _manifest(cluster, record.jobId), {}, notes, "the manifest was not read"),
+        evaluation,
+        _planned(cluster, record),
+        notes,
+    )
+
+
+def check_started(record: JobRecord, replicas: list[ReplicaRecord]) -> None:
+    """OpsError for a job of which nothing has run yet, or ever."""
+    if record.startTime or any(replica.startTime for replica in replicas):
+        return
+    if not record.final:
+        raise OpsError(f"job {record.jobId} is {record.state}: there is nothing to report yet")
+    why = record.errorMessage.partition("\n")[0]
+    raise OpsError(
+        f"job {record.jobId} is {record.state} and never started: there is nothing to report" + (why and f" ({why})")
+    )
+
+
+def _try(read_it: Callable[[], T], otherwise: T, notes: list[str], what: str) -> T:
+    try:
+        return read_it()
+    except (OpsError, StoreError, RecordError, EvaluationError, OSError) as error:
+        notes.append(f"{what}: {one_line(error)}")
+        return otherwise
+
+
+def _logs(cluster: Cluster, record: JobRecord) -> dict[str, list[Line]]:
+    with terminal.Step(f"reading the logs of {record.jobId}"):
+        return read_logs(cluster, record, replica_names(record), None)
+
+
+def _metrics(cluster: Cluster, record: JobRecord, logs: dict[str, list[Line]]) -> dict[str, str]:
+    """The final metrics, of the chief's log where that has them, which spares a second reading."""
+    chief = next(iter(replica_names(record)), "")
+    said = progress.final_metrics(line.message for line in logs.get(chief, []))
+    return said or (final_metrics(cluster, record) if record.final else {})
+
+
+def _manifest(cluster: Cluster, job_id: str) -> dict[str, Any]:
+    """The manifest, empty for a job that has none."""
+    try:
+        whole = json.loads(cluster.bucket.read(paths.manifest(job_id)) or b"{}")
+    except (ValueError, RecursionError):
+        raise OpsError("it is no JSON") from None
+    if not isinstance(whole, dict):
+        raise OpsError("it is no JSON object")
+    return whole
+
+
+def _evaluation(output: Output) -> Evaluation | None:
+    if EVALUATION not in output.files:
+        return None
+    if output.files[EVALUATION] > LARGEST_FILE:
+        raise EvaluationError(f"it has {terminal.size(output.files[EVALUATION])}; {terminal.size(LARGEST_FILE)} is the most")
+    return parse(output.read(EVALUATION))
+
+
+def _planned(cluster: Cluster, record: JobRecord) -> Planned | None:
+    """What a plan that was kept says of the job; None where there is none, or where it does not fit what is up today."""
+    if record.state is not JobState.SUCCEEDED or not any(plan.PLANS.glob("*.json")):
+        return None
+    try:
+        checked = planned.compared(cluster, record)
+    except (OpsError, StoreError, OSError, KeyError, TypeError, ValueError):
+        return None
+    found = checked.found
+    figures = (round(found.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(found.speed_up, 2))
+    return Planned(checked.made["createTime"], *figures, found.bound)

@@ -1,0 +1,42 @@
+"""docs/tutorial.md, command by command as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from stacks import ROOT, Stack
+
+DIGITS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+"""What the first ten test images of MNIST show."""
+# The cluster is there already, and stays.
+NOT_HERE = ("make ", "source ", "pulumi ")
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if not line.startswith(NOT_HERE)]
+
+
+def test_the_tutorial(cluster: Stack, tmp_path: Path) -> None:
+    (tmp_path / ".cache").symlink_to(ROOT / ".cache")
+    environ = {**cluster.env, "SCALETIER_PROJECT": str(ROOT)}
+    said = {}
+    for line in commands():
+        ran = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ran.returncode == 0, f"{line} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}"
+        said[line] = ran.stdout
+    assert len(said) == 15
+    accuracy = re.search(r"Final metrics after 3000 steps, .*accuracy: (0\.\d+)", said["fab logs master-0 --lines 5"])
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9
+    assert (tmp_path / "model").is_dir()
+    heads, *rows = said["fab predict --model MNIST --json-instances request.json"].splitlines()
+    assert heads.split() == ["KEY", "CLASSES", "PROBABILITIES"]
+    found = [(int(row.split()[1]), json.loads(row.split(maxsplit=2)[2])) for row in rows]
+    assert sum(digit == right for (digit, _), right in zip(found, DIGITS, strict=True)) >= 9
+    assert all(len(p) == 10 and abs(sum(p) - 1) < 1e-3 and p.index(max(p)) == digit for digit, p in found)

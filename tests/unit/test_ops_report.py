@@ -1,0 +1,326 @@
+"""A report as it is made of records, logs and a trainer's own files; literals on one side."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs.records import Event, JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from ops.errors import OpsError
+from ops.logs.lines import Line
+from ops.report import differences, make, sources
+from ops.report.evaluation import EvaluationError, parse
+from ops.report.report import Chart, Cost, Curve, Evaluation, Happening, Mistake, Pace, Replica, Report, Span
+from ops.report.sources import Sources
+
+DAY = "2026-01-31T12:00:{:06.3f}Z"
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
+
+
+def lines(replica: str, *told: tuple[float, str], severity: str = "INFO") -> list[Line]:
+    return [Line(DAY.format(second), severity, replica, message) for second, message in told]
+
+
+def train(name: str, step: int, loss: float, seconds: float, local: float | None) -> str:
+    rate = "" if local is None else f" 9.0 global steps/s, {local} local steps/s"
+    return f"Train [{name}], step {step}: loss: {loss}, accuracy: 0.5 ({seconds:.3f} sec){rate}"
+
+
+JOB = JobRecord(
+    "job01",
+    JobState.SUCCEEDED,
+    hosts=["master-0", "worker-3"],
+    wants={"master-0": ["master-0"], "worker-0": ["worker-3"]},
+    createTime=DAY.format(0),
+    startTime=DAY.format(2),
+    endTime=DAY.format(38),
+    hourlyCost=100.0,
+    cost=1.0,
+    submittedBy="ann@laptop",
+    labels={"owner": "ann"},
+    trainingInput={"pythonModule": "mine.task", "args": ["--a", "1"], "jobDir": "/bucket/jobs/job01/output"},
+    manifest={
+        "package": {"name": "mine", "sha256": "0123456789abcdef0000"},
+        "cluster": {
+            "scaleTier": "CUSTOM",
+            "replicas": {"master": 1, "worker": 1},
+            "machineTypes": {"master": "a", "worker": "b"},
+        },
+        "versions": {"scaletier": "0.1.0"},
+    },
+    events=[Event(DAY.format(30), "goes on without worker-0")],
+)
+REPLICAS = [
+    ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=0, startTime=DAY.format(1), endTime=DAY.format(37)),
+    ReplicaRecord(
+        "worker-0",
+        ReplicaState.EXITED,
+        exitCode=143,
+        restarts=1,
+        startTime=DAY.format(1),
+        endTime=DAY.format(38),
+        events=[Event(DAY.format(20), "killed by SIGKILL", 2.5)],
+    ),
+]
+LOGS = {
+    "master-0": lines(
+        "master-0",
+        (3, train("master/0", 10, 2.0, 1.0, 5.0)),
+        (4, "Eval, step 15: loss: 1.500, accuracy: 0.700"),
+        (5, train("master/0", 30, 1.0, 2.0, 6.0)),
+        (37, "Final metrics after 40 steps, loss: 0.500, accuracy: 0.900"),
+    ),
+    "worker-0": [
+        *lines("worker-0", (3, train("worker/0", 11, 2.5, 1.0, 7.0)), (25, train("worker/0", 33, 1.5, 2.0, 8.0))),
+        *lines("worker-0", (26, "out of memory"), severity="ERROR"),
+    ],
+}
+WHOLE = Sources(
+    JOB,
+    REPLICAS,
+    madeTime=DAY.format(50),
+    logs=LOGS,
+    metrics={"steps": "40", "loss": "0.500"},
+    manifest={"args": ["--a", "1"], "module": "mine.task", "secrets": ["TOKEN"], "environment": {"X": "y"}, "config": {}},
+)
+
+
+def test_a_whole_report() -> None:
+    assert make.make(WHOLE) == Report(
+        job="job01",
+        state="SUCCEEDED",
+        running=False,
+        madeTime="2026-01-31T12:00:50.000Z",
+        createTime="2026-01-31T12:00:00.000Z",
+        startTime="2026-01-31T12:00:02.000Z",
+        endTime="2026-01-31T12:00:38.000Z",
+        seconds=36.0,
+        submittedBy="ann@laptop",
+        labels={"owner": "ann"},
+        retries=0,
+        cost=Cost(100.0, 1.0),
+        metrics={"steps": "40", "loss": "0.500"},
+        charts=[
+            Chart("loss", [Curve("train", [(10, 2.0), (30, 1.0)]), Curve("eval", [(15, 1.5), (40, 0.5)])]),
+            Chart("accuracy", [Curve("train", [(10, 0.5), (30, 0.5)]), Curve("eval", [(15, 0.7), (40, 0.9)])]),
+        ],
+        chartsFrom="log",
+        paces=[
+            Pace("master-0", True, [(3.0, 5.0), (5.0, 6.0)], []),
+            Pace("worker-0", True, [(3.0, 7.0), (25.0, 8.0)], [20.0]),
+        ],
+        spans=[
+            Span("job", "QUEUED, PREPARING", 0.0, 2.0),
+            Span("job", "RUNNING", 2.0, 38.0),
+            Span("master-0", "RUNNING", 1.0, 37.0),
+            Span("worker-0", "RUNNING", 1.0, 20.0),
+            Span("worker-0", "restarting", 20.0, 22.5),
+            Span("worker-0", "RUNNING", 22.5, 38.0),
+        ],
+        replicas=[Replica("master-0", "EXITED", 0, 0, "master-0"), Replica("worker-0", "EXITED", 143, 1, "worker-3")],
+        happenings=[
+            Happening("2026-01-31T12:00:20.000Z", "worker-0", "killed by SIGKILL", 2.5),
+            Happening("2026-01-31T12:00:30.000Z", "job", "goes on without worker-0"),
+        ],
+        arguments=["--a", "1"],
+        made={
+            "module": "mine.task",
+            "package": "mine sha256:0123456789abcdef",
+            "scaletier": "0.1.0",
+            "scaleTier": "CUSTOM",
+            "master": "1 x a",
+            "worker": "1 x b",
+            "output": "/bucket/jobs/job01/output",
+            "env X": "y",
+            "secrets": "TOKEN",
+        },
+        errors=[],
+        errorLines=["12:00:26.000 worker-0 out of memory"],
+    )
+
+
+def test_a_running_job_is_told_so_far() -> None:
+    record = replace(JOB, state=JobState.RUNNING, endTime=None, cost=None)
+    replicas = [
+        replace(REPLICAS[0], endTime=None),
+        replace(REPLICAS[1], endTime=None, events=[Event(DAY.format(20), "killed")]),
+    ]
+    made = make.make(replace(WHOLE, record=record, replicas=replicas))
+    assert (made.running, made.endTime, made.seconds, made.cost) == (True, None, 48.0, Cost(100.0, 1.3333))
+    assert made.spans[1:] == [
+        Span("job", "RUNNING", 2.0, 50.0),
+        Span("master-0", "RUNNING", 1.0, 50.0),
+        Span("worker-0", "RUNNING", 1.0, 20.0),
+        Span("worker-0", "restarting", 20.0, 50.0),
+    ]
+
+
+def test_one_that_failed_before_it_ran_tells_why() -> None:
+    record = replace(
+        JOB, state=JobState.FAILED, startTime=None, hourlyCost=None, cost=None, errorMessage="exit code 1\nlast line\n"
+    )
+    replicas = [replace(REPLICAS[0], errorMessage="exited with 1"), replace(REPLICAS[1], errorMessage="last line\n")]
+    made = make.make(Sources(record, replicas, madeTime=DAY.format(50)))
+    assert (made.seconds, made.cost, made.charts, made.paces) == (None, None, [], [])
+    assert made.errors == ["exit code 1\nlast line", "master-0: exited with 1"]
+    assert made.spans[0] == Span("job", "QUEUED, PREPARING", 0.0, 38.0)
+
+
+def test_of_several_that_evaluate_each_has_its_curve_and_the_first_that_trains_is_shown() -> None:
+    logs = {
+        "evaluator-0": lines("evaluator-0", (1, "Eval, step 1: f1: 0.5"), (2, "Eval, step 2: f1: 0.6, loss: nan, x: y")),
+        "worker-0": lines("worker-0", (1, train("worker/0", 1, 2.0, 1.0, 1.0)), (2, train("worker/0", 2, 1.0, 2.0, 1.0))),
+        "worker-1": lines("worker-1", (1, train("worker/1", 1, 9.0, 1.0, 1.0)), (2, train("worker/1", 2, 9.0, 2.0, 1.0))),
+    }
+    assert make.from_logs(logs, ["master-0", "worker-0", "worker-1", "evaluator-0"]) == [
+        Chart("loss", [Curve("train, worker-0", [(1, 2.0), (2, 1.0)])]),
+        Chart("accuracy", [Curve("train, worker-0", [(1, 0.5), (2, 0.5)])]),
+        Chart("f1", [Curve("eval, evaluator-0", [(1, 0.5), (2, 0.6)])]),
+    ]
+
+
+def test_a_single_point_is_no_chart() -> None:
+    logs = {"master-0": lines("master-0", (1, "Final metrics after 9 steps, loss: 0.5, mean error: 2"))}
+    assert make.from_logs(logs, ["master-0"]) == []
+
+
+def test_summaries_stand_in_for_a_log_that_tells_nothing() -> None:
+    scalars = {
+        "train/loss": [(1, 2.0), (2, 1.0)],
+        "validation/loss": [(2, 1.5), (3, float("nan"))],
+        "rate": [(1, 5.0), (2, 6.0)],
+    }
+    made = make.make(replace(WHOLE, logs={}, scalars=scalars))
+    assert made.chartsFrom == "summaries"
+    assert made.charts == [
+        Chart("loss", [Curve("train", [(1, 2.0), (2, 1.0)]), Curve("validation", [(2, 1.5)])]),
+        Chart("rate", [Curve("rate", [(1, 5.0), (2, 6.0)])]),
+    ]
+
+
+def test_more_curves_than_anybody_reads_are_counted() -> None:
+    scalars = {f"tag{number}": [(1, 1.0), (2, 2.0)] for number in range(15)}
+    made = make.make(replace(WHOLE, logs={}, scalars=scalars))
+    assert len(made.charts) == 12
+    assert made.notes == ["3 more curves are not shown: fab tensorboard job01 has all"]
+
+
+def test_rates_that_no_line_tells_are_those_of_the_global_step() -> None:
+    logs = {
+        "master-0": lines(
+            "master-0",
+            (10, train("master/0", 10, 1.0, 1.0, None)),
+            (12, train("master/0", 40, 1.0, 3.0, None)),
+            (20, train("master/0", 30, 1.0, 0.5, None)),  # it was started again, from a checkpoint
+            (21, train("master/0", 36, 1.0, 1.5, None)),
+            (40, train("master/0", 20, 1.0, 9.0, None)),  # and again
+        )
+    }
+    assert make.paces(JOB, REPLICAS, logs) == [Pace("master-0", False, [(12.0, 15.0), (21.0, 6.0)], [])]
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "says"),
+    [
+        (JobState.QUEUED, "", "job job01 is QUEUED: there is nothing to report yet"),
+        (JobState.PREPARING, "", "job job01 is PREPARING: there is nothing to report yet"),
+        (JobState.CANCELLED, "", "job job01 is CANCELLED and never started: there is nothing to report"),
+        (JobState.FAILED, "no host\nmore", "job job01 is FAILED and never started: there is nothing to report (no host)"),
+    ],
+)
+def test_a_job_that_never_started(state: JobState, error: str, says: str) -> None:
+    with pytest.raises(OpsError) as caught:
+        sources.check_started(JobRecord("job01", state, errorMessage=error), [ReplicaRecord("master-0")])
+    assert str(caught.value) == says
+    sources.check_started(JobRecord("job01", state), [ReplicaRecord("master-0", startTime=DAY.format(1))])
+    sources.check_started(JobRecord("job01", state, startTime=DAY.format(1)), [])
+
+
+def test_an_evaluation_is_read() -> None:
+    told = {"step": 40, "classes": ["cat", "dog"], "confusion": [[3, 1], [0, 4]], "more": 1}
+    told["mistakes"] = [{"label": 0, "predicted": 1, "image": PNG}] * 25
+    assert parse(json.dumps(told).encode()) == Evaluation(40, ["cat", "dog"], [[3, 1], [0, 4]], [Mistake(0, 1, PNG)] * 20)
+    assert parse(b'{"confusion": [[1, 0], [0, 1]]}') == Evaluation(None, ["0", "1"], [[1, 0], [0, 1]], [])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"confusion": None}, "confusion must be a list of 2 to 50 rows"),
+        ({"confusion": [[1]]}, "confusion must be a list of 2 to 50 rows"),
+        ({"confusion": [[0] * 51] * 51}, "confusion must be a list of 2 to 50 rows"),
+        ({"confusion": [[1, 2], [3]]}, "confusion[1] must be a list of 2 counts, one for each class"),
+        ({"confusion": [[1, 2], [3, -1]]}, "confusion[1] must be a list of 2 counts, one for each class"),
+        ({"confusion": [[True, 2], [3, 1]]}, "confusion[0] must be a list of 2 counts, one for each class"),
+        ({"classes": ["a"]}, "classes must be a list of 2 names, one for each row of confusion"),
+        ({"classes": ["a", 1]}, "classes must be a list of 2 names, one for each row of confusion"),
+        ({"mistakes": {}}, "mistakes must be a list"),
+        ({"mistakes": [1]}, "mistakes[0] must be an object of label, predicted and image"),
+        ({"mistakes": [{"label": 2, "predicted": 0, "image": PNG}]}, "mistakes[0].label must be a class, 0 to 1"),
+        ({"mistakes": [{"label": 0, "image": PNG}]}, "mistakes[0].predicted must be a class, 0 to 1"),
+        *(
+            (
+                {"mistakes": [{"label": 0, "predicted": 1, "image": image}]},
+                "mistakes[0].image must be a PNG of 32 kB at most, in base64",
+            )
+            for image in (
+                None,
+                "x",
+                f'{PNG[:8]}"><{PNG[8:]}',
+                '"><script>',
+                "aGk=",
+                base64.b64encode(base64.b64decode(PNG) + bytes(40_000)).decode(),
+            )
+        ),
+    ],
+)
+def test_an_evaluation_that_is_none(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(EvaluationError) as caught:
+        parse(json.dumps({"classes": ["a", "b"], "confusion": [[1, 0], [0, 1]], "mistakes": [], **change}).encode())
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"{", "it is no JSON"), (b"[1]", "it is no JSON object"), (b"\xff", "it is no JSON")]
+)
+def test_a_file_that_is_no_evaluation(content: bytes, says: str) -> None:
+    with pytest.raises(EvaluationError, match=f"^{says}$"):
+        parse(content)
+
+
+def test_differences_go_flag_by_flag() -> None:
+    one = make.make(WHOLE)
+    other = replace(one, job="job02", arguments=["--a=2", "--fast", "x"], labels={}, metrics={"loss": "0.4"}, seconds=40.04)
+    other = replace(other, made={**one.made, "env X": "z", "output": "elsewhere"}, cost=None)
+    found = {row.what: (row.values, row.same) for row in differences.inputs([one, other])}
+    assert {what: values for what, (values, same) in found.items() if not same} == {
+        "env X": ["y", "z"],
+        "--a": ["1", "2"],
+        "--fast": [None, "x"],
+        "label owner": ["ann", None],
+    }
+    assert found["scaleTier"] == (["CUSTOM", "CUSTOM"], True)
+    assert "output" not in found
+    assert [(row.what, row.values) for row in differences.results([one, other])] == [
+        ("state", ["SUCCEEDED", "SUCCEEDED"]),
+        ("steps", ["40", None]),
+        ("loss", ["0.500", "0.4"]),
+        ("seconds", ["36.0", "40.0"]),
+        ("US dollars", ["1.0000", None]),
+    ]
+
+
+def test_flags_of_a_command_line() -> None:
+    words = ["train.py", "--lr", "-1e-3", "--tag", "b", "--debug", "-n", "3", "--tag=a", "rest"]
+    assert differences.flags(words) == {
+        "other arguments": "train.py, rest",
+        "--lr": "-1e-3",
+        "--tag": "b, a",
+        "--debug": "yes",
+        "-n": "3",
+    }

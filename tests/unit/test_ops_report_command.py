@@ -1,0 +1,194 @@
+"""`fab report` as it is called: what it reads of a bucket, where it writes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opsdata import inventory_json, put_job
+
+from jobs import paths
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome
+from ops.cluster.inventory import parse
+from ops.errors import OpsError, UsageError
+from ops.plan import plan, planned
+from ops.plan.scaling import Prediction
+from ops.report.command import check_ids, report
+from ops.report.page import MARK
+
+NOON = "2026-01-31T12:00:{:02d}.000Z"
+LOG = [
+    "Train [master/0], step 10: loss: 2.000 (1.000 sec) 9.0 global steps/s, 5.0 local steps/s",
+    "Train [master/0], step 20: loss: 1.000 (2.000 sec) 9.0 global steps/s, 6.0 local steps/s",
+    "Final metrics after 20 steps, loss: 0.500",
+]
+
+
+class NoHost:
+    """A fleet of which no host has a log."""
+
+    def each(self, names: list[str], *_: Any) -> Outcome[Any]:
+        return Outcome({name: SimpleNamespace(exited=66, output="", host=name) for name in names}, {})
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """One with the job `job01`, which ended, and `waits`, which is QUEUED."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
+    inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
+    ledger = Ledger(Folder(bucket))
+    times = {"createTime": NOON.format(0), "startTime": NOON.format(1), "endTime": NOON.format(9)}
+    job = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"], wants={"master-0": ["master-0"]}, **times)  # type: ignore[arg-type]
+    put_job(ledger, job)
+    put_job(ledger, replace(job, jobId="job02"))
+    put_job(ledger, JobRecord("waits", createTime=NOON.format(2)))
+    for job_id in ("job01", "job02"):
+        replica = ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=0, startTime=NOON.format(1), endTime=NOON.format(9))
+        ledger.write_replica(job_id, replica, None)
+        lines = [
+            {"time": NOON.format(n + 2), "severity": "INFO", "replica": "master-0", "message": said}
+            for n, said in enumerate(LOG)
+        ]
+        put(bucket, paths.log(job_id, "master-0"), "\n".join(map(json.dumps, lines)).encode())
+        put(bucket, paths.manifest(job_id), json.dumps({"args": ["--x", job_id], "module": "mine.task"}).encode())
+    return Cluster(inventory, NoHost(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
+
+
+def put(bucket: Path, name: str, content: bytes) -> None:
+    path = bucket / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def test_a_page_is_written_and_made_anew(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(cluster, ["job01"], None, json=False) == 0
+    page = tmp_path / "report-job01.html"
+    assert MARK in page.read_text()
+    assert "Final metrics" not in page.read_text()
+    assert capsys.readouterr().out == f"report-job01.html: {page.stat().st_size / 1000:.1f} kB\n"
+    assert report(cluster, ["job01"], str(page), json=False) == 0, "one of its own is replaced"
+    assert report(cluster, ["job01", "job02"], None, json=False) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["report-job01-job02.html", "report-job01.html"]
+
+
+def test_what_it_is_made_of_is_printed(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(bucket, paths.output("job01") + "/evaluation.json", b'{"confusion": [[9, 1], [0, 10]]}')
+    assert report(cluster, ["job01"], None, json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["charts"] == [
+        {
+            "name": "loss",
+            "curves": [{"name": "train", "points": [[10, 2.0], [20, 1.0]]}, {"name": "eval", "points": [[20, 0.5]]}],
+        }
+    ]
+    assert told["evaluation"] == {"step": None, "classes": ["0", "1"], "confusion": [[9, 1], [0, 10]], "mistakes": []}
+    assert (told["metrics"], told["arguments"], told["notes"]) == ({"steps": "20", "loss": "0.500"}, ["--x", "job01"], [])
+    assert report(cluster, ["job01", "job02"], None, json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in told["compared"] if not row["same"]] == ["--x"]
+
+
+def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def told() -> Any:
+        assert report(cluster, ["job01"], None, json=True) == 0
+        return json.loads(capsys.readouterr().out)["planned"]
+
+    checked = planned.Checked({"createTime": NOON.format(0)}, Prediction(30.0, 10.0, 5, "processors"), 24.0)
+    monkeypatch.setattr(planned, "compared", lambda *_: checked)
+    assert told() is None, "no plan was ever made here"
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "trainer.task-0.json").touch()
+    figures = {"stepsPerSecond": 30.0, "measured": 24.0, "errorPercent": 25.0, "speedUp": 3.0, "bound": "processors"}
+    assert told() == {"createTime": NOON.format(0), **figures}
+
+    def none(*_: Any) -> None:
+        raise UsageError("no plan was made of trainer.task")
+
+    monkeypatch.setattr(planned, "compared", none)
+    assert told() is None
+
+
+def test_what_cannot_be_read_is_a_note(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(bucket, paths.output("job01") + "/evaluation.json", b"{}")
+    put(bucket, paths.manifest("job01"), b"{")
+    (bucket / paths.log("job01", "master-0")).unlink()
+    assert report(cluster, ["job01"], None, json=True) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [
+        "no log was read: job job01 has no log of master-0 yet",
+        "evaluation.json was not used: confusion must be a list of 2 to 50 rows",
+        "the manifest was not read: it is no JSON",
+    ]
+    put(bucket, paths.output("job01") + "/evaluation.json", b" " * (1 << 20) + b"{}")
+    assert report(cluster, ["job01"], None, json=True) == 0
+    said = "evaluation.json was not used: it has 1.0 MB; 1.0 MB is the most"
+    assert said in json.loads(capsys.readouterr().out)["notes"]
+
+
+def test_a_wrong_call_is_one_line_and_writes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.html"
+    mine.write_text("<p>mine</p>")
+    for ids, output, as_json, kind, says in [
+        (["nobody"], None, False, UsageError, "there is no job 'nobody'; there are "),
+        (["waits"], None, False, OpsError, "job waits is QUEUED: there is nothing to report yet"),
+        (["job01", "job01"], None, False, UsageError, "job01 is named twice: a job is compared with others"),
+        (list("abcdefg"), None, False, UsageError, "fab report compares 6 jobs at most, not 7"),
+        (["job01"], "x.html", True, UsageError, "--json prints, and --output writes a page: leave one of them out"),
+        (
+            ["job01"],
+            "mine.html",
+            False,
+            UsageError,
+            "mine.html is there already, and was not made by fab report: remove it, or",
+        ),
+        (["job01"], str(tmp_path), False, UsageError, f"{tmp_path} is there already, and no file: give another --output"),
+        (["job01"], "no/x.html", False, UsageError, "no/x.html cannot be written: there is no folder no"),
+        (["job01"], "mine.html/x", False, UsageError, "mine.html/x cannot be written: "),
+        (["job01"], "x" * 300, False, UsageError, f"{'x' * 300} cannot be written: File name too long"),
+    ]:
+        with pytest.raises(kind) as caught:
+            report(cluster, ids, output, as_json)
+        assert str(caught.value).startswith(says)
+        assert "\n" not in str(caught.value)
+    assert mine.read_text() == "<p>mine</p>"
+    assert [path.name for path in tmp_path.glob("*html*")] == ["mine.html"]
+
+
+def test_as_many_as_can_be_told_apart() -> None:
+    check_ids(list("abcdef"))
+    check_ids([])
+
+
+def test_a_folder_that_takes_nothing_is_one_line(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UsageError, match=r"^x.html cannot be written: No space left on device$"):
+        report(cluster, ["job01"], "x.html", json=False)
+
+
+def test_half_a_page_is_not_left_behind(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(UsageError, match=r"^x.html cannot be written: Operation not permitted$"):
+        report(cluster, ["job01"], "x.html", json=False)
+    assert not list(tmp_path.glob("*.html")) + list(tmp_path.glob(".*.html"))
