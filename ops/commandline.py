@@ -37,6 +37,16 @@ SHORT = {"job": "j", "follow": "f", "lines": "n"}
 _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
 
 
+# The modules of tasks/, each with what its tasks are about.
+NOUNS = {
+    "jobs": "Jobs",
+    "results": "What a job made",
+    "models": "Models that answer",
+    "inputs": "What jobs need",
+    "cluster": "The cluster",
+}
+
+
 class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
     """A task of `fab`. `words` are the flags that may be given as bare words behind its name, in this order, one that may
     be given several times as often as that; `rest` names what may stand behind `--`.
@@ -248,9 +258,17 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         """What there is to type."""
         _say(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
         self.load_collection()
-        self.print_columns([(name, _first_line(self.collection[name])) for name in sorted(self.collection.task_names)])
+        self.list_flat()
         _say(f"{self.leading_indent}{self.binary} TASK --help says the rest. In front of a task, or behind it:\n")
         self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
+
+    def list_flat(self) -> None:
+        """The tasks by what they are about, in the order in which a user meets it."""
+        for module, title in NOUNS.items():
+            names = sorted(name for name in self.collection.task_names if _module(self.collection[name]) == module)
+            if names:
+                _say(f"{title}:\n")
+                self.print_columns([(name, _first_line(self.collection[name])) for name in names])
 
     def print_task_help(self, name: str) -> None:
         """A task's usage, what it does, and its flags."""
@@ -272,6 +290,10 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
 
 def _say(line: str = "") -> None:
     sys.stdout.write(f"{line}\n")
+
+
+def _module(task: Task) -> str:
+    return str(task.body.__module__).rpartition(".")[2]
 
 
 def _first_line(task: Task) -> str:

@@ -1,4 +1,4 @@
-"""Tasks that run something: a job, the same job again, a plan of one, the end of one."""
+"""Tasks on jobs: run one, see how it does, end it, clear it away."""
 
 import sys
 from typing import Any
@@ -89,6 +89,92 @@ def train(
 
 
 @task(
+    help={
+        "filter": "only those with state=FAILED, by=ann or label=value, several with commas; or a part of the id",
+        "limit": "only so many of the newest",
+        "json": JSON,
+    },
+)
+def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool = False) -> int:  # noqa: A002
+    """List the jobs, the newest first.
+
+    fab jobs --limit 5
+    fab jobs --filter state=FAILED,owner=ann
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.views import jobs as run
+
+    return run(Cluster.load(), filter, limit, json)
+
+
+@task(words=["job"], help={"job": JOB, "json": JSON})
+def describe(_: Any, job: str | None = None, json: bool = False) -> int:
+    """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed."""
+    from ops.cluster.cluster import Cluster
+    from ops.show.views import describe as run
+
+    return run(Cluster.load(), job, json)
+
+
+@task(
+    words=["replica", "job"],
+    help={
+        "replica": "a replica such as master-0, a role such as worker, or all, which is the default; or a job's id",
+        "job": JOB,
+        "follow": "show lines as they come, until the job ends",
+        "lines": "how many of the last lines of each replica, or all (default: 100)",
+        "plain": "with --follow on a terminal too, lines that stay, and no screen",
+        "json": "print each line as JSON with the full time, for programs",
+    },
+)
+def logs(
+    _: Any,
+    replica: str | None = None,
+    job: str | None = None,
+    follow: bool = False,
+    lines: str = "100",
+    plain: bool = False,
+    json: bool = False,
+) -> int:
+    """Show what replicas print, merged in the order of time.
+
+    fab logs
+    fab logs job01
+    fab logs master-0
+    fab logs worker --lines 20
+    fab logs all --job job01 --follow
+
+    Each line has the time of this machine's time zone, the severity and the replica in front. With --follow, the exit code is 0
+    only if the job SUCCEEDED.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.logs.read import parse_lines, show_logs
+
+    return show_logs(Cluster.load(), replica, job, parse_lines(lines), follow, json, plain)
+
+
+@task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
+def wait(_: Any, job: str | None = None, json: bool = False) -> int:
+    """Wait until a job has ended; exit code 0 only if it SUCCEEDED."""
+    from ops.cluster.cluster import Cluster
+    from ops.train.wait import wait as run
+
+    return run(Cluster.load(), job, json)
+
+
+@task(
+    words=["job"],
+    help={"job": "id of the job (default: the one that goes on, if it is the only one)", "json": f"{JSON}: its record"},
+)
+def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
+    """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
+    from ops.cluster.cluster import Cluster
+    from ops.train.cancel import cancel as run
+
+    return run(Cluster.load(), job, json)
+
+
+@task(
     words=["original"],
     help={
         "original": "id of the job to run again (default: the newest)",
@@ -149,20 +235,74 @@ def plan(
 
 @task(
     words=["job"],
-    help={"job": "id of the job (default: the one that goes on, if it is the only one)", "json": f"{JSON}: its record"},
+    rest=TRAINER,
+    iterable=["labels", "env", "secret"],
+    help={
+        "job": f"{NEW_JOB} (default: job01)",
+        "package": "as of fab train",
+        "module": "as of fab train",
+        "script": "as of fab train",
+        "command": "as of fab train",
+        "runtime": "as of fab train",
+        "runtime-version": "as of fab train",
+        "config": "as of fab train",
+        "args": "as of fab train",
+        "scale-tier": "as of fab train",
+        "replicas": "as of fab train",
+        "strategy": "as of fab train",
+        "labels": "as of fab train",
+        "job-dir": "as of fab train",
+        "env": "as of fab train",
+        "env-file": "as of fab train",
+        "secret": "as of fab train; shown by its name alone",
+        "secret-file": "as of fab train; shown by their names alone",
+        "json": JSON,
+    },
 )
-def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
-    """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
+def render(
+    _: Any,
+    job: str = "job01",
+    package: str | None = None,
+    module: str | None = None,
+    script: str | None = None,
+    command: str | None = None,
+    runtime: str | None = None,
+    runtime_version: str | None = None,
+    config: str | None = None,
+    args: str | None = None,
+    scale_tier: str | None = None,
+    replicas: str | None = None,
+    strategy: str | None = None,
+    labels: Any = None,
+    job_dir: str | None = None,
+    env: Any = None,
+    env_file: str | None = None,
+    secret: Any = None,
+    secret_file: str | None = None,
+    json: bool = False,
+) -> int:
+    """Print every file that fab train would write on every host, and touch nothing."""
+    given = locals()
+    from ops.cluster.inventory import load
+    from ops.train.config import Flags
+    from ops.train.preview import print_render
+
+    return print_render(load(), Flags.of(given, after_dashes(sys.argv)), package, json)
+
+
+@task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
+def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
+    """Delete a job that has ended, with its package, logs and output; an output elsewhere (--job-dir) stays. Asks first."""
     from ops.cluster.cluster import Cluster
-    from ops.train.cancel import cancel as run
+    from ops.train.delete import delete as run
 
-    return run(Cluster.load(), job, json)
+    return run(Cluster.load(), job, yes, json)
 
 
-@task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
-def wait(_: Any, job: str | None = None, json: bool = False) -> int:
-    """Wait until a job has ended; exit code 0 only if it SUCCEEDED."""
+@task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask", "json": JSON})
+def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False) -> int:
+    """Delete all jobs that have ended but the newest: fab prune --keep 10. Asks first."""
     from ops.cluster.cluster import Cluster
-    from ops.train.wait import wait as run
+    from ops.train.delete import prune as run
 
-    return run(Cluster.load(), job, json)
+    return run(Cluster.load(), keep, yes, json)

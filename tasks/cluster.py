@@ -1,0 +1,55 @@
+"""Tasks on the cluster: who is there, what it does, what it costs."""
+
+import sys
+from typing import Any
+
+from ops.commandline import after_dashes
+from tasks import JSON, task
+
+
+@task(help={"json": JSON})
+def hosts(_: Any, json: bool = False) -> int:
+    """List the hosts of the cluster, and whether each of them answers; exit code 1 where none does."""
+    from ops.cluster.cluster import Cluster
+    from ops.show.views import hosts as run
+
+    return run(Cluster.load(), json)
+
+
+@task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
+def top(_: Any, once: bool = False, json: bool = False) -> int:
+    """Show the whole cluster until Ctrl-C: what each host does and uses, the jobs that run and wait, and the cost so far.
+
+    One table where there is no terminal. The figures are what the replicas themselves told last: no host is asked.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.show.top import top as run
+
+    return run(Cluster.load(), once, json)
+
+
+@task(help={"json": JSON})
+def cost(_: Any, json: bool = False) -> int:
+    """Show what the hosts that are up have cost so far by list price, role by role, and what each job has."""
+    from ops.cluster.cluster import Cluster
+    from ops.show.cost import cost as run
+
+    return run(Cluster.load(), json)
+
+
+@task(
+    words=["replica"],
+    rest="COMMAND",
+    help={"replica": "a host, such as worker-2 (default: the master's); fab describe says which replica is where"},
+)
+def shell(_: Any, replica: str | None = None) -> int:
+    """Open a shell on a host, or run a command there.
+
+    fab shell worker-2
+    fab shell worker-2 -- df -h
+    fab shell worker-2 -- 'cd /tmp; ls | wc -l'
+    """
+    from ops.cluster.inventory import load
+    from ops.cluster.shell import shell as run
+
+    return run(load(), replica, after_dashes(sys.argv))
