@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _load,
         lambda model, rows: metrics.rows.labels(model).observe(rows),
     )
+    # Uvicorn ends by raising the signal that it got once more: this is for it, as the process has something left to do.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     threading.Thread(target=_follow, args=(shelf, given.poll_seconds), name="shelf", daemon=True).start()
     uvicorn.run(
         app(shelf, metrics),
@@ -61,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backlog=_BACKLOG,
         timeout_graceful_shutdown=5,
     )
+    shelf.close()
     return 0
 
 
@@ -74,7 +78,10 @@ def _follow(shelf: Shelf, seconds: float) -> None:
     tensorflow()  # its import takes longer than anything else, and whoever asks meanwhile is told to come again
     wanted_at = time.monotonic()
     while True:
-        shelf.follow()
+        try:
+            shelf.follow()
+        except Exception:  # noqa: BLE001  whatever it is, those that answer go on, and the next look may do
+            traceback.print_exc()
         if not shelf.idle:
             wanted_at = time.monotonic()
         elif time.monotonic() - wanted_at > _IDLE_SECONDS:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
@@ -20,8 +21,11 @@ from serving import rest
 from serving.rest import RestError, Tensor
 from serving.shelf import Here, Shelf, State
 
-MOST_BYTES = 32 << 20
-"""The largest request, in bytes of JSON: some ten thousand images of MNIST."""
+MOST_BYTES = 16 << 20
+"""The largest request, in bytes of JSON: some three thousand images of MNIST."""
+TOGETHER_BYTES = 2 * MOST_BYTES
+"""What all requests that are being answered may have: in memory it is ten times as much."""
+_LARGE_BYTES = 1 << 18
 SECONDS = 60.0
 """The longest that a request may wait and be computed."""
 _UNKNOWN = "?"
@@ -68,16 +72,35 @@ class Metrics:
         return text
 
 
+class Room:
+    """How many bytes of requests are being answered."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    @contextlib.contextmanager
+    def take(self, request: Request) -> Iterator[None]:
+        """Room for a request, whose length may not be known; RestError 503 where there is none, 413 where there never is."""
+        declared = request.headers.get("content-length", "")
+        size = int(declared) if declared.isdecimal() else MOST_BYTES
+        if size > MOST_BYTES:
+            raise _too_large()
+        if self._taken + size > TOGETHER_BYTES:
+            raise RestError(503, "too many large requests at once", 1)
+        self._taken += size
+        try:
+            yield
+        finally:
+            self._taken -= size
+
+
 def app(shelf: Shelf, metrics: Metrics) -> Starlette:
     """The application; `shelf` is followed by somebody else."""
 
+    room = Room()
+
     async def status(request: Request) -> Response:
-        shown = shelf.models.get(request.path_params["model"])
-        version = request.path_params.get("version")
-        if shown is None or (version is not None and version not in shown.versions):
-            shelf.find(request.path_params["model"], version)  # says what there is
-        assert shown is not None
-        asked = shown.versions.values() if version is None else [shown.versions[version]]
+        asked = shelf.there(request.path_params["model"], request.path_params.get("version"))
         return _json({"model_version_status": [_status(here) for here in asked]})
 
     async def metadata(request: Request) -> Response:
@@ -99,19 +122,31 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
     async def predict(request: Request) -> Response:
         here = shelf.find(request.path_params["model"], request.path_params.get("version"))
         assert here.model is not None
-        body = rest.body_of(await _content(request))
-        name = rest.signature_name(body)
-        inputs, by_rows = rest.predict(body, rest.chosen(here.model.signatures, name))
-        return Response(rest.answer(await _computed(here, name, inputs), by_rows), media_type="application/json")
+        signatures = here.model.signatures
+
+        def read(content: bytes) -> tuple[str, rest.Arrays, bool]:
+            body = rest.body_of(content)
+            name = rest.signature_name(body)
+            return name, *rest.predict(body, rest.chosen(signatures, name))
+
+        with room.take(request):
+            content = await _content(request)
+            # What takes long is not for the thread that all requests share.
+            aside = len(content) > _LARGE_BYTES
+            name, inputs, by_rows = await asyncio.to_thread(read, content) if aside else read(content)
+            outputs = await _computed(here, name, inputs)
+            answer = await asyncio.to_thread(rest.answer, outputs, by_rows) if aside else rest.answer(outputs, by_rows)
+        return Response(answer, media_type="application/json")
 
     async def classify(request: Request) -> Response:
         here = shelf.find(request.path_params["model"], request.path_params.get("version"))
         assert here.model is not None
-        body = rest.body_of(await _content(request))
-        name = rest.signature_name(body)
-        rest.chosen(here.model.signatures, name)
-        inputs = here.model.examples(name, rest.examples(body))
-        return Response(rest.classified(await _computed(here, name, inputs)), media_type="application/json")
+        with room.take(request):
+            body = rest.body_of(await _content(request))
+            name = rest.signature_name(body)
+            rest.chosen(here.model.signatures, name)
+            inputs = here.model.examples(name, rest.examples(body))
+            return Response(rest.classified(await _computed(here, name, inputs)), media_type="application/json")
 
     async def prometheus(_: Request) -> Response:
         return Response(metrics.text(shelf), media_type=CONTENT_TYPE_LATEST)
@@ -150,9 +185,6 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
 
 async def _content(request: Request) -> bytes:
     """The request's body; RestError 413 for one that is too large, before all of it has come."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MOST_BYTES:
-        raise _too_large()
     pieces, size = [], 0
     async for piece in request.stream():
         pieces.append(piece)
@@ -176,7 +208,8 @@ async def _computed(here: Here, signature: str, inputs: rest.Arrays) -> rest.Arr
 
 def _status(here: Here) -> dict[str, Any]:
     code = "OK" if here.state is not State.END else "UNKNOWN"
-    return {"version": here.name, "state": here.state, "status": {"error_code": code, "error_message": here.why}}
+    said = {"error_code": code, "error_message": here.why}
+    return {"version": here.name, "state": here.state, "status": said, "deployment": here.token}
 
 
 def _info(name: str, tensor: Tensor) -> dict[str, Any]:

@@ -45,12 +45,15 @@ class Batcher:
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._most_waiting = most_waiting
         self._closed = False
+        self._odd: set[str] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._work, name="model", daemon=True).start()
 
     def put(self, signature: str, inputs: Arrays) -> Future[Arrays]:
         """The outputs, once it is the request's turn. RestError 503 where too many wait already."""
-        together = self._signatures[signature].by_rows and len({len(a) for a in inputs.values()}) == 1
+        together = (
+            signature not in self._odd and self._signatures[signature].by_rows and len({len(a) for a in inputs.values()}) == 1
+        )
         request = _Request(signature, inputs, len(next(iter(inputs.values()))) if together else 0)
         if self._waiting.qsize() >= self._most_waiting:
             raise RestError(503, "too many requests wait for this model", retry_after=1)
@@ -77,14 +80,12 @@ class Batcher:
             batch, left, ended = self._gather(first)
             self._compute(batch)
             if ended:
-                if left:
-                    self._compute([left])
                 return
 
     def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
         """Those that wait and fit the first, who is next, and whether nobody comes any more."""
         batch, rows = [first], first.rows
-        while first.rows and rows < self._most_rows:
+        while first.rows and first.signature not in self._odd and rows < self._most_rows:
             try:
                 other = self._waiting.get_nowait()
             except queue.Empty:
@@ -101,31 +102,35 @@ class Batcher:
         batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
         if not batch:
             return
-        first = batch[0]
-        self._saw(sum(request.rows for request in batch) or 1)
-        try:
-            if len(batch) == 1:
-                first.future.set_result(self._run(first.signature, first.inputs))
-                return
-            outputs = self._run(
-                first.signature, {name: np.concatenate([request.inputs[name] for request in batch]) for name in first.inputs}
-            )
-        except Exception as error:  # noqa: BLE001  each request is told of its own
-            self._apart(batch, error)
+        if len(batch) == 1:
+            self._alone(batch[0])
             return
+        first, rows = batch[0], sum(request.rows for request in batch)
+        try:
+            together = {name: np.concatenate([request.inputs[name] for request in batch]) for name in first.inputs}
+            outputs = self._run(first.signature, together)
+        except Exception:  # noqa: BLE001  one bad request must not spoil those that it was computed with
+            for request in batch:
+                self._alone(request)
+            return
+        if any(array.ndim == 0 or len(array) != rows for array in outputs.values()):
+            # Whatever its shapes say, this model gives other rows than it got: none of them is to reach another client.
+            self._odd.add(first.signature)
+            for request in batch:
+                self._alone(request)
+            return
+        self._saw(rows)
         start = 0
         for request in batch:
             end = start + request.rows
             request.future.set_result({name: array[start:end] for name, array in outputs.items()})
             start = end
 
-    def _apart(self, batch: Sequence[_Request], error: Exception) -> None:
-        """One bad request must not spoil those that it was computed with."""
-        if len(batch) == 1:
-            batch[0].future.set_exception(error)
-            return
-        for request in batch:
-            try:
-                request.future.set_result(self._run(request.signature, request.inputs))
-            except Exception as own:  # noqa: BLE001  it is for whoever asked
-                request.future.set_exception(own)
+    def _alone(self, request: _Request) -> None:
+        try:
+            outputs = self._run(request.signature, request.inputs)
+            self._saw(max(request.rows, 1))
+        except Exception as error:  # noqa: BLE001  it is for whoever asked
+            request.future.set_exception(error)
+        else:
+            request.future.set_result(outputs)

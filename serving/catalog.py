@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 
+from jobs import paths
 from jobs.checked import RecordError
 from jobs.store import Conflict, Store
-from serving.records import EVERY_MODEL, Model, ModelError, model_of, path_of
+from serving.records import EVERY_MODEL, NAME, Model, ModelError, model_of, path_of
 
 _TRIES = 50
+_TOKEN = re.compile(r"[A-Za-z0-9]{0,64}")
 
 
 class Catalog:
@@ -28,6 +31,10 @@ class Catalog:
             except RecordError as error:
                 bad.append(f"{model_of(path)}: {error}")
         return found, bad
+
+    def in_use(self) -> bool:
+        """True for a bucket in which something else of a cluster is, too."""
+        return self._store.read(paths.QUEUE) is not None or bool(self._store.scan(paths.EVERY_JOB))
 
     def model(self, name: str) -> Model | None:
         """One of them, None where there is none; RecordError for one that cannot be read."""
@@ -64,4 +71,7 @@ def _model(name: str, content: bytes) -> Model:
     model = Model.from_json(content)
     if model.name != name:
         raise RecordError(f"model.json says that it is that of model {model.name!r}")
+    for version in model.versions:
+        if not NAME.fullmatch(version.name) or not _TOKEN.fullmatch(version.token):
+            raise RecordError(f"model.json has a version {version.name!r} of token {version.token!r}, and those are no names")
     return model

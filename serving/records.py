@@ -76,6 +76,11 @@ class Version:
         """True where servers are to load it: it is served, or about to be if that succeeds."""
         return bool(self.files) and self.state in (VersionState.READY, VersionState.CREATING)
 
+    @property
+    def may_be_again(self) -> bool:
+        """True where its files are there, and it is not served: undeployed, or its deployment ended before it was READY."""
+        return bool(self.files) and self.state is not VersionState.READY
+
 
 @dataclass(frozen=True)
 class Model(Record):
@@ -102,29 +107,32 @@ class Model(Record):
         raise ModelError(f"model {self.name} has no version {name!r}; there are {names}")
 
     def begun(self, version: Version) -> Model:
-        """With one more version; ModelError where its name was used before, for that is used once."""
+        """With one more version; ModelError where its name was used before, by one that has come to have files."""
+        if any(other.name == version.name and other.token == version.token for other in self.versions):
+            return self
         for other in self.versions:
-            if other.name == version.name and other.token != version.token:
+            never_was = other.state is VersionState.FAILED and not other.files
+            if other.name == version.name and not never_was:
                 was = f"it is {other.state}" if other.state is not VersionState.DELETED else "it was deleted"
                 raise ModelError(
                     f"version {version.name} of model {self.name} was made at {other.createTime} ({was}), and a name is used "
                     "once: take another"
                 )
-        kept = [other for other in self.versions if other.token != version.token]
+        kept = [other for other in self.versions if other.name != version.name]
         return replace(self, versions=[*kept, version])
 
-    def copied(self, name: str, files: Mapping[str, str], size: int) -> Model:
-        """Its files are all in the bucket: servers may try to load it."""
-        return self._changed(replace(self._creating(name), files=dict(files), size=size))
+    def copied(self, name: str, token: str, files: Mapping[str, str], size: int) -> Model:
+        """Its files are all in the bucket: servers may try to load it. ModelError where it is another deployment's by now."""
+        return self._changed(replace(self._creating(name, token), files=dict(files), size=size))
 
-    def ready(self, name: str) -> Model:
-        """Servers have loaded it; the first version that comes to this is the default."""
-        model = self._changed(replace(self._creating(name), state=VersionState.READY))
+    def ready(self, name: str, token: str) -> Model:
+        """Servers have loaded it; the first version that comes to this is the default. ModelError as of `copied`."""
+        model = self._changed(replace(self._creating(name, token), state=VersionState.READY))
         return model if model.default else replace(model, default=name)
 
-    def failed(self, name: str, why: str) -> Model:
-        """It came to nothing."""
-        return self._changed(replace(self._creating(name), state=VersionState.FAILED, errorMessage=why))
+    def failed(self, name: str, token: str, why: str) -> Model:
+        """It came to nothing. ModelError as of `copied`."""
+        return self._changed(replace(self._creating(name, token), state=VersionState.FAILED, errorMessage=why))
 
     def with_default(self, name: str) -> Model:
         """With another default; ModelError for a version that is not served."""
@@ -132,25 +140,25 @@ class Model(Record):
         if version.state is not VersionState.READY:
             ready = ", ".join(v.name for v in self.there if v.state is VersionState.READY) or "none"
             raise ModelError(
-                f"version {name} of model {self.name} is {version.state}, and the default is READY; those are {ready}"
+                f"only a READY version can be the default; {name} of model {self.name} is {version.state}, READY are {ready}"
             )
         return replace(self, default=name)
 
     def undeployed(self, name: str) -> Model:
         """No server has it any more, its files stay; ModelError for the default while others are served."""
         version = self.version(name)
-        if version.state not in (VersionState.READY, VersionState.UNDEPLOYED):
+        if not version.files:
             raise ModelError(f"version {name} of model {self.name} is {version.state}: there is nothing to undeploy")
         return self._without_default(name)._changed(replace(version, state=VersionState.UNDEPLOYED))
 
     def again(self, name: str, token: str) -> Model:
-        """One that was undeployed is tried by servers once more."""
+        """One that is not served, and has its files, is tried by servers once more."""
         version = self.version(name)
-        if version.state is not VersionState.UNDEPLOYED:
-            raise ModelError(
-                f"version {name} of model {self.name} is {version.state}: only what was undeployed is deployed again"
-            )
-        return self._changed(replace(version, state=VersionState.CREATING, token=token))
+        if version.token == token:
+            return self
+        if not version.may_be_again:
+            raise ModelError(f"version {name} of model {self.name} is {version.state}: only what is kept is deployed again")
+        return self._changed(replace(version, state=VersionState.CREATING, token=token, errorMessage=""))
 
     def deleted(self, name: str) -> Model:
         """Without a version, whose name stays taken; ModelError for the default while there are others."""
@@ -158,9 +166,9 @@ class Model(Record):
         kept = replace(version, state=VersionState.DELETED, files={}, size=0, manifest={})
         return self._without_default(name)._changed(kept)
 
-    def _creating(self, name: str) -> Version:
+    def _creating(self, name: str, token: str) -> Version:
         version = self.version(name)
-        if version.state is not VersionState.CREATING:
+        if version.state is not VersionState.CREATING or version.token != token:
             raise ModelError(f"version {name} of model {self.name} is {version.state} by now: somebody else changed it")
         return version
 

@@ -18,6 +18,8 @@ import orjson
 SIGNATURE = "serving_default"
 _BASE64 = "b64"
 _BYTES = "_bytes"  # an output whose name ends so is binary
+# NumPy and TensorFlow have no arrays of more dimensions; TensorFlow ends its process over one of texts.
+_DEEPEST = 32
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -127,7 +129,9 @@ def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
     """A value of JSON as an array of the input's kind; RestError 400 where it cannot be one, or has another shape."""
     try:
         array = (
-            np.array(_decoded(value), dtype=object) if tensor.dtype is None else _numbers(name, np.asarray(value), tensor.dtype)
+            np.array(_decoded(value, name), dtype=object)
+            if tensor.dtype is None
+            else _numbers(name, np.asarray(value), tensor.dtype)
         )
     except (ValueError, TypeError, OverflowError):
         raise RestError(400, f"input {name} must be {_kinds(tensor)}, all rows of one length") from None
@@ -141,13 +145,15 @@ def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[A
     if array.dtype.kind not in "fiub" or array.size == 0:
         raise ValueError(name)
     kind = np.dtype(dtype)
+    if kind.kind == "b" and not np.isin(array, (0, 1)).all():
+        raise RestError(400, f"input {name} must be true or false")
     if kind.kind in "iu":
         least, most = np.iinfo(kind).min, np.iinfo(kind).max
         if np.any(array != np.floor(array)) or not least <= array.min().item() <= array.max().item() <= most:
             raise RestError(400, f"input {name} must be whole numbers from {least} to {most}")
     with np.errstate(over="ignore"):
         numbers = array.astype(kind)
-    if kind.kind == "f" and not np.isfinite(numbers).all():
+    if kind.kind not in "biu" and not np.isfinite(numbers.astype(np.float64)).all():  # bfloat16 is of a kind of its own
         raise RestError(400, f"input {name} has a number that is too large for {dtype}")
     return numbers
 
@@ -156,10 +162,12 @@ def _kinds(tensor: Tensor) -> str:
     return "texts" if tensor.dtype is None else "numbers"
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: Any, name: str, depth: int = 0) -> Any:
     """Texts as bytes; `{"b64": …}` is binary."""
     if isinstance(value, list):
-        return [_decoded(item) for item in value]
+        if depth == _DEEPEST:
+            raise RestError(400, f"input {name} has lists in lists {_DEEPEST} deep, and no tensor has so many dimensions")
+        return [_decoded(item, name, depth + 1) for item in value]
     if isinstance(value, dict) and value.keys() == {_BASE64}:
         try:
             return base64.b64decode(value[_BASE64], validate=True)
@@ -187,7 +195,7 @@ def answer(outputs: Arrays, by_rows: bool) -> bytes:
     one = next(iter(columns.values())) if len(columns) == 1 else None
     if not by_rows:
         return _json({"outputs": columns if one is None else one}, outputs)
-    if len(_row_counts(outputs)) != 1:
+    if len(_row_counts(outputs)) != 1 or None in _row_counts(outputs):
         raise RestError(400, "the outputs of this signature have not one row for each instance: ask by columns (inputs)")
     if one is not None:
         return _json({"predictions": one}, outputs)
@@ -221,7 +229,7 @@ def classified(outputs: Arrays) -> bytes:
 
 
 def _row_counts(outputs: Arrays) -> set[int | None]:
-    return {array.shape[0] if array.ndim else None for array in outputs.values()} - {None}
+    return {array.shape[0] if array.ndim else None for array in outputs.values()}
 
 
 def _plain(name: str, array: np.ndarray[Any, Any]) -> Any:

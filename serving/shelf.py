@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,7 @@ from serving.records import Model, Version, VersionState, folder_of
 from serving.rest import Arrays, RestError, Signature
 
 _RETRY_SECONDS = 1
+_AGAIN_SECONDS = 60.0
 
 
 class State(StrEnum):
@@ -54,6 +56,8 @@ class Here:
     model: LoadedModel | None = None
     batcher: Batcher | None = None
     token: str = ""
+    died: bool = False
+    """True for one whose loading was the end of an earlier process."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,19 @@ class Shown:
 class Shelf:
     """`follow` is for one thread; `find` and `models` for all: what they give is never changed, only replaced."""
 
-    def __init__(self, catalog: Catalog, files: Files, cache: Path, load: Load, saw: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        files: Files,
+        cache: Path,
+        load: Load,
+        saw: Callable[[str, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`cache` is a folder of this server's own. `saw` is told each model's batches by their rows."""
+        self._clock = clock
+        self._tried: dict[str, tuple[int, float]] = {}
+        self._marks: set[Path] = set()
         self._catalog, self._files, self._cache, self._load, self._saw = catalog, files, cache, load, saw
         self._models: Mapping[str, Shown] = {}
         self.looked = False
@@ -79,23 +94,32 @@ class Shelf:
         """What there is now."""
         return self._models
 
-    def find(self, model: str, version: str | None) -> Here:
-        """The version that is to answer; RestError 404 for one that is not there, 503 for one that may be soon."""
-        shown = self._models.get(model)
-        if shown is None:
-            if not self.looked:
-                raise RestError(503, "the models are not loaded yet", _RETRY_SECONDS)
-            there = ", ".join(sorted(self._models)) or "none"
-            raise RestError(404, f"there is no model {model!r} here; there are {there}")
-        if version is not None and version not in shown.versions:
+    def there(self, model: str, version: str | None) -> list[Here]:
+        """The versions of a model, or the one that is meant; RestError 404 for what is not there, 503 before the first look."""
+        shown = self._shown(model)
+        if version is None:
+            return list(shown.versions.values())
+        if version not in shown.versions:
             there = ", ".join(sorted(shown.versions)) or "none"
             raise RestError(404, f"model {model} has no version {version!r} here; there are {there}")
-        here = shown.default if version is None else shown.versions[version]
+        return [shown.versions[version]]
+
+    def find(self, model: str, version: str | None) -> Here:
+        """The version that is to answer; RestError as of `there`, and 503 for one that may be there soon."""
+        here = self._shown(model).default if version is None else self.there(model, version)[0]
         if here is None or here.state is State.LOADING:
             raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
         if here.state is State.END:
-            raise RestError(503, f"version {here.name} of model {model} could not be loaded: {here.why}", 10 * _RETRY_SECONDS)
+            raise RestError(500, f"version {here.name} of model {model} could not be loaded: {here.why}")
         return here
+
+    def _shown(self, model: str) -> Shown:
+        models = self._models
+        if model in models:
+            return models[model]
+        if not self.looked:
+            raise RestError(503, "the models are not loaded yet", _RETRY_SECONDS)
+        raise RestError(404, f"there is no model {model!r} here; there are {', '.join(sorted(models)) or 'none'}")
 
     @property
     def idle(self) -> bool:
@@ -113,14 +137,27 @@ class Shelf:
             _complain(line)
         broken = {line.partition(":")[0] for line in bad}
         gone = self._models.keys() - {model.name for model in wanted if _wanted(model)} - broken
-        for model in wanted:
-            if _wanted(model):
-                self._follow(model)
+        if gone and not wanted and not bad and not self._bucket_there():
+            _complain("the bucket is empty: it is taken for one that is away")
+            return
+        # What answered before a restart does so again before anything new is tried, which may take the whole process down.
+        for state in (VersionState.READY, VersionState.CREATING):
+            for model in wanted:
+                if any(version.state is state for version in _wanted(model)):
+                    self._follow(model, state)
         if gone:
             self._drop(gone)
         self.looked = True
 
-    def _follow(self, model: Model) -> None:
+    def _bucket_there(self) -> bool:
+        """False for a folder that something was mounted on: no bucket of a cluster is without a queue or a job for long."""
+        try:
+            return self._catalog.in_use()
+        except (StoreError, Conflict):
+            return False
+
+    def _follow(self, model: Model, state: VersionState) -> None:
+        """Load the versions of that state, and drop what is not wanted."""
         there = dict(self._models[model.name].versions) if model.name in self._models else {}
         kept = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
         for version in _wanted(model):
@@ -128,7 +165,8 @@ class Shelf:
                 kept[version.name] = Here(version.name, State.LOADING, token=version.token)
         self._show(model, kept)
         for version in _wanted(model):
-            if kept[version.name].state is State.LOADING:
+            here = kept[version.name]
+            if version.state is state and (here.state is State.LOADING or self._try_again(version, here)):
                 kept = {**kept, version.name: self._loaded(model.name, version)}
                 self._show(model, kept)
         for name, here in there.items():
@@ -146,10 +184,27 @@ class Shelf:
             default = still if still and still.state is State.AVAILABLE else before if named else named
         self._models = {**self._models, model.name: Shown(default, dict(versions))}
 
+    def _try_again(self, version: Version, here: Here) -> bool:
+        """True for one that did answer, or should, after a pause that is twice as long each time."""
+        if version.state is not VersionState.READY or here.state is not State.END or here.died:
+            return False
+        tries, at = self._tried.get(here.token, (0, 0.0))
+        return self._clock() - at >= _AGAIN_SECONDS * 2.0**tries
+
     def _loaded(self, model: str, version: Version) -> Here:
+        mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
+        if mark.exists() and mark not in self._marks:
+            why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
+            return Here(version.name, State.END, why, token=version.token, died=True)
+        tries, _ = self._tried.get(version.token, (-1, 0.0))
+        self._tried[version.token] = (tries + 1, self._clock())
         try:
+            self._marks.add(mark)
+            self._cache.mkdir(parents=True, exist_ok=True)
+            mark.touch()
             folder = self._fetched(model, version)
             saved = self._load(folder)
+            batcher = Batcher(saved.run, saved.signatures, saw=lambda rows: self._saw(model, rows))
         except StoreError as error:
             _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
             return Here(version.name, State.LOADING, token=version.token)  # next time
@@ -157,8 +212,14 @@ class Shelf:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             _complain(f"version {version.name} of model {model} cannot be loaded: {why}")
             return Here(version.name, State.END, why, token=version.token)
-        batcher = Batcher(saved.run, saved.signatures, saw=lambda rows: self._saw(model, rows))
+        finally:
+            mark.unlink(missing_ok=True)
         return Here(version.name, State.AVAILABLE, model=saved, batcher=batcher, token=version.token)
+
+    def close(self) -> None:
+        """The process ends, and no model is to blame for it."""
+        for mark in self._marks:
+            mark.unlink(missing_ok=True)
 
     def _fetched(self, model: str, version: Version) -> Path:
         """The version's files in a folder of our own, each as it was when it was deployed; ValueError where one is another."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks import JOB, JSON, task
+from tasks import JSON, task
 
 MODEL = "name of the model (default: the only one that there is)"
 
@@ -11,7 +11,7 @@ MODEL = "name of the model (default: the only one that there is)"
     help={
         "model": "name of the model: a letter, then letters, digits and _",
         "version": "name of the version, used once",
-        "job": JOB,
+        "job": "id of the job whose newest exported model it is",
         "origin": "folder of a SavedModel on this machine, instead of a job's",
         "json": JSON,
     },
@@ -28,6 +28,7 @@ def deploy(
 
     fab deploy --job job01 --model mnist --version v1
     fab deploy --origin export/job01/1700000000 --model mnist --version v2
+    fab deploy --model mnist --version v1          # once more, where it was undeployed, or did not come to be served
     """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import deploy as run

@@ -80,6 +80,7 @@ class Fleet:
         self._addresses = {host.name: host.address for host in inventory.hosts}
         self._open: dict[str, Any] = {}
         self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._failed: dict[str, HostError] = {}
         self._lock = threading.Lock()
         self._key: paramiko.PKey | None = None
 
@@ -87,13 +88,21 @@ class Fleet:
         """The open connection to a host; HostError when there is none to be had."""
         with self._lock:
             opening = self._opening[name]
-        with opening:  # whoever wants the same host meanwhile gets the same connection
+            before = self._failed.get(name)
+        with opening:  # whoever wants the same host meanwhile gets the same connection, or hears the same of it
             with self._lock:
                 found = self._open.get(name)
                 if found is not None and found.is_connected:
                     return found
+                failed = self._failed.get(name)
+                if failed is not None and failed is not before:
+                    raise failed
                 connection = self._new(name)
-            self._connect(name, connection)
+            try:
+                self._connect(name, connection)
+            except HostError as error:
+                self._failed[name] = error
+                raise
             with self._lock:
                 self._open[name] = connection
             return connection

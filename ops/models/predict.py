@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ops.cluster.forward import local_ports
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import server
 from ops.models.versions import catalog_of, existing_model
+from serving.records import Model, VersionState
 
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.5
@@ -47,20 +49,40 @@ def read_instances(path: str | None) -> list[Any]:
     if path is None:
         raise UsageError("--json-instances is missing: a file with a JSON value on each line; fab make-request writes one")
     try:
-        text = sys.stdin.read() if path == _STDIN else Path(path).read_text()
+        content = sys.stdin.buffer.read() if path == _STDIN else Path(path).read_bytes()
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{path} cannot be read ({why}): give a file with a JSON value on each line") from None
-    found = []
+    name = "stdin" if path == _STDIN else path
+    found = whole if (whole := _whole(text)) is not None else list(_lines(text, name))
+    if not found:
+        raise UsageError(f"{name} has no instance: give a JSON value on each line")
+    return found
+
+
+def _whole(text: str) -> list[Any] | None:
+    """The instances of a file that is one JSON value: a list of objects, or a request of the REST API; None for another."""
+    try:
+        value = json.loads(text, parse_constant=_no_number)
+    except ValueError:
+        return None
+    if isinstance(value, dict) and isinstance(value.get("instances"), list):
+        return list(value["instances"])
+    return value if isinstance(value, list) and value and all(isinstance(item, dict) for item in value) else None
+
+
+def _lines(text: str, name: str) -> Iterator[Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                found.append(json.loads(line, parse_constant=_no_number))
+                value = json.loads(line, parse_constant=_no_number)
+                json.dumps(value, allow_nan=False)
             except ValueError as error:
-                raise UsageError(f"{path}, line {number} is no JSON: {error}") from None
-    if not found:
-        raise UsageError(f"{path} has no instance: give a JSON value on each line")
-    return found
+                why = str(error).removesuffix(": line 1 column 1 (char 0)")
+                said = "has a number that is too large" if "Out of range" in why else f"is no JSON: {why}"
+                raise UsageError(f"{name}, line {number} {said}; each line is a JSON value of its own") from None
+            yield value
 
 
 def _no_number(word: str) -> Any:
@@ -77,7 +99,7 @@ def _ask(cluster: Cluster, path: str, body: bytes) -> dict[str, Any]:
                 found: dict[str, Any] = said
                 return found
             why = said.get("error", "") if isinstance(said, dict) else ""
-            if status != 503 or time.monotonic() > deadline:
+            if status not in (503, server.NOBODY) or time.monotonic() > deadline:
                 raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
             time.sleep(_POLL_SECONDS)
 
@@ -103,14 +125,24 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def served(model: Model) -> list[str]:
+    """The versions that the server has, or is about to have."""
+    return [version.name for version in model.there if version.state is VersionState.READY]
+
+
 def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
     """Open a port of this machine that leads to the model server, until Ctrl-C."""
     record = existing_model(catalog_of(cluster), model)
+    if not served(record):
+        there = ", ".join(f"{version.name} is {version.state}" for version in record.there)
+        raise UsageError(
+            f"no version of model {record.name} is served: {there}; fab deploy --model {record.name} brings one back"
+        )
     ports = local_ports(port, server.PORT)
     try:
         with server.reached(cluster, ports) as (client, forward):
             status, said = client.ask("GET", f"/v1/models/{record.name}")
-            if status == 503 and "no model server" in said.get("error", ""):
+            if status == server.NOBODY:
                 raise OpsError(f"{said['error']}: fab deploy starts it")
             terminal.out(f"http://{server.LOOPBACK}:{forward.port}/v1/models/{record.name}")
             sys.stdout.flush()
@@ -118,9 +150,10 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
                 f"curl -d '{{\"instances\": […]}}' http://{server.LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
                 "Ctrl-C ends it"
             )
+            connection = cluster.fleet.connection(server.server_of(cluster.inventory).name)
             while True:
                 time.sleep(1.0)
-                if not cluster.fleet.connection(server.server_of(cluster.inventory).name).is_connected:
+                if not connection.is_connected:
                     raise OpsError("the connection to the host broke off: run fab serve again")
     except KeyboardInterrupt:
         return DONE

@@ -34,6 +34,8 @@ def make_request(data: Path, output: str | None, count: str) -> int:
         target.write_text("\n".join(lines) + "\n")
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+    if len(lines) < int(count):
+        terminal.note(f"there are no more than {len(lines)} test images")
     terminal.out(f"{target} has {terminal.plural(len(lines), 'image')}: fab predict --json-instances {target}")
     return DONE
 

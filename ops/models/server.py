@@ -21,6 +21,8 @@ from ops.train.render import UNITS, File, fill
 PORT = 8501
 """TensorFlow Serving's own port for REST; on a host only its loopback listens to it."""
 LOOPBACK = "127.0.0.1"
+NOBODY = 0
+"""The status of an answer that did not come, as nobody listens."""
 _UNIT = "scaletier-serving.service"
 _HOME = "/opt/scaletier/server"
 _NEW = "/opt/scaletier/.server"
@@ -29,16 +31,20 @@ _CODE = ("jobs", "serving")
 # What a server may take of its host's memory; a job there may take most of it, and comes first.
 MEMORY_SHARE = 0.4
 _SECONDS = 60.0
-# Code arrives beside what is there, and takes its place when all of it is. A server that runs what it should is left alone.
+# One at a time. Code arrives beside what is there, and takes its place when all of it is; the version is written last, so that
+# what was broken off is done again. A server that runs what it should is left alone.
 _TAKE_IN = f"""set -e
+exec 9>/run/scaletier-serving.lock
+flock 9
 rm -rf {_NEW}
 tar -xzpf - -C /
 if [ "$(cat {_HOME}/{_VERSION} 2>/dev/null)" != "$1" ]; then
   rm -rf {_HOME}
   mv {_NEW} {_HOME}
-  mv {_HOME}/{_UNIT} {UNITS}/
+  cp {_HOME}/{_UNIT} {UNITS}/
   systemctl daemon-reload
   systemctl restart {_UNIT}
+  printf %s "$1" >{_HOME}/{_VERSION}
 else
   rm -rf {_NEW}
   systemctl start {_UNIT}
@@ -75,7 +81,7 @@ def start(cluster: Cluster) -> None:
     """See that the server runs, with the code that is here; HostError where it cannot be started."""
     files = _files(HERE, unit(cluster.inventory))
     version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
-    stream = host_stream([*files, File(f"{_NEW}/{_VERSION}", version)])
+    stream = host_stream(files)
     command = shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version])
     cluster.fleet.must(server_of(cluster.inventory).name, command, "could not start its model server, it ended", stream)
 
@@ -96,14 +102,14 @@ class Client:
         self._port, self._host = port, host
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """The status and the JSON of an answer; status 503 where nothing listens yet."""
+        """The status and the JSON of an answer; NOBODY where nothing listens yet."""
         connection = http.client.HTTPConnection(LOOPBACK, self._port, timeout=_SECONDS)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         except (ConnectionError, http.client.HTTPException):
-            return 503, {"error": f"no model server answers on {self._host}"}
+            return NOBODY, {"error": f"no model server answers on {self._host}"}
         except (OSError, ValueError) as error:
             raise OpsError(f"the model server on {self._host} does not answer: {error}") from error
         finally:

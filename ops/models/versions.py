@@ -29,6 +29,8 @@ from serving.records import NAME, Model, ModelError, Version, VersionState, fold
 
 _START_SECONDS = 60.0
 _LOAD_SECONDS = 180.0
+_AGAIN_SECONDS = 5.0
+_GONE_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 # A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
 _TENSORFLOW_BYTES = 400_000_000
@@ -57,14 +59,20 @@ def deploy(
     there = next((v for v in before.there if v.name == version), None) if before else None
     with tempfile.TemporaryDirectory() as scratch:
         files: dict[str, Path] = {}
-        if there and there.state is VersionState.UNDEPLOYED and origin is None and job_id is None:
+        if there and there.may_be_again and origin is None and job_id is None:
             starting = _start(cluster)
             _change(catalog, name, lambda record: record.again(version, token))
         else:
             if before:
                 _refusing(lambda: before.begun(Version(version, token=token)))  # before anything is copied
+            if origin is None and job_id is None:
+                kept = ", ".join(v.name for v in before.there if v.may_be_again) if before else ""
+                raise UsageError(
+                    f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
+                    + (f"; kept, and to be deployed again without these, are {kept}" if kept else "")
+                )
             source = _origin(cluster, job_id, origin)
-            _check(cluster, source)
+            _check(cluster, catalog, source)
             starting = _start(cluster)
             files = _fetched(source, Path(scratch, "model"))
             made = Version(
@@ -78,11 +86,11 @@ def deploy(
             _change(catalog, name, lambda record: record.begun(made), create=True)
         with _undone(catalog, name, version, token):
             if files:
-                _upload(cluster, catalog, name, version, files)
+                _upload(cluster, catalog, name, version, token, files)
             with terminal.Step(f"{name} {version}: starting the model server"):
                 starting.join(_START_SECONDS)
-            _await(cluster, name, version)
-    record = _change(catalog, name, lambda record: record.ready(version))
+            _await(cluster, name, version, token)
+            record = _change(catalog, name, lambda record: record.ready(version, token))
     if as_json:
         terminal.as_json(_shown(record, record.version(version)))
     else:
@@ -142,7 +150,7 @@ def _fetched(source: _Origin, folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, files: Mapping[str, Path]) -> None:
+def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: str, files: Mapping[str, Path]) -> None:
     """Put the files into the bucket, and then into the record what they are."""
     size = sum(path.stat().st_size for path in files.values())
     digests = {}
@@ -152,10 +160,14 @@ def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, files: 
             cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)
             with file.open("rb") as content:
                 digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
-    _change(catalog, name, lambda record: record.copied(version, digests, size))
+    try:
+        _change(catalog, name, lambda record: record.copied(version, token, digests, size))
+    except UsageError:  # it was deleted meanwhile, and what came after that is nobody's
+        cluster.bucket.remove(folder_of(name, version))
+        raise
 
 
-def _check(cluster: Cluster, source: _Origin) -> None:
+def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
     """UsageError for what no server could answer for."""
     try:
         found = signatures(source.model)
@@ -165,12 +177,14 @@ def _check(cluster: Cluster, source: _Origin) -> None:
         raise UsageError(
             f"the model in {source.said} has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
         )
-    room = server.memory_of(cluster.inventory) - _TENSORFLOW_BYTES
+    others = sum(version.size for model in _all(catalog)[0] for version in model.there if version.wanted)
+    room = server.memory_of(cluster.inventory) - _TENSORFLOW_BYTES - others
     if source.size > room:
         host = server.server_of(cluster.inventory)
         has, can = terminal.size(source.size), terminal.size(max(room, 0))
         raise UsageError(
-            f"the model has {has}, and {host.name} can give its server {can} for models: give the master a larger machine type"
+            f"the model has {has}, and the server on {host.name} has room for {can} more: fab undeploy what is not needed, or "
+            "give the master a larger machine type"
         )
 
 
@@ -184,21 +198,31 @@ def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[N
 
         def failed(record: Model) -> Model:
             mine = next((v for v in record.there if v.name == version and v.token == token), None)
-            return record.failed(version, why) if mine and mine.state is VersionState.CREATING else record
+            return record.failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
 
         with contextlib.suppress(OpsError, StoreError, Conflict):
-            _change(catalog, name, failed)
-            terminal.note(f"version {version} of model {name} is FAILED: fab delete-version {name} {version} clears it away")
+            left = next((v for v in _change(catalog, name, failed).there if v.name == version), None)
+            if left and left.state is VersionState.FAILED:
+                again = f"fab deploy --model {name} --version {version} tries it again, and " if left.may_be_again else ""
+                terminal.note(
+                    f"version {version} of model {name} is FAILED: {again}fab delete-version {name} {version} clears it away"
+                )
         raise
 
 
-def _await(cluster: Cluster, name: str, version: str) -> None:
-    """Until the server has loaded it; OpsError where it cannot."""
+def _await(cluster: Cluster, name: str, version: str, token: str) -> None:
+    """Until the server has loaded this deployment of it; OpsError where it cannot."""
     deadline = time.monotonic() + _LOAD_SECONDS
+    started_at = time.monotonic()
     with terminal.Step(f"{name} {version}: loading"), server.reached(cluster) as (client, _):
         while True:
             status, said = client.ask("GET", f"/v1/models/{name}/versions/{version}")
             found: dict[str, Any] = said["model_version_status"][0] if status == 200 else {"state": "LOADING"}
+            if found.get("deployment") != token:
+                found = {"state": "LOADING"}  # it has not looked yet
+            if status == server.NOBODY and time.monotonic() - started_at > _AGAIN_SECONDS:
+                server.start(cluster)  # it had nothing to serve for long, and ended just when something came
+                started_at = time.monotonic()
             if found["state"] == "AVAILABLE":
                 return
             if found["state"] == "END":
@@ -209,6 +233,14 @@ def _await(cluster: Cluster, name: str, version: str) -> None:
                     f"the model server on {host} has not loaded {name} {version} in {_LOAD_SECONDS:.0f} s: "
                     f"fab shell {host} -- journalctl -u scaletier-serving"
                 )
+            time.sleep(_POLL_SECONDS)
+
+
+def _await_gone(cluster: Cluster, name: str, version: str) -> None:
+    """Until the server has dropped it, or for as long as anybody would wait."""
+    deadline = time.monotonic() + _GONE_SECONDS
+    with server.reached(cluster) as (client, _):
+        while client.ask("GET", f"/v1/models/{name}/versions/{version}")[0] == 200 and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
 
@@ -263,12 +295,17 @@ def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: 
     """Take a version off the server; its files stay, and fab deploy without --job or --origin brings it back."""
     catalog = catalog_of(cluster)
     record, chosen = _of(catalog, model, version)
-    return _done(_change(catalog, record.name, lambda record: record.undeployed(chosen.name)), chosen.name, as_json)
+    changed = _change(catalog, record.name, lambda record: record.undeployed(chosen.name))
+    with terminal.Step(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
+        _await_gone(cluster, record.name, chosen.name)
+    return _done(changed, chosen.name, as_json)
 
 
 def delete_version(cluster: Cluster, model: str | None, version: str | None, sure: bool, as_json: bool = False) -> int:
     """Delete a version and its files; its name stays taken."""
     catalog = catalog_of(cluster)
+    if model is not None and version is not None and _was_deleted(catalog, model, version):
+        cluster.bucket.remove(folder_of(model, version))  # what an interrupted deletion, or an upload that ended later, left
     record, chosen = _of(catalog, model, version)
     _refusing(lambda: record.deleted(chosen.name))
     if not sure:
@@ -281,6 +318,11 @@ def delete_version(cluster: Cluster, model: str | None, version: str | None, sur
     else:
         terminal.out(f"version {chosen.name} of model {record.name} is deleted")
     return DONE
+
+
+def _was_deleted(catalog: Catalog, model: str, version: str) -> bool:
+    record = _model(catalog, model) if NAME.fullmatch(model) else None
+    return record is not None and any(v.name == version and v.state is VersionState.DELETED for v in record.versions)
 
 
 def catalog_of(cluster: Cluster) -> Catalog:

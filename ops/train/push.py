@@ -27,6 +27,8 @@ VERSION = "replica/VERSION"
 # woken: it may be another job's, and takes this one up, or new code, when its host is free.
 _TAKE_IN = f"""set -e
 cd {UNITS}
+exec 9>/run/scaletier-push.lock
+flock 9
 trap 'systemctl start --no-block {TIMER}' EXIT
 other=$([ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" = "$1" ] || echo yes)
 [ -z "$other" ] || systemctl stop {TIMER} 2>/dev/null || true
@@ -35,6 +37,7 @@ units=$(cat {UNIT} {TIMER} 2>/dev/null || true)
 tar -xzpf - -C /
 if [ -n "$other" ]; then
   {PYTHON} -m compileall -qq --invalidation-mode checked-hash -s {NEW_DIR} -p {CODE_DIR} {NEW_DIR} || true
+  rm -f {CODE_DIR}/{VERSION}
   for name in {" ".join(CODE)}; do rm -rf {CODE_DIR}/$name; mv {NEW_DIR}/$name {CODE_DIR}/; done
 fi
 rm -rf {NEW_DIR}

@@ -188,10 +188,11 @@ def _busy(cluster: Cluster, ahead: Sequence[Entry]) -> str:
     first = ahead[0]
     job = find_job(cluster.ledger, first.jobId)
     state = "is being submitted" if job is None else f"is {job.state}"
-    others = f"; {', '.join(entry.jobId for entry in ahead[1:])} have or want some, too" if len(ahead) > 1 else ""
+    verbs = "has or wants" if len(ahead) == 2 else "have or want"
+    others = f"; {', '.join(entry.jobId for entry in ahead[1:])} {verbs} some, too" if len(ahead) > 1 else ""
     since = f"started by {first.submittedBy} at {first.createTime}"
     return (
-        f"the hosts are job {first.jobId}'s, which {state} ({since}){others}: "
+        f"hosts that it needs are job {first.jobId}'s, which {state} ({since}){others}: "
         f"follow it with fab logs all --job {first.jobId} --follow"
     )
 

@@ -40,6 +40,7 @@ class FakeServer:
         self.answers, self.asked, self.sent = list(answers), list[tuple[str, str, Any]](), list[bytes]()
         self.fails: Exception | None = None
         self.interrupted = False
+        self.token: Callable[[str], str] = lambda _: ""
 
     def must(self, name: str, command: str, what: str, stdin: bytes) -> str:
         assert (name, "scaletier-serving.service" in command) == ("master-0", True)
@@ -52,7 +53,12 @@ class FakeServer:
         self.asked.append((method, path, json.loads(body) if body else None))
         if self.interrupted:
             raise KeyboardInterrupt
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        status, said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(said, dict) and "model_version_status" in said:
+            said = {
+                "model_version_status": [{**said["model_version_status"][0], "deployment": self.token(path.rpartition("/")[2])}]
+            }
+        return status, said
 
 
 Deployed = Callable[..., tuple[Cluster, FakeServer]]
@@ -78,6 +84,7 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(server, "reached", reached)
         here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
         cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))  # type: ignore[arg-type]
+        fake.token = lambda name: found(cluster, name).token
         if cluster.ledger.job("job01") is None:
             put_job(cluster.ledger, JobRecord("job01", JobState.SUCCEEDED, manifest={"package": {"name": "mine"}}))
         return cluster, fake
@@ -123,7 +130,7 @@ def test_what_a_host_gets_is_the_server_and_its_unit(deployed: Deployed) -> None
         member = tar.extractfile("opt/scaletier/.server/scaletier-serving.service")
         assert member is not None
         unit = member.read().decode()
-    assert {"jobs/store.py", "serving/__main__.py", "scaletier-serving.service", "VERSION"} <= names
+    assert {"jobs/store.py", "serving/__main__.py", "scaletier-serving.service"} <= names
     assert f'-m serving --bucket "{cluster.inventory.bucket}" --cache /var/cache/scaletier-serving --port 8501' in unit
     assert f"\nMemoryMax={int(cluster.inventory.chief.memory_bytes * 0.4)}\n" in unit
 
@@ -159,7 +166,7 @@ def test_a_model_that_is_larger_than_its_host(deployed: Deployed, tmp_path: Path
     cluster, _ = deployed()
     small = tuple(replace(host, memory_bytes=1_000_000_005) for host in cluster.inventory.hosts)
     cluster.inventory = replace(cluster.inventory, hosts=small)
-    with pytest.raises(UsageError, match="the model has 26 B, and master-0 can give its server 2 B for models"):
+    with pytest.raises(UsageError, match="the model has 26 B, and the server on master-0 has room for 2 B more"):
         deploy(cluster)
 
 
@@ -180,7 +187,11 @@ def test_a_version_that_no_server_can_load_is_failed(deployed: Deployed, capsys:
         "FAILED",
         "version v1 of model mnist cannot be loaded: ValueError: odd",
     )
-    assert "version v1 of model mnist is FAILED: fab delete-version mnist v1 clears it away" in capsys.readouterr().err
+    again = "fab deploy --model mnist --version v1 tries it again, and fab delete-version mnist v1 clears it away"
+    assert f"version v1 of model mnist is FAILED: {again}" in capsys.readouterr().err
+    cluster, _ = deployed()
+    assert deploy(cluster, job_id=None) == 0
+    assert found(cluster).state is VersionState.READY
 
 
 def test_whatever_ends_a_deployment_it_is_said(deployed: Deployed) -> None:
@@ -209,6 +220,18 @@ def test_taken_off_and_brought_back(deployed: Deployed, capsys: pytest.CaptureFi
     assert found(cluster).state is VersionState.READY
     with pytest.raises(UsageError, match="and a name is used once"):
         deploy(cluster)
+
+
+def test_a_version_that_is_not_there_is_not_brought_back(deployed: Deployed) -> None:
+    cluster, _ = deployed()
+    with pytest.raises(UsageError, match="version v1 of what"):
+        deploy(cluster, job_id=None)
+    deploy(cluster)
+    deploy(cluster, "v2")
+    versions.undeploy(cluster, "mnist", "v2")
+    with pytest.raises(UsageError, match=r"version v22 of what.*kept, and to be deployed again without these, are v2"):
+        deploy(cluster, "v22", job_id=None)
+    assert asking.served(versions.existing_model(versions.catalog_of(cluster), "mnist")) == ["v1"]
 
 
 def test_deleted_with_its_files(deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +322,7 @@ def test_a_server_that_refuses(deployed: Deployed, instances: str, answer: tuple
         (b"", "has no instance: give a JSON value on each line"),
         (b'{"x": 1}\n{"x": NaN}\n', "line 2 is no JSON: NaN is no number of JSON"),
         (b"{", "line 1 is no JSON"),
+        (b"[1, 1e999]", "line 1 has a number that is too large; each line is a JSON value of its own"),
         (b"\xff", "cannot be read (it is no text)"),
         (None, "cannot be read (No such file or directory)"),
     ],
@@ -311,6 +335,17 @@ def test_instances_that_are_none(tmp_path: Path, content: bytes | None, says: st
         asking.read_instances(str(file))
     with pytest.raises(UsageError, match="--json-instances is missing"):
         asking.read_instances(None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"x": 1}\n{"x": 2}\n', '\ufeff{"x": 1}\n\n{"x": 2}', '[{"x": 1},\n {"x": 2}]', '{"instances": [{"x": 1}, {"x": 2}]}'],
+)
+def test_instances_in_other_forms(tmp_path: Path, text: str) -> None:
+    (tmp_path / "request.json").write_text(text)
+    assert asking.read_instances(str(tmp_path / "request.json")) == [{"x": 1}, {"x": 2}]
+    (tmp_path / "list.json").write_text("[1, 2]\n")
+    assert asking.read_instances(str(tmp_path / "list.json")) == [[1, 2]], "a list may be one instance"
 
 
 def test_predictions_of_other_shapes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,8 @@ def test_the_command_that_takes_a_job_in() -> None:
     assert push.take_in_command("4f1c") == (
         "sudo -n sh -c 'set -e\n"
         "cd /etc/systemd/system\n"
+        "exec 9>/run/scaletier-push.lock\n"
+        "flock 9\n"
         "trap '\"'\"'systemctl start --no-block scaletier.timer'\"'\"' EXIT\n"
         'other=$([ "$(cat /opt/scaletier/replica/VERSION 2>/dev/null)" = "$1" ] || echo yes)\n'
         '[ -z "$other" ] || systemctl stop scaletier.timer 2>/dev/null || true\n'
@@ -31,6 +33,7 @@ def test_the_command_that_takes_a_job_in() -> None:
         'if [ -n "$other" ]; then\n'
         "  /opt/scaletier/venv/bin/python -m compileall -qq --invalidation-mode checked-hash"
         " -s /opt/scaletier/.new -p /opt/scaletier /opt/scaletier/.new || true\n"
+        "  rm -f /opt/scaletier/replica/VERSION\n"
         "  for name in jobs replica; do rm -rf /opt/scaletier/$name; mv /opt/scaletier/.new/$name /opt/scaletier/; done\n"
         "fi\n"
         "rm -rf /opt/scaletier/.new\n"
@@ -41,14 +44,14 @@ def test_the_command_that_takes_a_job_in() -> None:
 
 def taken_in(host: Path, version: str, code: dict[str, bytes], unit: str) -> tuple[list[str], set[str]]:
     """What systemd was told on a host that takes a job in, and the files of ours that are there afterwards."""
-    for folder in ("etc/systemd/system", "opt/scaletier/venv", "tmp", "bin"):
+    for folder in ("etc/systemd/system", "opt/scaletier/venv", "tmp", "bin", "run"):
         (host / folder).mkdir(parents=True, exist_ok=True)
     for tool, body in {"systemctl": f"echo $* >>{host}/tmp/told", "sudo": 'shift; exec "$@"'}.items():
         (host / "bin" / tool).write_text(f"#!/bin/sh\n{body}\n")
         (host / "bin" / tool).chmod(0o755)
     (host / "tmp/told").write_text("")
     command = push.take_in_command(version)
-    for place in ("/etc/", "/opt/"):
+    for place in ("/etc/", "/opt/", "/run/"):
         command = command.replace(place, f"{host}{place}")
     command = command.replace("tar -xzpf - -C /", f"tar -xzf - --no-same-owner -C {host}")
     stream = push.shared_stream(code) + push.host_stream([File(f"/{UNIT}", unit), File(f"/{TIMER}", "timer")])

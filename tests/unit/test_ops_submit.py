@@ -447,7 +447,7 @@ def test_a_busy_cluster_is_left_alone_with_no_queue(submission: Submission, ledg
     fleet.told.clear()
     before = ledger.store.scan("*/*.json"), ledger.store.scan("jobs/*/*.json")
     says = (
-        r"^the hosts are job job01's, which is PREPARING \(started by \S+@\S+ at \S+\): "
+        r"^hosts that it needs are job job01's, which is PREPARING \(started by \S+@\S+ at \S+\): "
         r"follow it with fab logs all --job job01 --follow; without --no-queue the job waits for its turn$"
     )
     with pytest.raises(UsageError, match=says):
@@ -502,7 +502,7 @@ def test_a_fab_train_that_lives_keeps_its_hosts(
     other = claimed(ledger, submission, "job00")
     clock = Clock(lambda: other.renew() if clock.now >= 103 else None)
     monkeypatch.setattr(module, "time", clock)
-    with pytest.raises(UsageError, match=r"^the hosts are job job00's, which is QUEUED"):
+    with pytest.raises(UsageError, match=r"^hosts that it needs are job job00's, which is QUEUED"):
         submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=False)
     assert clock.now == 103
     assert ledger.job("job01") is None

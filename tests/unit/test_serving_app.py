@@ -47,7 +47,7 @@ def shelf(tmp_path: Path) -> Shelf:
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
     nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    catalog.change("mnist", lambda model: model.copied("v1", {"saved_model.pb": nothing}, 0).ready("v1"))
+    catalog.change("mnist", lambda model: model.copied("v1", "a", {"saved_model.pb": nothing}, 0).ready("v1", "a"))
     return Shelf(catalog, Folder(tmp_path / "bucket"), tmp_path / "cache", Digits, lambda *_: None)
 
 
@@ -102,7 +102,7 @@ def test_classify(server: Starlette) -> None:
 
 
 def test_status_and_metadata(server: Starlette) -> None:
-    version = {"version": "v1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+    version = {"version": "v1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}, "deployment": "a"}
     for path in ("/v1/models/mnist", "/v1/models/mnist/versions/v1"):
         assert ask(server, "GET", path)[:2] == (200, {"model_version_status": [version]})
     status, said, _ = ask(server, "GET", "/v1/models/mnist/metadata")
@@ -138,6 +138,20 @@ def test_a_request_that_is_too_large(server: Starlette, monkeypatch: pytest.Monk
     for headers, body in (([(b"content-length", b"104857600")], b""), ((), b"x" * ((1 << 20) + 1))):
         status, said, _ = ask(server, "POST", "/v1/models/mnist:predict", body, headers)
         assert (status, said["error"]) == (413, "the request is larger than 1 MB: ask for fewer instances at once")
+
+
+def test_no_more_than_fits_is_answered_at_once(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOGETHER_BYTES", 10)
+    status, said, headers = ask(server, "POST", "/v1/models/mnist:predict", ROWS, [(b"content-length", b"11")])
+    assert (status, said["error"], headers["retry-after"]) == (503, "too many large requests at once", "1")
+    assert ask(server, "POST", "/v1/models/mnist:predict", ROWS, [(b"content-length", b"9")])[0] == 200
+    assert ask(server, "POST", "/v1/models/mnist:predict", ROWS, [(b"content-length", b"9")])[0] == 200, "it was given back"
+
+
+def test_a_large_request_is_read_aside(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE_BYTES", 0)
+    assert ask(server, "POST", "/v1/models/mnist:predict", ROWS)[:2] == (200, {"predictions": [[0.25, 0.75], [1.0, 0.0]]})
+    assert ask(server, "POST", "/v1/models/mnist:predict", b"{")[0] == 400
 
 
 def test_before_it_is_loaded(shelf: Shelf) -> None:

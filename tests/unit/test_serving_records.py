@@ -21,27 +21,33 @@ FILES = {"saved_model.pb": "00"}
 def with_versions(*names: str) -> Model:
     model = Model("mnist")
     for name in names:
-        model = model.begun(Version(name, token=name)).copied(name, FILES, 3).ready(name)
+        model = model.begun(Version(name, token=name)).copied(name, name, FILES, 3).ready(name, name)
     return model
 
 
 def test_the_first_version_that_is_ready_is_the_default() -> None:
     model = Model("mnist").begun(Version("v1", token="a"))
     assert (model.default, model.version("v1").wanted) == ("", False), "its files are on their way"
-    model = model.copied("v1", FILES, 3)
+    model = model.copied("v1", "a", FILES, 3)
     assert (model.default, model.version("v1").wanted) == ("", True), "servers try it"
-    model = model.ready("v1")
+    model = model.ready("v1", "a")
     assert (model.default, model.version("v1").state) == ("v1", "READY")
-    assert model.begun(Version("v2", token="b")).copied("v2", FILES, 3).ready("v2").default == "v1"
+    assert model.begun(Version("v2", token="b")).copied("v2", "b", FILES, 3).ready("v2", "b").default == "v1"
 
 
 def test_one_that_failed_is_never_the_default() -> None:
-    model = Model("mnist").begun(Version("v1", token="a")).copied("v1", FILES, 3).failed("v1", "no SavedModel")
+    model = Model("mnist").begun(Version("v1", token="a")).copied("v1", "a", FILES, 3).failed("v1", "a", "no SavedModel")
     assert (model.default, model.version("v1").wanted, model.version("v1").errorMessage) == ("", False, "no SavedModel")
-    with pytest.raises(ModelError, match=r"version v1 of model mnist is FAILED, and the default is READY; those are none"):
+    with pytest.raises(
+        ModelError, match="only a READY version can be the default; v1 of model mnist is FAILED, READY are none"
+    ):
         model.with_default("v1")
     with pytest.raises(ModelError, match="v1 of model mnist is FAILED by now: somebody else changed it"):
-        model.ready("v1")
+        model.ready("v1", "a")
+    creating = Model("mnist").begun(Version("v1", token="a"))
+    for change in (lambda: creating.copied("v1", "b", FILES, 3), lambda: creating.ready("v1", "b")):
+        with pytest.raises(ModelError, match="is CREATING by now: somebody else changed it"):
+            change()
 
 
 def test_a_name_is_used_once() -> None:
@@ -56,6 +62,13 @@ def test_a_name_is_used_once() -> None:
         model.version("v2")
 
 
+def test_a_deployment_that_came_to_nothing_leaves_the_name() -> None:
+    model = Model("mnist").begun(Version("v1", token="a"))
+    assert model.begun(Version("v1", token="a")) == model, "the same again is nothing new"
+    model = model.failed("v1", "a", "interrupted").begun(Version("v1", token="b"))
+    assert [(v.name, v.state, v.token) for v in model.versions] == [("v1", "CREATING", "b")]
+
+
 def test_the_default_goes_last() -> None:
     model = with_versions("v1", "v2")
     for change in (model.undeployed, model.deleted):
@@ -66,8 +79,9 @@ def test_the_default_goes_last() -> None:
     assert model.deleted("v2").default == "", "there is no other that is served"
     again = model.again("v1", "token")
     assert (again.version("v1").state, again.version("v1").files, again.version("v1").token) == ("CREATING", FILES, "token")
-    assert again.ready("v1").default == "v2"
-    with pytest.raises(ModelError, match="only what was undeployed is deployed again"):
+    assert again.ready("v1", "token").default == "v2"
+    assert again.failed("v1", "token", "why").again("v1", "new").version("v1").state is CREATING, "what failed is tried again"
+    with pytest.raises(ModelError, match="only what is kept is deployed again"):
         model.again("v2", "token")
 
 
@@ -82,10 +96,11 @@ CHANGES = st.lists(
 
 @given(CHANGES)
 def test_whatever_is_tried_the_default_is_ready_and_no_name_is_there_twice(changes: list[tuple[str, str]]) -> None:
-    model, more = Model("mnist"), {"copied": (FILES, 3), "failed": ("why",), "again": ("t",)}
+    model = Model("mnist")
+    more = {"copied": ("t", FILES, 3), "ready": ("t",), "failed": ("t", "why"), "again": ("t",)}
     for number, (change, name) in enumerate(changes):
         try:
-            argument = Version(name, token=str(number)) if change == "begun" else name
+            argument = Version(name, token=str(number) if number % 2 else "t") if change == "begun" else name
             model = getattr(model, change)(argument, *more.get(change, ()))
         except ModelError:
             continue
@@ -105,10 +120,13 @@ def test_a_catalog_of_a_bucket(tmp_path: Path) -> None:
     assert (path_of("mnist"), folder_of("mnist", "v1")) == ("models/mnist/model.json", "models/mnist/versions/v1")
     (tmp_path / "models/bad").mkdir()
     (tmp_path / "models/bad/model.json").write_text("{")
+    (tmp_path / "models/odd").mkdir()
+    odd = Model("odd", versions=[Version("../../x", token="a")])
+    (tmp_path / "models/odd/model.json").write_bytes(odd.to_json())
     (tmp_path / "models/other").mkdir()
     (tmp_path / "models/other/model.json").write_bytes(made.to_json())
     found, bad = catalog.models()
-    assert (found, [line.partition(":")[0] for line in bad]) == ([made], ["bad", "other"])
+    assert (found, [line.partition(":")[0] for line in bad]) == ([made], ["bad", "odd", "other"])
     with pytest.raises(RecordError, match=r"model\.json says that it is that of model 'mnist'"):
         catalog.model("other")
 
@@ -120,7 +138,7 @@ def test_twenty_who_deploy_at_once_all_get_their_version_and_one_each_name(tmp_p
         name, token = f"v{number % 10}", str(number)
         try:
             Catalog(Folder(tmp_path)).change("mnist", lambda model: model.begun(Version(name, token=token)), create=True)
-            Catalog(Folder(tmp_path)).change("mnist", lambda model: model.copied(name, FILES, 3).ready(name))
+            Catalog(Folder(tmp_path)).change("mnist", lambda model: model.copied(name, token, FILES, 3).ready(name, token))
         except ModelError:
             return
         won.append(name)

@@ -12,6 +12,10 @@ from serving import rest
 from serving.rest import RestError, Signature, Tensor
 
 ONE = Signature({"x": Tensor("float32", (None, 2))}, {"y": Tensor("float32", (None,))})
+FLAG = Signature({"flag": Tensor("bool", (None,))}, {})
+DEEP: Any = "a"
+for _ in range(40):
+    DEEP = [DEEP]
 TWO = Signature({"key": Tensor("int64", (None,)), "text": Tensor(None, (None,))}, {"y": Tensor("float32", (None,))})
 
 
@@ -63,6 +67,8 @@ def test_a_request(body: Any, signature: Signature, arrays: dict[str, Any], by_r
         ({"instances": [{"key": 1, "text": 5}]}, TWO, "input text must be texts"),
         ({"instances": [{"key": 1, "text": {"b64": "?"}}]}, TWO, "b64 is no base64"),
         ({"instances": [{"key": 2**70, "text": "a"}]}, TWO, "input key must be whole numbers from -9223372036854775808 to"),
+        ({"inputs": {"key": [1], "text": DEEP}}, TWO, "input text has lists in lists 32 deep"),
+        ({"inputs": [2]}, FLAG, "input flag must be true or false"),
         ({"instances": [[1e300, 1]]}, ONE, "input x has a number that is too large for float32"),
     ],
 )
@@ -85,6 +91,8 @@ def test_an_answer_by_rows_and_by_columns() -> None:
     assert json.loads(rest.answer(both, False)) == {"outputs": {"a": [1, 2], "b": [[0.5], [0.25]]}}
     assert json.loads(rest.answer({"b": both["b"]}, True)) == {"predictions": [[0.5], [0.25]]}
     assert json.loads(rest.answer({"b": both["b"]}, False)) == {"outputs": [[0.5], [0.25]]}
+    with pytest.raises(RestError, match="have not one row for each instance"):
+        rest.answer({"a": np.zeros(2), "b": np.zeros(())}, True)
     with pytest.raises(RestError, match="have not one row for each instance"):
         rest.answer({"a": np.zeros(2), "b": np.zeros(3)}, True)
 

@@ -57,11 +57,11 @@ class World:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
         digest = hashlib.sha256(content.encode()).hexdigest()
-        self.change(lambda model: model.begun(Version(name, token=name)).copied(name, {"saved_model.pb": digest}, 1))
+        self.change(lambda model: model.begun(Version(name, token=name)).copied(name, name, {"saved_model.pb": digest}, 1))
 
     def deploy(self, name: str, content: str) -> None:
         self.bring(name, content)
-        self.change(lambda model: model.ready(name))
+        self.change(lambda model: model.ready(name, name))
         self.shelf.follow()
 
     def ask(self, version: str | None = None) -> float:
@@ -112,7 +112,7 @@ def test_one_that_is_tried_answers_by_its_name_only(world: World) -> None:
     world.shelf.follow()
     assert world.ask("v1") == 1
     assert world.refused() == (503, "model m is not loaded yet")
-    world.change(lambda model: model.ready("v1"))
+    world.change(lambda model: model.ready("v1", "v1"))
     world.shelf.follow()
     assert world.ask() == 1
 
@@ -138,7 +138,7 @@ def test_a_version_is_what_was_deployed_or_nothing(world: World, damage: str | N
 
 
 def test_a_file_may_not_leave_its_folder(world: World) -> None:
-    world.change(lambda model: model.begun(Version("v1", token="a")).copied("v1", {"../../../x": "00"}, 1))
+    world.change(lambda model: model.begun(Version("v1", token="a")).copied("v1", "a", {"../../../x": "00"}, 1))
     world.shelf.follow()
     assert "would leave its folder" in world.shelf.models["m"].versions["v1"].why
 
@@ -175,6 +175,55 @@ def test_a_record_that_cannot_be_read_takes_nothing_down(world: World) -> None:
     record.write_bytes(whole)
     world.shelf.follow()
     assert world.ask() == 1
+
+
+def test_a_version_whose_loading_ended_the_process_is_not_loaded_again(world: World) -> None:
+    world.deploy("v1", "1")
+    world.bring("v2", "2")
+    (world.cache / ".loading-m-v2-v2").touch()
+    world.shelf.follow()
+    assert world.ask() == 1
+    assert "v2 of model m could not be loaded: the server ended while it loaded this" in world.refused("v2")[1]
+    world.change(lambda model: model.failed("v2", "v2", "died").again("v2", "another"))
+    world.shelf.follow()
+    assert world.ask("v2") == 2, "fab deploy tries it once more"
+    assert [mark.name for mark in world.cache.glob(".loading-*")] == [".loading-m-v2-v2"]
+
+
+def test_what_is_ready_is_loaded_before_what_is_tried(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.catalog.change(
+        "a", lambda model: model.begun(Version("v1", token="a")).copied("v1", "a", {"x": "00"}, 1), create=True
+    )
+    world.deploy("v1", "1")
+    order: list[str] = []
+    fetched = Shelf._fetched
+    monkeypatch.setattr(Shelf, "_fetched", lambda self, model, version: order.append(model) or fetched(self, model, version))
+    Shelf(world.catalog, Folder(world.bucket), world.cache, FakeModel, lambda *_: None).follow()
+    assert order == ["m", "a"]
+
+
+def test_a_ready_version_that_did_not_load_is_tried_again_later(world: World) -> None:
+    now = [0.0]
+    world.shelf._clock = lambda: now[0]
+    world.bring("v1", "broken")
+    world.change(lambda model: model.ready("v1", "v1"))
+    loads: list[Path] = []
+    world.shelf._load = lambda folder: loads.append(folder) or FakeModel(folder)  # type: ignore[func-returns-value]
+    for seconds in (0.0, 59.0, 60.0, 61.0, 179.0, 180.0):
+        now[0] = seconds
+        world.shelf.follow()
+    assert len(loads) == 3, "after 60 s, and after twice as long"
+
+
+def test_a_bucket_that_is_empty_all_at_once_is_taken_for_one_that_is_away(world: World) -> None:
+    world.deploy("v1", "1")
+    (world.bucket / "models").rename(world.bucket / "elsewhere")
+    world.shelf.follow()
+    assert world.ask() == 1
+    (world.bucket / "cluster").mkdir()
+    (world.bucket / "cluster/queue.json").write_text("{}")
+    world.shelf.follow()
+    assert world.refused()[0] == 404
 
 
 def test_no_request_fails_while_versions_swap(world: World) -> None:
@@ -268,3 +317,20 @@ def test_too_many_at_once_and_after_the_end() -> None:
     goes_on.set()
     assert [future.result(10)["y"].tolist() for future in (first, *waiting)] == [[0], [2], [4]]
     assert put(batcher, 5).result(10)["y"].tolist() == [10], "whoever found it before it was dropped gets an answer"
+
+
+def test_nobody_gets_rows_of_another() -> None:
+    """Of a model that gives other rows than it got, whatever its shapes say."""
+    goes_on, sizes = threading.Event(), list[int]()
+
+    def positive(_: str, inputs: Arrays) -> Arrays:
+        goes_on.wait(10)
+        return {"y": inputs["x"][inputs["x"] > 0]}
+
+    batcher = Batcher(positive, ROWS, saw=sizes.append)
+    asked = [put(batcher, 1, -1), put(batcher, 2, -2), put(batcher, -3, 3)]
+    goes_on.set()
+    assert [future.result(10)["y"].tolist() for future in asked] == [[1], [2], [3]]
+    again = [put(batcher, 4, -4), put(batcher, 5, 5)]
+    assert [future.result(10)["y"].tolist() for future in again] == [[4], [5, 5]]
+    assert max(sizes) == 2, "nobody goes together any more"
