@@ -80,7 +80,11 @@ def ask(server: Starlette, method: str, path: str, body: Any = None, headers: An
         "server": ("127.0.0.1", 8501),
         "client": ("127.0.0.1", 1),
     }
-    asyncio.run(server(scope, receive, send))  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()  # one of its own: asyncio.run would leave the thread without the one that others find there
+    try:
+        loop.run_until_complete(server(scope, receive, send))  # type: ignore[arg-type]
+    finally:
+        loop.close()
     text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
     told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], json.loads(text) if told["content-type"] == "application/json" else text, told
