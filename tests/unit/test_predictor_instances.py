@@ -96,8 +96,8 @@ class Doubles:
     """A model that doubles x, refuses what is negative, and notes how many it was asked about at once."""
 
     def __init__(self, by_rows: bool = True) -> None:
-        first = None if by_rows else 1
-        self.signatures = {"serving_default": Signature({"x": Tensor("float32", (first,))}, {"y": Tensor("float32", (first,))})}
+        output = Tensor("float32", (None,) if by_rows else None)
+        self.signatures = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": output})}
         self.asked: list[int] = []
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:

@@ -146,6 +146,17 @@ def test_what_is_there_is_not_computed_again(asked: Asked, tmp_path: Path) -> No
     assert results(out) == [2.0, 77.0, 6.0, 8.0]
 
 
+def test_what_comes_into_the_input_later_is_no_part_of_it(asked: Asked, tmp_path: Path) -> None:
+    request, out = asked(a=lines(1, 2)), tmp_path / "out"
+    output = Output(str(out))
+    output.keep_plan([task.looked_at(request.inputs[0])])
+    Path(request.inputs[0]).write_bytes(lines(1, 2, 3))
+    task._run(request, output, DEFAULT, 0, 1)
+    assert results(out) == [2.0, 4.0]
+    shard = Shard(0, 0, 0, 2, 0)
+    assert output.not_done([shard]) == [], "who looks when all is put together has nothing to do"
+
+
 def test_a_damaged_file_gives_what_it_has(asked: Asked, tmp_path: Path) -> None:
     whole = tfrecords(tmp_path / "scratch", range(10))
     broken = bytearray(whole)
