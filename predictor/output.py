@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from predictor.shards import Done, File, Shard, plan_from_json, plan_to_json
 from serving.saved import tensorflow
@@ -32,7 +33,11 @@ class Output:
     """A folder, of a file system or of a bucket such as `gs://name/path`."""
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._gfile, self._errors = folder.rstrip("/"), tensorflow().io.gfile, tensorflow().errors
+        self._folder = folder.rstrip("/")
+
+    @property
+    def _gfile(self) -> Any:
+        return tensorflow().io.gfile
 
     def plan(self) -> list[File] | None:
         """How the input is cut, once that was found out."""
@@ -51,7 +56,7 @@ class Output:
         """Those that are still to do; none of them where all was done and put together."""
         try:
             there = set(self._gfile.listdir(f"{self._folder}/{_PARTS}"))
-        except self._errors.NotFoundError:
+        except tensorflow().errors.NotFoundError:
             return []
         return [shard for shard in shards if _part(shard).rpartition("/")[2] not in there]
 
@@ -95,7 +100,7 @@ class Output:
             with self._gfile.GFile(f"{self._folder}/{name}", "rb") as file:
                 content: bytes = file.read()
                 return content
-        except self._errors.NotFoundError:
+        except tensorflow().errors.NotFoundError:
             return None
 
     def _write(self, name: str, pieces: Iterable[bytes]) -> None:

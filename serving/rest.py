@@ -211,7 +211,8 @@ def _by_instance(outputs: Arrays) -> list[Any]:
 
 
 def _columns_of(outputs: Arrays) -> dict[str, Any]:
-    return {name: _plain(name, array) for name, array in outputs.items()}
+    """By name, in the order of their names: TensorFlow's own is another in each process."""
+    return {name: _plain(name, outputs[name]) for name in sorted(outputs)}
 
 
 def examples(body: Mapping[str, Any]) -> list[dict[str, Any]]:
