@@ -163,7 +163,7 @@ def _kinds(tensor: Tensor) -> str:
 
 
 def _decoded(value: Any, name: str, depth: int = 0) -> Any:
-    """Texts as bytes; `{"b64": …}` is binary."""
+    """Texts as bytes; `{"b64": …}` is binary, and bytes are what they are."""
     if isinstance(value, list):
         if depth == _DEEPEST:
             raise RestError(400, f"input {name} has lists in lists {_DEEPEST} deep, and no tensor has so many dimensions")
@@ -175,6 +175,8 @@ def _decoded(value: Any, name: str, depth: int = 0) -> Any:
             raise RestError(400, "b64 is no base64") from None
     if isinstance(value, str):
         return value.encode()
+    if isinstance(value, bytes):
+        return value
     raise ValueError(value)
 
 
@@ -191,16 +193,34 @@ def shape_text(shape: Sequence[int | None] | None) -> str:
 
 def answer(outputs: Arrays, by_rows: bool) -> bytes:
     """The body of an answer to predict: `predictions`, one a row, or `outputs`; a single output goes without its name."""
-    columns = {name: _plain(name, array) for name, array in outputs.items()}
-    one = next(iter(columns.values())) if len(columns) == 1 else None
-    if not by_rows:
-        return _json({"outputs": columns if one is None else one}, outputs)
+    if by_rows:
+        return _json({"predictions": _by_instance(outputs)}, outputs)
+    columns = _columns_of(outputs)
+    return _json({"outputs": columns if len(columns) > 1 else next(iter(columns.values()), columns)}, outputs)
+
+
+def lines(outputs: Arrays, count: int) -> list[bytes]:
+    """What `answer` has in `predictions`, each as JSON of its own; RestError 400 where they are not `count`."""
+    found = _by_instance(outputs)
+    if len(found) != count:
+        raise RestError(400, f"the outputs of this signature have {len(found)} rows for {count} instances")
+    return [_json(row, outputs) for row in found]
+
+
+def _by_instance(outputs: Arrays) -> list[Any]:
+    """A value for each row of the outputs; a single output goes without its name."""
     if len(_row_counts(outputs)) != 1 or None in _row_counts(outputs):
         raise RestError(400, "the outputs of this signature have not one row for each instance: ask by columns (inputs)")
-    if one is not None:
-        return _json({"predictions": one}, outputs)
-    names = list(columns)
-    return _json({"predictions": [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]}, outputs)
+    columns = _columns_of(outputs)
+    if len(columns) == 1:
+        only: list[Any] = next(iter(columns.values()))
+        return only
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _columns_of(outputs: Arrays) -> dict[str, Any]:
+    """By name, in the order of their names: TensorFlow's own is another in each process."""
+    return {name: _plain(name, outputs[name]) for name in sorted(outputs)}
 
 
 def examples(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from jobs.store import Conflict, Files, StoreError
 from serving.batcher import Batcher
 from serving.catalog import Catalog
+from serving.fetched import fetch
 from serving.records import Model, Version, VersionState, folder_of
 from serving.rest import Arrays, RestError, Signature
 
@@ -224,17 +224,8 @@ class Shelf:
     def _fetched(self, model: str, version: Version) -> Path:
         """The version's files in a folder of our own, each as it was when it was deployed; ValueError where one is another."""
         folder = self._cache / model / f"{version.name}-{version.token}"
-        shutil.rmtree(folder, ignore_errors=True)
-        for path, digest in version.files.items():
-            target = folder / path
-            if not target.resolve().is_relative_to(folder.resolve()):
-                raise ValueError(f"a file has the name {path!r}, which would leave its folder")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not self._files.download(f"{folder_of(model, version.name)}/{path}", target):
-                raise ValueError(f"{path} is not in the bucket")
-            with target.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise ValueError(f"{path} is damaged: it is not what was deployed")
+        source = folder_of(model, version.name)
+        fetch(version.files, folder, lambda path, target: self._files.download(f"{source}/{path}", target))
         return folder
 
     def _tidy(self, model: str, kept: Mapping[str, Here]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks import JSON, task
+from tasks import JSON, NEW_JOB, task
 
 MODEL = "name of the model (default: the only one that there is)"
 
@@ -88,7 +88,12 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
         "version": "one of its versions (default: the model's default)",
         "json-instances": "file with a JSON value on each line, - for stdin; fab make-request writes one",
         "signature": "signature of the model (default: serving_default)",
-        "json": JSON,
+        "batch": "predict files of the bucket, as a job of the master and the workers",
+        "input": "with --batch: the files, such as '/bucket/data/digits/*.json', with a JSON value on each line, or TFRecords",
+        "output": "with --batch: folder in the bucket for the predictions, new or empty",
+        "job": f"with --batch: {NEW_JOB} (default: predictor and the time)",
+        "follow": "with --batch: show the logs until the job ends; --no-follow starts it and returns",
+        "json": f"{JSON}; with --batch the job's record",
     },
 )
 def predict(
@@ -97,14 +102,26 @@ def predict(
     version: str | None = None,
     json_instances: str | None = None,
     signature: str | None = None,
+    batch: bool = False,
+    input_: str | None = None,
+    output: str | None = None,
+    job: str | None = None,
+    follow: bool = True,
     json: bool = False,
 ) -> int:
-    """Ask a model, and print what it says of each instance.
+    """Ask a model, and print what it says of each instance; or predict a batch.
 
     fab predict --model mnist --json-instances request.json
     fab predict mnist --version v2 --json-instances - < request.json
+    fab predict mnist --batch --input '/bucket/data/mnist/test*' --output /bucket/predictions/test
     """
     from ops.cluster.cluster import Cluster
+
+    if batch or input_ or output or job or not follow:
+        from ops.models import batch as batches
+
+        batches.check_flags(batch, json_instances, input_, output, job, follow)
+        return batches.batch(Cluster.load(), batches.Asked(model, version, input_, output, signature, job), follow, json)
     from ops.models.predict import predict as run
 
     return run(Cluster.load(), model, version, json_instances, signature, json)

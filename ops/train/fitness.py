@@ -41,12 +41,12 @@ def check_strategy(name: str | None, declared: Declared, inventory: Inventory, w
     raise UsageError(f"{lacking}: {instead}run pulumi config set scaleTier STANDARD_1 && pulumi up")
 
 
-def check_job_dir(job_dir: str, bucket: str, default: str) -> None:
+def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> None:
     """A path on a host is writable only in the bucket; a URL is TensorFlow's affair, where a host can reach it."""
     inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
     if "://" in job_dir and "://" not in bucket:
-        raise UsageError(f"jobDir {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
+        raise UsageError(f"{what} {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")
     if inside and job_dir.removeprefix(bucket).strip("/").split("/")[0] in _NOT_FOR_OUTPUT:
-        raise UsageError(f"jobDir {job_dir!r} is where the bucket keeps other things: take a path such as {default}")
+        raise UsageError(f"{what} {job_dir!r} is where the bucket keeps other things: take a path such as {default}")
     if not job_dir.isprintable() or not (inside or "://" in job_dir):
-        raise UsageError(f"jobDir {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")
+        raise UsageError(f"{what} {job_dir!r} is not in the bucket: take a path below {bucket}/, such as {default}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,11 +45,19 @@ def train(
 
     On a terminal it is followed on a screen, unless `plain` lines are wanted.
     """
-    # stdout is for the record, which a program reads.
+
+    def prepared() -> Submission:
+        return prepare(cluster.inventory, resumed(cluster, flags) if flags.resume is not None else flags, folder)
+
+    return run_told(cluster, prepared, may_wait, follow, as_json, plain)
+
+
+def run_told(
+    cluster: Cluster, prepared: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
+) -> int:
+    """`run` what is `prepared`, and print the job's record where JSON is wanted: stdout is for that alone, then."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        if flags.resume is not None:
-            flags = resumed(cluster, flags)
-        submission = prepare(cluster.inventory, flags, folder)
+        submission = prepared()
         code = run(cluster, submission, may_wait, follow, plain or as_json)
     if as_json:
         terminal.as_json(existing_job(cluster.ledger, submission.job.id).to_dict())
@@ -88,7 +96,11 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, 
 
 def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
-    found = program.find(folder, flags.module, flags.script, flags.command)
+    return prepare_program(inventory, flags, program.find(folder, flags.module, flags.script, flags.command))
+
+
+def prepare_program(inventory: Inventory, flags: Flags, found: program.Program) -> Submission:
+    """The same of a program that was found."""
     job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
     installed = None
     if job.runtime:

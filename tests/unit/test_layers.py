@@ -15,17 +15,18 @@ from trainer.flags import parser
 ROOT = Path(__file__).resolve().parents[2]
 # Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
 SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir", "--model"}
-OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "replica", "serving", "tasks", "trainer"})
+OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "predictor", "replica", "serving", "tasks", "trainer"})
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
     "infra": {"infra", "jobs.queue", "jobs.placement", "jobs.paths", "jobs.checked", "jobs.records", "jobs.times"},
     "jobs": {"jobs"},
-    "ops": {"ops", "jobs", "infra.spec", "serving.catalog", "serving.records"},
+    "ops": {"ops", "jobs", "infra.spec", "serving.catalog", "serving.records", "predictor.request"},
     "tasks": {"ops", "tasks"},
     "fabfile.py": {"tasks"},
     "replica": {"replica", "jobs"},
     "serving": {"serving", "jobs"},
+    "predictor": {"predictor", "serving.fetched", "serving.rest", "serving.saved"},
     "trainer": {"trainer"},
 }
 # Of other people's; the standard library may be imported everywhere. A module with a row of its own has that instead.
@@ -59,6 +60,10 @@ OUTSIDE = {
     "serving/saved.py": {"tensorflow", "numpy"},
     "serving/records.py": set(),
     "serving/catalog.py": set(),
+    "serving/fetched.py": set(),
+    "predictor": {"numpy", "orjson"},
+    "predictor/request.py": set(),
+    "predictor/shards.py": set(),
     "trainer": {"tensorflow", "numpy", "fsspec", "tensorboard"},
 }
 

@@ -126,3 +126,11 @@ def test_signatures() -> None:
     assert ONE.by_rows
     assert not Signature({"x": Tensor("float32", (2,))}, ONE.outputs).by_rows
     assert not Signature({"x": Tensor("float32", None)}, ONE.outputs).by_rows
+
+
+def test_lines_are_the_predictions_one_by_one_and_the_same_in_every_process() -> None:
+    outputs = {"y": np.array([0.5, 1.5], np.float32), "a": np.array([1, 2])}
+    assert rest.lines(outputs, 2) == [b'{"a":1,"y":0.5}', b'{"a":2,"y":1.5}']
+    assert rest.lines({"y": np.array([[1, 2]])}, 1) == [b"[1,2]"]
+    with pytest.raises(RestError, match="the outputs of this signature have 2 rows for 3 instances"):
+        rest.lines(outputs, 3)

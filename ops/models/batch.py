@@ -1,0 +1,181 @@
+"""`fab predict --batch`: a version of a model over files of the bucket, as a job of the cluster's master and workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+from infra.spec import Role
+from ops.cluster.bucket import Bucket, open_bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import HERE
+from ops.errors import UsageError, meant
+from ops.models.export import MODEL
+from ops.models.savedmodel import signatures
+from ops.models.versions import catalog_of, existing_model
+from ops.package import package
+from ops.train.config import Flags
+from ops.train.fitness import check_job_dir
+from ops.train.program import Program
+from ops.train.submit import Submission
+from ops.train.train import prepare_program, run_told, shared
+from predictor.request import FILE, Request
+from serving.records import Model, ModelError, Version, VersionState, folder_of
+
+PACKAGE = HERE / "predictor"
+_MODULE = "predictor.task"
+# Of the model server, what says how a request and an answer look: a batch is answered as it answers.
+_SERVER = tuple(f"serving/{name}.py" for name in ("__init__", "fetched", "rest", "saved"))
+_GLOB = re.compile(r"[*?\[]")
+_URL = re.compile(r"gs://[^/]+")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; `pattern` are the files of the input."""
+
+    model: str | None
+    version: str | None
+    pattern: str | None
+    output: str | None
+    signature: str | None = None
+    job_id: str | None = None
+
+
+def batch(cluster: Cluster, asked: Asked, follow: bool, as_json: bool) -> int:
+    """Predict all of the input, and follow the job that does; the exit code is that of `fab train`."""
+    return run_told(cluster, lambda: prepare(cluster, asked), True, follow, as_json, False)
+
+
+def prepare(cluster: Cluster, asked: Asked) -> Submission:
+    """The job, checked as far as it can be without the hosts; UsageError for what is wrong."""
+    inventory = cluster.inventory
+    if asked.pattern is None:
+        raise UsageError(f"--input is missing: files in the bucket, such as {inventory.bucket}/data/digits/*.json")
+    if asked.output is None:
+        raise UsageError(f"--output is missing: a folder in the bucket, such as {inventory.bucket}/predictions/digits")
+    if not inventory.of_role(Role.WORKER):
+        raise UsageError(
+            f"--batch needs a worker, and stack {inventory.stack} ({inventory.scale_tier}) has none: ask the model server with "
+            "--json-instances, or run pulumi config set scaleTier STANDARD_1 && pulumi up"
+        )
+    model = existing_model(catalog_of(cluster), asked.model)
+    version = _version(model, asked.version)
+    source = folder_of(model.name, version.name)
+    _check_signature(cluster.bucket, source, asked.signature)
+    output = asked.output.rstrip("/")
+    check_job_dir(output, inventory.bucket, f"{inventory.bucket}/predictions", "--output")
+    inputs = matching(cluster, asked.pattern)
+    _check_output(cluster, output, inputs)
+    request = Request(inputs, f"{inventory.bucket}/{source}", version.files)
+    flags = Flags(
+        job_id=asked.job_id,
+        module=_MODULE,
+        replicas=Role.WORKER,
+        job_dir=output,
+        more_args=["--data", asked.pattern, *(["--signature", asked.signature] if asked.signature is not None else [])],
+    )
+    return prepare_program(inventory, flags, program(request))
+
+
+def program(request: Request) -> Program:
+    """The shipped package, with what it needs of the model server, and what it is asked for."""
+    found = package.find(PACKAGE)
+    files = {**found.files, **{path: (HERE / path).read_bytes() for path in _SERVER}, FILE: request.to_json()}
+    return Program(package.Source(found.name, files, None, found.folder))
+
+
+def _version(model: Model, name: str | None) -> Version:
+    """The version that is meant, the default where none is named; UsageError unless it is READY."""
+    ready = [version.name for version in model.there if version.state is VersionState.READY]
+    if name is None and not model.default:
+        raise UsageError(f"model {model.name} has no default: say --version; READY are {', '.join(ready) or 'none'}")
+    try:
+        version = model.version(name or model.default)
+    except ModelError as error:
+        raise UsageError(f"{error}{meant(name or '', [v.name for v in model.there])}") from None
+    if version.state is not VersionState.READY:
+        raise UsageError(
+            f"version {version.name} of model {model.name} is {version.state}, and predictions are made by one that is READY; "
+            f"those are {', '.join(ready) or 'none'}"
+        )
+    return version
+
+
+def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
+    if name is None:
+        return
+    try:
+        found = signatures(bucket.read(f"{source}/{MODEL}") or b"")
+    except ValueError as error:
+        raise UsageError(f"{source}/{MODEL}: {error}") from None
+    if name not in found:
+        raise UsageError(
+            f"--signature {name!r} is none of the model{meant(name, found)}; there are {', '.join(found) or 'none'}"
+        )
+
+
+def matching(cluster: Cluster, pattern: str) -> tuple[str, ...]:
+    """The files that a pattern means, as the hosts see them, in the order of their names; UsageError where there is none."""
+    if (reached := _bucket_of(cluster, pattern)) is None:
+        raise UsageError(
+            f"--input {pattern!r} is not in the bucket, where hosts find it: fab data put PATH puts a file or a folder there, "
+            f"and --input {cluster.inventory.bucket}/data/… names it"
+        )
+    bucket, top = reached
+    parts = pattern.removeprefix(f"{top}/").split("/")
+    fixed = next((place for place, part in enumerate(parts) if _GLOB.search(part)), len(parts))
+    folder = "/".join(parts[:fixed])
+    there = [f"{folder}/{path}".strip("/") for path in bucket.walk(folder)]
+    whole = [re.compile(translate(part)) for part in parts]
+    found = sorted(path for path in there if _matches(path.split("/"), whole, parts))
+    if found:
+        return tuple(f"{top}/{path}" for path in found)
+    if there and fixed == len(parts):
+        raise UsageError(f"--input {pattern} is a folder: say which of its files, such as {pattern.rstrip('/')}/*")
+    raise UsageError(
+        f"--input {pattern} matches no file of the bucket: fab data ls lists them, fab data put PATH puts some there"
+    )
+
+
+def _matches(path: Sequence[str], whole: Sequence[re.Pattern[str]], parts: Sequence[str]) -> bool:
+    """As a shell has it: a * ends at a /, and means no name that begins with a point."""
+    return len(path) == len(whole) and all(
+        pattern.match(name) and (part.startswith(".") or not name.startswith("."))
+        for name, pattern, part in zip(path, whole, parts, strict=True)
+    )
+
+
+def _bucket_of(cluster: Cluster, path: str) -> tuple[Bucket, str] | None:
+    """The bucket that a path is in, and its own path or URL; None for what hosts and we cannot both reach."""
+    here = cluster.inventory.bucket
+    if path.startswith(f"{here}/") and ".." not in path.split("/"):
+        return cluster.bucket, here
+    if (url := _URL.match(path)) and "://" in here:
+        return open_bucket(url[0], cluster.fleet.any_connection), url[0]
+    return None
+
+
+def _check_output(cluster: Cluster, output: str, inputs: Sequence[str]) -> None:
+    """UsageError for an output that has something in it, or would have the input."""
+    for path in inputs:
+        if shared(path, output):
+            raise UsageError(f"--input {path} is in --output {output}: give another --output")
+    found = _bucket_of(cluster, output)
+    if found and found[0].walk(output.removeprefix(f"{found[1]}/")):
+        raise UsageError(f"--output {output} is not empty: give another, as what is there is left as it is")
+
+
+def check_flags(
+    batch: bool, instances: str | None, pattern: str | None, output: str | None, job_id: str | None, follow: bool
+) -> None:
+    """UsageError for a flag that goes with --batch alone, or without it alone."""
+    if batch and instances is not None:
+        raise UsageError(
+            "--json-instances is asked of the model server, and --batch is a job: --input names its files in the bucket"
+        )
+    with_batch = {"--input": pattern, "--output": output, "--job": job_id, "--no-follow": None if follow else ""}
+    if not batch and (given := [flag for flag, value in with_batch.items() if value is not None]):
+        raise UsageError(f"{given[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH")

@@ -1,0 +1,74 @@
+"""A shard through the model: instances in, for each a line or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from predictor.instances import of_line, of_record
+from predictor.shards import Done, File, Shard
+from serving.rest import Arrays, RestError, Signature, chosen, lines, predict
+
+BATCH = 128
+
+
+class Runs(Protocol):
+    """A model, as `serving.saved.Saved` is."""
+
+    signatures: dict[str, Signature]
+
+    def run(self, signature: str, inputs: Arrays) -> Arrays:
+        """The outputs; RestError where it refuses the inputs."""
+
+
+class Predicting:
+    """A signature of a model; RestError where there is none of that name."""
+
+    def __init__(self, model: Runs, name: str) -> None:
+        self._model, self._name = model, name
+        self._signature = chosen(model.signatures, name)
+        self._rows = BATCH if self._signature.by_rows else 1
+
+    def shard(self, file: File, shard: Shard, records: Iterator[bytes], errors: list[dict[str, object]]) -> Iterator[bytes]:
+        """The lines of a shard's results; what has none is added to `errors`. Lines are counted from 1, as people do."""
+        waiting: list[tuple[int, Any]] = []
+        for number, record in enumerate(records, shard.first):
+            if not file.records and not record.strip():
+                continue
+            try:
+                key = shard.key + number - shard.first
+                waiting.append((number, of_record(record, self._signature, key) if file.records else of_line(record)))
+            except RestError as error:
+                waiting.append((number, error))
+            if len(waiting) == self._rows:
+                yield from self._told(file, waiting, errors)
+                waiting = []
+        yield from self._told(file, waiting, errors)
+
+    def _told(self, file: File, read: Sequence[tuple[int, Any]], errors: list[dict[str, object]]) -> Iterator[bytes]:
+        good = iter(self.results([value for _, value in read if not isinstance(value, RestError)]))
+        for number, value in read:
+            found = value if isinstance(value, RestError) else next(good)
+            if isinstance(found, RestError):
+                errors.append({"file": file.path, "line": number + 1, "error": str(found)})
+            else:
+                yield found + b"\n"
+
+    def results(self, instances: Sequence[Any]) -> list[bytes | RestError]:
+        """For each instance its result; where some of them are refused they go by halves, until it is known which."""
+        if not instances:
+            return []
+        try:
+            inputs, _ = predict({"instances": list(instances)}, self._signature)
+            return [*lines(self._model.run(self._name, inputs), len(instances))]
+        except RestError as error:
+            if len(instances) == 1:
+                return [error]
+        half = len(instances) // 2
+        return [*self.results(instances[:half]), *self.results(instances[half:])]
+
+
+def done_of(file: File, last: bool, instances: int, errors: Sequence[dict[str, object]]) -> Done:
+    """What became of a shard; with the file's damage where it is the last one of it."""
+    damage = [{"file": file.path, "line": file.count + 1, "error": file.damage}] if last and file.damage else []
+    return Done(instances, [*errors, *damage])

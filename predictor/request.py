@@ -1,0 +1,32 @@
+"""What a batch prediction is asked for: a file of the package, so that every replica, and every start of one, has the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = "predictor/request.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """`inputs` are files as the hosts see them, in order; `files` are the model's, each path in `folder` with its SHA-256."""
+
+    inputs: tuple[str, ...]
+    folder: str
+    files: Mapping[str, str]
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Request:
+        given = json.loads(content)
+        return cls(tuple(given["inputs"]), given["folder"], given["files"])
+
+    @classmethod
+    def of_package(cls) -> Request:
+        """That of the package that this module is in."""
+        return cls.from_json((Path(__file__).resolve().parents[1] / FILE).read_bytes())

@@ -1,0 +1,83 @@
+"""How the input is cut: pure functions of how many records each file has, so that every replica comes to the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+# More than one a replica, so that who is started again has little to do over again.
+PER_REPLICA = 4
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the input: TFRecords, or lines, perhaps in gzip. `count` are its records, or lines, that can be read, and
+    `damage` says what is wrong behind them.
+    """
+
+    path: str
+    records: bool = False
+    packed: bool = False
+    count: int = 0
+    damage: str = ""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Records of one file, `count` from the `first` on, which is the record `key` of all the input. Everything is from 0."""
+
+    number: int
+    file: int
+    first: int
+    count: int
+    key: int
+
+    @property
+    def end(self) -> int:
+        """The first record behind it."""
+        return self.first + self.count
+
+
+def cut(counts: Sequence[int], replicas: int) -> list[Shard]:
+    """Every record in one shard, in order, about PER_REPLICA shards a replica, and none across two files.
+
+    A file without a record has a shard, too.
+    """
+    size = max(1, -(-sum(counts) // (PER_REPLICA * replicas)))
+    shards: list[Shard] = []
+    for file, count in enumerate(counts):
+        pieces = max(1, -(-count // size))
+        for piece in range(pieces):
+            first, end = count * piece // pieces, count * (piece + 1) // pieces
+            shards.append(Shard(len(shards), file, first, end - first, sum(counts[:file]) + first))
+    return shards
+
+
+def mine(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
+    """Those of one replica."""
+    return [shard for shard in shards if shard.number % replicas == rank]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a shard: how many instances have a result, and for each of the others the file, the line and why not."""
+
+    instances: int
+    errors: Sequence[dict[str, object]] = ()
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Done:
+        given = json.loads(content)
+        return cls(given["instances"], given["errors"])
+
+
+def plan_to_json(files: Sequence[File]) -> bytes:
+    return json.dumps([asdict(file) for file in files]).encode()
+
+
+def plan_from_json(content: bytes) -> list[File]:
+    return [File(**given) for given in json.loads(content)]

@@ -1,0 +1,147 @@
+"""`python -m predictor.task`: this process's part of a batch prediction.
+
+Exit codes: 0 done, also where some instances have no result; 1 nothing could be read, or the model is not what was deployed;
+2 the call was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from predictor.inputs import looked_at, read
+from predictor.output import Output
+from predictor.predicting import Predicting, done_of
+from predictor.request import Request
+from predictor.shards import File, Shard, cut, mine
+from serving.fetched import fetch
+from serving.rest import SIGNATURE, RestError
+from serving.saved import Saved, tensorflow
+
+_POLL_SECONDS = 0.25
+
+
+class BatchError(Exception):
+    """Why there will be no predictions: one line, and the exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m predictor.task", description="Predict a batch.")
+    parser.add_argument("--data", required=True, help="the files of the input, as they were asked for")
+    parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR"), help="the output")
+    parser.add_argument("--signature", default=SIGNATURE, help="signature of the model")
+    flags = parser.parse_args(arguments)
+    if not flags.job_dir:
+        parser.error("--job-dir is missing")
+    rank, replicas = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        _run(Request.of_package(), Output(flags.job_dir), flags.signature, rank, replicas)
+    except BatchError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.code
+    return 0
+
+
+def _run(request: Request, output: Output, signature: str, rank: int, replicas: int) -> None:
+    start = time.monotonic()
+    if output.metrics is None:
+        if rank == 0 and output.plan() is None:
+            output.keep_plan([looked_at(path) for path in request.inputs])
+        _predict_mine(request, output, signature, rank, replicas)
+    if rank > 0:
+        return
+    counts = output.metrics or _summed_up(output, replicas)
+    output.tidy()
+    seconds = time.monotonic() - start
+    _say(f"Predicted {counts['instances']} instances, {counts['errors']} errors ({seconds:.1f} sec)")
+
+
+def _predict_mine(request: Request, output: Output, signature: str, rank: int, replicas: int) -> None:
+    """The shards of this replica, but for those that are done already."""
+    files = _plan(output)
+    if files is None:
+        return
+    if not any(file.count for file in files):
+        if rank > 0:
+            return
+        raise BatchError(f"nothing could be read: {next((f'{f.path} {f.damage}' for f in files if f.damage), 'all is empty')}")
+    shards = cut([file.count for file in files], replicas)
+    todo = output.not_done(mine(shards, rank, replicas))
+    if not todo:
+        return
+    with tempfile.TemporaryDirectory(prefix="model-") as scratch:
+        predicting = _loaded(request, signature, Path(scratch))
+        for shard in todo:
+            _predict(predicting, output, files[shard.file], shard, len(shards))
+
+
+def _plan(output: Output) -> list[File] | None:
+    """How the input is cut, as the chief finds out; None where all was done meanwhile."""
+    while (files := output.plan()) is None:
+        if output.metrics is not None:
+            return None
+        time.sleep(_POLL_SECONDS)
+    return files
+
+
+def _loaded(request: Request, signature: str, scratch: Path) -> Predicting:
+    gfile, errors = tensorflow().io.gfile, tensorflow().errors
+
+    def download(path: str, target: Path) -> bool:
+        try:
+            gfile.copy(f"{request.folder}/{path}", str(target), overwrite=True)
+        except errors.NotFoundError:
+            return False
+        return True
+
+    try:
+        fetch(request.files, scratch / "model", download)
+        return Predicting(Saved(scratch / "model"), signature)
+    except ValueError as error:
+        raise BatchError(f"the model in {request.folder} cannot be loaded: {error}") from None
+    except RestError as error:
+        raise BatchError(str(error), 2) from None
+
+
+def _predict(predicting: Predicting, output: Output, file: File, shard: Shard, shards: int) -> None:
+    start = time.monotonic()
+    found = list[dict[str, object]]()
+    counted = 0
+
+    def results() -> Iterator[bytes]:
+        nonlocal counted
+        for line in predicting.shard(file, shard, read(file, shard), found):
+            counted += 1
+            yield line
+
+    output.keep_results(shard, shards, results())
+    done = done_of(file, shard.end == file.count, counted, found)
+    output.keep_done(shard, done)
+    seconds = time.monotonic() - start
+    _say(f"Shard {shard.number + 1} of {shards}: {done.instances} instances, {len(done.errors)} errors ({seconds:.3f} sec)")
+
+
+def _summed_up(output: Output, replicas: int) -> dict[str, int]:
+    """The counts, once every replica has done its part; that the job ends is what ends the wait otherwise."""
+    shards = cut([file.count for file in output.plan() or ()], replicas)
+    while output.not_done(shards):
+        time.sleep(_POLL_SECONDS)
+    return output.finish(shards)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

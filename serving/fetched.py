@@ -1,0 +1,26 @@
+"""A version's files, brought into a folder, each as it was when it was deployed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def fetch(files: Mapping[str, str], folder: Path, download: Callable[[str, Path], bool]) -> None:
+    """Bring `files`, each path with its SHA-256, into a folder that has no others; ValueError where one is another.
+
+    `download` writes one of them to a file, and is False where it is not in the bucket.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    for path, digest in files.items():
+        target = folder / path
+        if not target.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"a file has the name {path!r}, which would leave its folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not download(path, target):
+            raise ValueError(f"{path} is not in the bucket")
+        with target.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise ValueError(f"{path} is damaged: it is not what was deployed")

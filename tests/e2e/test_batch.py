@@ -1,0 +1,79 @@
+"""The test images of MNIST, and a few lines that are none, through a model on every host, while a worker is killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from stacks import ROOT, Stack
+
+from ops.models.request import images
+
+MNIST = ROOT / ".cache" / "mnist"
+_OUTPUT = "/bucket/predictions/test"
+# The second worker is the third replica, so this is the first of its shards; it has three more.
+_FIRST = f"{_OUTPUT}/.parts/00002.json"
+
+
+@pytest.fixture(scope="module")
+def model(cluster: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A model `batched`, and below data/batch the images as records, and two as lines, of five."""
+    folder = tmp_path_factory.mktemp("batch") / "batch"
+    folder.mkdir()
+    shutil.copy(MNIST / "test-00000-of-00001.tfrecord", folder)
+    pixels = [round(byte / 255, 4) for byte in next(images(MNIST))[0]]
+    good = [json.dumps({"key": 20000 + key, "image": pixels}) for key in range(2)]
+    lines = [good[0], "no JSON", '{"key": 1, "image": [1]}', "", '{"image": 7}', good[1]]
+    (folder / "z.json").write_text("\n".join(lines) + "\n")
+    put = cluster.fab("data", "put", str(folder))
+    assert put.code == 0, put.text
+    trained = cluster.fab("train", "for_batch", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
+    assert trained.code == 0, trained.text
+    try:
+        made = cluster.fab("deploy", "--job", "for_batch", "--model", "batched", "--version", "v1")
+        assert made.code == 0, made.text
+        yield cluster
+    finally:
+        cluster.fab("delete-version", "batched", "v1", "--yes")
+        cluster.fab("data", "rm", "batch", "--yes")
+
+
+def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, tmp_path: Path) -> None:
+    kill = f"until [ -e {_FIRST} ]; do sleep 0.01; done; sudo pkill -KILL -f [p]redictor.task"
+    killer = subprocess.Popen(["ssh", "-F", str(model.folder / "ssh_config"), "worker-1", kill], env=model.env)
+    try:
+        said = model.fab(
+            "predict", "batched", "--batch", "--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch"
+        )
+        assert said.code == 0, said.text
+        assert killer.wait(timeout=10) == 0
+    finally:
+        killer.kill()
+    assert "Predicted 10002 instances, 3 errors (" in said.text
+    (worker,) = (replica for replica in model.describe("batch")["replicas"] if replica["name"] == "worker-1")
+    assert worker["restarts"] >= 1, "it was killed in the middle"
+    log = model.fab("logs", "worker-1", "--job", "batch", "--lines", "all").out
+    shards = [line.partition("Shard ")[2].split()[0] for line in log.splitlines() if "Shard " in line]
+    assert len(shards) == len(set(shards)), "what was done is not done again"
+
+    assert model.fab("get", "batch", str(tmp_path / "out")).code == 0
+    files = sorted((tmp_path / "out").glob("prediction.results-*"))
+    assert len(list((tmp_path / "out").iterdir())) == len(files) + 2, "errors and metrics, and nothing else"
+    results = [json.loads(line) for line in chain.from_iterable(file.read_text().splitlines() for file in files)]
+    assert [result["key"] for result in results] == [*range(10_000), 20_000, 20_001]
+    labels = [label for _, label in images(MNIST)]
+    right = sum(result["classes"] == label for result, label in zip(results, labels, strict=False))
+    assert right >= 9_000
+    assert [result["classes"] for result in results[-2:]] == [results[0]["classes"]] * 2
+    (errors,) = (tmp_path / "out").glob("prediction.errors_stats-*")
+    told = [json.loads(line) for line in errors.read_text().splitlines()]
+    assert [(error["file"], error["line"]) for error in told] == [("/bucket/data/batch/z.json", line) for line in (2, 3, 5)]
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == {"instances": 10_002, "errors": 3}
+
+    again = model.fab("predict", "batched", "--batch", "--input", "/bucket/data/batch/*", "--output", _OUTPUT)
+    assert (again.code, f"--output {_OUTPUT} is not empty" in again.text) == (2, True)

@@ -1,0 +1,155 @@
+"""`fab predict --batch`: what becomes of the words, and every call that is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.spec import Role
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from ops.cluster.bucket import open_bucket
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.errors import UsageError
+from ops.models.batch import Asked, check_flags, matching, prepare
+from ops.models.versions import catalog_of
+from predictor.request import FILE, Request
+from serving.records import Version
+
+# A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
+MODEL_PB = b"\x12\x13\x2a\x11\x0a\x0fserving_default"
+DIGITS = {"saved_model.pb": "00", "variables/variables.index": "11"}
+
+
+@pytest.fixture
+def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
+    """One with a model `digits`: v1, the default, v2 that is on its way, and v3 that failed; and three files of data."""
+    bucket = tmp_path / "bucket"
+    for name in ("data/in/b.json", "data/in/a.json", "data/in/.hidden.json", "data/in/deep/c.json", "data/out.json"):
+        (bucket / name).parent.mkdir(parents=True, exist_ok=True)
+        (bucket / name).write_text("1\n")
+    here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
+    made = Cluster(here, None, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))
+    catalog = catalog_of(made)
+    for name in ("v1", "v2", "v3"):
+        version = Version(name, files=DIGITS, token=name)
+        catalog.change("digits", lambda record, version=version: record.begun(version), create=True)  # type: ignore[misc]
+    catalog.change("digits", lambda record: record.ready("v1"))
+    catalog.change("digits", lambda record: record.failed("v3", "why"))
+    model = bucket / "models/digits/versions/v1/saved_model.pb"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(MODEL_PB)
+    return made
+
+
+def asked(cluster: Cluster, **given: str | None) -> Asked:
+    bucket = cluster.inventory.bucket
+    named = {"model": None, "version": None, "pattern": f"{bucket}/data/in/*.json", "output": f"{bucket}/predicted", **given}
+    return Asked(**{key: value.replace("BUCKET", bucket) if value else value for key, value in named.items()})
+
+
+def test_what_the_job_is(cluster: Cluster) -> None:
+    bucket = cluster.inventory.bucket
+    submission = prepare(cluster, asked(cluster, job_id="batch1", signature="serving_default"))
+    job = submission.job
+    assert (job.id, job.module, job.job_dir) == ("batch1", "predictor.task", f"{bucket}/predicted")
+    assert list(job.args) == [
+        *("--data", f"{bucket}/data/in/*.json", "--signature", "serving_default", "--job-dir", f"{bucket}/predicted"),
+    ]
+    assert list(submission.part.replicas) == ["master-0", *(host.name for host in cluster.inventory.of_role(Role.WORKER))]
+    request = Request.from_json(submission.package.files[FILE])
+    assert request == Request(
+        (f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), f"{bucket}/models/digits/versions/v1", DIGITS
+    )
+    assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
+    served = {path for path in submission.package.files if path.startswith("serving/")}
+    assert served == {f"serving/{name}.py" for name in ("__init__", "fetched", "rest", "saved")}
+    assert submission.data == {}, "it trains on nothing"
+    assert re.fullmatch(r"predictor_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"pattern": None}, "--input is missing: files in the bucket, such as BUCKET/data/digits/*.json"),
+        ({"output": None}, "--output is missing: a folder in the bucket"),
+        ({"model": "digit"}, "there is no model 'digit'; did you mean digits?; there are digits"),
+        ({"version": "v11"}, "model digits has no version 'v11'; there are v1, v2, v3; did you mean v1?"),
+        (
+            {"version": "v2"},
+            "version v2 of model digits is CREATING, and predictions are made by one that is READY; those are v1",
+        ),
+        ({"version": "v3"}, "version v3 of model digits is FAILED"),
+        (
+            {"signature": "serving"},
+            "--signature 'serving' is none of the model; did you mean serving_default?; there are serving_",
+        ),
+        ({"pattern": "request.json"}, "--input 'request.json' is not in the bucket, where hosts find it: fab data put PATH"),
+        ({"pattern": "gs://other/*"}, "--input 'gs://other/*' is not in the bucket"),
+        ({"pattern": "BUCKET/../x"}, "is not in the bucket"),
+        ({"pattern": "BUCKET/data/none*"}, "BUCKET/data/none* matches no file of the bucket: fab data ls lists them"),
+        ({"pattern": "BUCKET/data/in"}, "is a folder: say which of its files, such as BUCKET/data/in/*"),
+        ({"output": "/tmp/x"}, "--output '/tmp/x' is not in the bucket: take a path below BUCKET/, such as BUCKET/predictions"),
+        ({"output": "BUCKET/data/x"}, "--output 'BUCKET/data/x' is where the bucket keeps other things"),
+        ({"output": "BUCKET/full/"}, "--output BUCKET/full is not empty"),
+        ({"pattern": "BUCKET/full/*", "output": "BUCKET/full"}, "--input BUCKET/full/x is in --output BUCKET/full"),
+        ({"job_id": "1"}, "'1'"),
+    ],
+)
+def test_calls_that_are_refused(cluster: Cluster, given: dict[str, Any], says: str) -> None:
+    bucket = Path(cluster.inventory.bucket)
+    (bucket / "full").mkdir()
+    (bucket / "full/x").write_text("1\n")
+    with pytest.raises(UsageError, match=re.escape(says.replace("BUCKET", str(bucket)))):
+        prepare(cluster, asked(cluster, **given))
+
+
+def test_a_model_without_a_default(cluster: Cluster) -> None:
+    catalog_of(cluster).change("digits", lambda record: replace(record, default=""))
+    with pytest.raises(UsageError, match="model digits has no default: say --version; READY are v1"):
+        prepare(cluster, asked(cluster))
+
+
+def test_a_cluster_without_a_worker(cluster: Cluster) -> None:
+    hosts = tuple(host for host in cluster.inventory.hosts if host.role is not Role.WORKER)
+    cluster.inventory = replace(cluster.inventory, hosts=hosts)
+    with pytest.raises(UsageError, match=r"--batch needs a worker, and stack .* has none: ask the model server"):
+        prepare(cluster, asked(cluster))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("data/in/a.json", ["data/in/a.json"]),
+        ("data/*/?.json", ["data/in/a.json", "data/in/b.json"]),
+        ("data/in/[bc].json", ["data/in/b.json"]),
+        ("data/in/.*.json", ["data/in/.hidden.json"]),
+        ("*/*.json", ["data/out.json"]),
+        ("data/in/*/*", ["data/in/deep/c.json"]),
+    ],
+)
+def test_what_a_pattern_means(cluster: Cluster, pattern: str, names: list[str]) -> None:
+    bucket = cluster.inventory.bucket
+    assert matching(cluster, f"{bucket}/{pattern}") == tuple(f"{bucket}/{name}" for name in names)
+
+
+def test_flags_that_do_not_go_together() -> None:
+    check_flags(True, None, "in", "out", "job01", False)
+    check_flags(False, "request.json", None, None, None, True)
+    with pytest.raises(UsageError, match="--json-instances is asked of the model server, and --batch is a job"):
+        check_flags(True, "request.json", None, None, None, True)
+    alone: list[tuple[str, tuple[Any, ...]]] = [
+        ("--input", ("in", None, None, True)),
+        ("--output", (None, "out", None, True)),
+        ("--job", (None, None, "job01", True)),
+        ("--no-follow", (None, None, None, False)),
+    ]
+    for flag, given in alone:
+        with pytest.raises(UsageError, match=f"{flag} goes with --batch only"):
+            check_flags(False, None, *given)

@@ -1,0 +1,163 @@
+"""What a line and a record mean, and what a model makes of many of which it refuses some."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictor.inputs import kind_of
+from predictor.instances import of_line, of_record
+from predictor.predicting import BATCH, Predicting, done_of
+from predictor.shards import File, Shard
+from serving.rest import Arrays, RestError, Signature, Tensor, predict
+from trainer.runtime import import_tensorflow
+
+tf = import_tensorflow()
+IMAGE = Signature({"key": Tensor("int64", (None,)), "image": Tensor("float32", (None, 4))}, {})
+
+
+def record(**features: Any) -> bytes:
+    """A tf.train.Example, of bytes, floats or whole numbers."""
+    kinds = {bytes: ("bytes_list", tf.train.BytesList), float: ("float_list", tf.train.FloatList)}
+    made = {}
+    for name, values in features.items():
+        kind, wrap = kinds.get(type(values[0]), ("int64_list", tf.train.Int64List))
+        made[name] = tf.train.Feature(**{kind: wrap(value=values)})
+    content: bytes = tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+    return content
+
+
+def arrays(signature: Signature, *records: bytes) -> dict[str, Any]:
+    """What the model would be given."""
+    instances = [of_record(each, signature, 40 + place) for place, each in enumerate(records)]
+    return {name: array.tolist() for name, array in predict({"instances": instances}, signature)[0].items()}
+
+
+def test_features_are_the_inputs_of_their_names() -> None:
+    found = arrays(IMAGE, record(key=[7], image=[0.5, 1.0, 0.0, 0.25], label=[3]), record(key=[8], image=[1, 2, 3, 4]))
+    assert found == {"key": [7, 8], "image": [[0.5, 1.0, 0.0, 0.25], [1.0, 2.0, 3.0, 4.0]]}
+
+
+def test_images_as_make_data_keeps_them() -> None:
+    found = arrays(IMAGE, record(image_raw=[b"\x00\xff\x33\x00"], label=[3]), record(image_raw=[bytes(4)]))
+    assert found["key"] == [40, 41], "the number of the record, where it has no key"
+    assert found["image"] == [[0.0, 1.0, pytest.approx(0.2), 0.0], [0.0] * 4]
+    whole = Signature({"image": Tensor("int32", (None, 2, 2))}, {})
+    assert arrays(whole, record(image_raw=[b"\x00\xff\x33\x01"])) == {"image": [[[0, 255], [51, 1]]]}
+
+
+def test_texts_and_whole_records() -> None:
+    texts = Signature({"word": Tensor(None, (None, 2)), "n": Tensor("int64", (None, None))}, {})
+    assert arrays(texts, record(word=[b"a", b"\xff"], n=[1, 2])) == {"word": [[b"a", b"\xff"]], "n": [[1, 2]]}
+    serialized = Signature({"examples": Tensor(None, (None,))}, {})
+    one = record(x=[1.0])
+    assert arrays(serialized, one) == {"examples": [one]}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (record(label=[3]), "this signature takes image, key"),
+        (record(image=[1.0]), "input image has the shape [1, 1], and must have [?, 4]"),
+        (record(image_raw=[bytes(5)]), "input image has the shape [1, 5], and must have [?, 4]"),
+        (record(image=[b"text"]), "input image must be numbers"),
+        (b"\xff\xff", "is no tf.train.Example"),
+    ],
+)
+def test_a_record_that_the_model_cannot_take(content: bytes, says: str) -> None:
+    with pytest.raises(RestError, match=re.escape(says)):
+        arrays(IMAGE, content)
+
+
+def test_a_line_is_a_value_of_json() -> None:
+    assert of_line(b'{"x": [1, 2]}') == {"x": [1, 2]}
+    for line in (b"{", b"NaN", b"\xff"):
+        with pytest.raises(RestError, match="is no JSON"):
+            of_line(line)
+
+
+@pytest.mark.parametrize("lines", [b'{"x": 1}\n', b"1\n", b"", "é".encode()])
+def test_what_a_file_is_its_content_says(lines: bytes) -> None:
+    packed = (784).to_bytes(8, "little") + b"crc." + bytes(784)
+    assert (kind_of(lines), kind_of(gzip.compress(lines))) == ((False, False), (False, True))
+    assert (kind_of(packed), kind_of(gzip.compress(packed))) == ((True, False), (True, True))
+    with pytest.raises(ValueError, match="is broken"):
+        kind_of(b"\x1f\x8b\xff\xff")
+
+
+class Doubles:
+    """A model that doubles x, refuses what is negative, and notes how many it was asked about at once."""
+
+    def __init__(self, by_rows: bool = True) -> None:
+        output = Tensor("float32", (None,) if by_rows else None)
+        self.signatures = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": output})}
+        self.asked: list[int] = []
+
+    def run(self, signature: str, inputs: Arrays) -> Arrays:
+        self.asked.append(len(inputs["x"]))
+        if (inputs["x"] < 0).any():
+            raise RestError(400, "the model refuses the input: it is negative")
+        return {"y": 2 * inputs["x"]}
+
+
+def predicted(model: Doubles, values: list[Any]) -> tuple[list[float], list[dict[str, object]]]:
+    """The results, and the errors, of a shard that begins at the sixth line of its file."""
+    errors: list[dict[str, object]] = []
+    lines = [value if isinstance(value, bytes) else json.dumps({"x": value}).encode() for value in values]
+    shard = Shard(1, 0, 5, len(lines), 5)
+    told = Predicting(model, "serving_default").shard(File("/bucket/f"), shard, iter(lines), errors)
+    return [json.loads(line) for line in told], errors
+
+
+@given(st.lists(st.integers(-1, 9), max_size=300))
+def test_whoever_is_refused_the_others_have_their_results(values: list[int]) -> None:
+    results, errors = predicted(Doubles(), values)
+    assert results == [2.0 * value for value in values if value >= 0]
+    assert [error["line"] for error in errors] == [line for line, value in enumerate(values, 6) if value < 0]
+
+
+def test_why_there_is_no_result() -> None:
+    results, errors = predicted(Doubles(), [1, b"{", b"  ", -1, "text", 2])
+    assert results == [2.0, 4.0]
+    assert [(error["file"], error["line"]) for error in errors] == [("/bucket/f", 7), ("/bucket/f", 9), ("/bucket/f", 10)]
+    said = [str(error["error"]) for error in errors]
+    assert said[0].startswith("is no JSON: ")
+    assert said[1:] == ["the model refuses the input: it is negative", "input x must be numbers, all rows of one length"]
+
+
+def test_batches_are_of_rows_where_the_model_takes_rows() -> None:
+    model = Doubles()
+    predicted(model, [1] * (2 * BATCH + 3))
+    assert model.asked == [BATCH, BATCH, 3]
+    single = Doubles(by_rows=False)
+    assert predicted(single, [1, 2, 3])[0] == [2.0, 4.0, 6.0]
+    assert single.asked == [1, 1, 1]
+
+
+def test_outputs_that_are_no_row_for_each() -> None:
+    class Odd(Doubles):
+        def run(self, signature: str, inputs: Arrays) -> Arrays:
+            return {"y": np.zeros(5, np.float32)}
+
+    results, errors = predicted(Odd(), [1, 2])
+    assert results == []
+    assert [error["error"] for error in errors] == ["the outputs of this signature have 5 rows for 1 instances"] * 2
+
+
+def test_damage_is_told_once_behind_what_could_be_read() -> None:
+    file = File("/bucket/f", True, count=7, damage="cannot be read from here on: crc")
+    assert done_of(file, False, 3, []).errors == []
+    assert done_of(file, True, 3, []).errors == [{"file": "/bucket/f", "line": 8, "error": file.damage}]
+    assert done_of(File("/bucket/f"), True, 3, []).errors == []
+
+
+def test_a_signature_that_there_is_not() -> None:
+    with pytest.raises(RestError, match="there is no signature 'other'; there are serving_default"):
+        Predicting(Doubles(), "other")

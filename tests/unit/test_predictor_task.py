@@ -1,0 +1,195 @@
+"""A batch from its files to its results, with a real SavedModel: on several replicas, killed, started again, and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor import task
+from predictor.output import ERRORS, Output
+from predictor.request import Request
+from predictor.shards import Done, Shard
+from trainer.runtime import import_tensorflow
+
+tf = import_tensorflow()
+DEFAULT = "serving_default"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SavedModel that doubles x."""
+    module = tf.Module()
+    module.double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([None], tf.float32, "x")])
+    folder = tmp_path_factory.mktemp("model")
+    tf.saved_model.save(module, str(folder), signatures=module.double)
+    return folder
+
+
+Asked = Callable[..., Request]
+
+
+@pytest.fixture
+def asked(model: Path, tmp_path: Path) -> Asked:
+    def make(**contents: bytes) -> Request:
+        for name, content in contents.items():
+            (tmp_path / name).write_bytes(content)
+        files = {
+            path.relative_to(model).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in model.rglob("*")
+            if path.is_file()
+        }
+        return Request(tuple(str(tmp_path / name) for name in sorted(contents)), str(model), files)
+
+    return make
+
+
+def lines(*values: Any) -> bytes:
+    return "".join(json.dumps({"x": value}) + "\n" for value in values).encode()
+
+
+def tfrecords(path: Path, values: range) -> bytes:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for value in values:
+            feature = {"x": tf.train.Feature(float_list=tf.train.FloatList(value=[value]))}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    return path.read_bytes()
+
+
+def results(folder: Path) -> list[float]:
+    files = sorted(folder.glob("prediction.results-*"))
+    assert [file.name for file in files] == [f"prediction.results-{n:05d}-of-{len(files):05d}" for n in range(len(files))]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def errors(folder: Path) -> list[tuple[str, int]]:
+    told = [json.loads(line) for line in (folder / ERRORS).read_text().splitlines()]
+    return [(Path(error["file"]).name, error["line"]) for error in told]
+
+
+def test_lines_and_records_packed_or_not(asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = tfrecords(tmp_path / "scratch", range(10, 20))
+    request = asked(a=lines(1, "odd", 2), b=gzip.compress(records), c=records, d=gzip.compress(lines(30, 31)), e=b"")
+    out = tmp_path / "out"
+    task._run(request, Output(str(out)), DEFAULT, 0, 1)
+    assert results(out) == [2.0 * x for x in (1, 2, *range(10, 20), *range(10, 20), 30, 31)]
+    assert errors(out) == [("a", 2)]
+    assert json.loads((out / "metrics.json").read_text()) == {"instances": 24, "errors": 1}
+    assert not (out / ".parts").exists()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Predicted 24 instances, 1 errors (")
+
+
+def test_several_replicas_share_the_work(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
+    request, out = asked(a=lines(*range(100))), tmp_path / "out"
+    workers = [
+        threading.Thread(target=task._run, args=(request, Output(str(out)), DEFAULT, rank, 3), daemon=True) for rank in (1, 2)
+    ]
+    for worker in workers:
+        worker.start()  # they wait for the chief's plan, and it for their shards
+    task._run(request, Output(str(out)), DEFAULT, 0, 3)
+    for worker in workers:
+        worker.join(30)
+        assert not worker.is_alive()
+    assert results(out) == [2.0 * x for x in range(100)]
+    assert len(list(out.glob("prediction.results-*"))) == 12
+    for rank in range(3):  # started again when all is done
+        task._run(request, Output(str(out)), DEFAULT, rank, 3)
+    assert results(out) == [2.0 * x for x in range(100)]
+    assert not (out / ".parts").exists()
+
+
+class KilledError(BaseException):
+    """What a kill is to a test."""
+
+
+@pytest.mark.parametrize("at", range(11))
+def test_killed_anywhere_it_goes_on_where_it_was(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The writes are the plan, two for each of four shards, the errors and the counts; it is killed in front of one."""
+    request, out = asked(a=lines(*range(6), -1, "odd")), tmp_path / "out"
+    written: list[str] = []
+    write = Output._write
+
+    def dying(output: Output, name: str, pieces: Any) -> None:
+        if len(written) == at:
+            list(pieces)
+            written.append("killed")
+            raise KilledError
+        write(output, name, pieces)
+        written.append(name)
+
+    monkeypatch.setattr(Output, "_write", dying)
+    with pytest.raises(KilledError):
+        task._run(request, Output(str(out)), DEFAULT, 0, 1)
+    task._run(request, Output(str(out)), DEFAULT, 0, 1)
+    assert results(out) == [*(2.0 * x for x in range(6)), -2.0]
+    assert errors(out) == [("a", 8)]
+    done = [name for name in written if name.startswith(".parts/0")]
+    assert len(done) == len(set(done)) == 4, "what is done is not done again"
+
+
+def test_what_is_there_is_not_computed_again(asked: Asked, tmp_path: Path) -> None:
+    request, out = asked(a=lines(1, 2, 3, 4)), tmp_path / "out"
+    output = Output(str(out))
+    output.keep_plan([task.looked_at(request.inputs[0])])
+    output.keep_results(Shard(1, 0, 1, 1, 1), 4, [b"77.0\n"])
+    output.keep_done(Shard(1, 0, 1, 1, 1), Done(1))
+    task._run(request, output, DEFAULT, 0, 1)
+    assert results(out) == [2.0, 77.0, 6.0, 8.0]
+
+
+def test_what_comes_into_the_input_later_is_no_part_of_it(asked: Asked, tmp_path: Path) -> None:
+    request, out = asked(a=lines(1, 2)), tmp_path / "out"
+    output = Output(str(out))
+    output.keep_plan([task.looked_at(request.inputs[0])])
+    Path(request.inputs[0]).write_bytes(lines(1, 2, 3))
+    task._run(request, output, DEFAULT, 0, 1)
+    assert results(out) == [2.0, 4.0]
+    shard = Shard(0, 0, 0, 2, 0)
+    assert output.not_done([shard]) == [], "who looks when all is put together has nothing to do"
+
+
+def test_a_damaged_file_gives_what_it_has(asked: Asked, tmp_path: Path) -> None:
+    whole = tfrecords(tmp_path / "scratch", range(10))
+    broken = bytearray(whole)
+    broken[len(whole) // 10 * 7 + 14] ^= 1
+    request, out = asked(a=bytes(broken), b=b"\x1f\x8b\xff\xff", c=lines(5)), tmp_path / "out"
+    task._run(request, Output(str(out)), DEFAULT, 0, 1)
+    assert results(out) == [*(2.0 * x for x in range(7)), 10.0]
+    assert errors(out) == [("a", 8), ("b", 1)]
+
+
+def test_nothing_that_could_be_read(asked: Asked, tmp_path: Path) -> None:
+    with pytest.raises(task.BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
+        task._run(asked(a=b"", b=b"\x1f\x8b\xff\xff"), Output(str(tmp_path / "out")), DEFAULT, 0, 2)
+    assert caught.value.code == 1
+    task._run(asked(a=b""), Output(str(tmp_path / "out")), DEFAULT, 1, 2)  # a worker leaves the verdict to the chief
+
+
+def test_a_model_that_is_not_what_was_deployed(asked: Asked, tmp_path: Path) -> None:
+    request = asked(a=lines(1))
+    other = Request(request.inputs, request.folder, {**request.files, "saved_model.pb": "0" * 64})
+    with pytest.raises(task.BatchError, match=r"cannot be loaded: saved_model.pb is damaged: it is not what was deployed"):
+        task._run(other, Output(str(tmp_path / "out")), DEFAULT, 0, 1)
+    gone = Request(request.inputs, request.folder, {"gone": "0"})
+    with pytest.raises(task.BatchError, match="gone is not in the bucket"):
+        task._run(gone, Output(str(tmp_path / "out")), DEFAULT, 0, 1)
+    with pytest.raises(task.BatchError, match="there is no signature 'other'"):
+        task._run(request, Output(str(tmp_path / "out")), "other", 0, 1)
+
+
+def test_the_command(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
+    monkeypatch.setenv("JOB_DIR", str(tmp_path / "out"))
+    assert task.main(["--data", "a"]) == 0
+    monkeypatch.setattr(Request, "of_package", lambda: asked(a=b""))
+    assert task.main(["--data", "a", "--job-dir", str(tmp_path / "other")]) == 1
+    assert capsys.readouterr().err == "error: nothing could be read: all is empty\n"
