@@ -4,7 +4,7 @@ Every task says what it does with `fab --help TASK`. What reads has --json. Exit
 failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
 """
 
-from tasks.models import delete_version, deploy, make_request, models, predict, serve, set_default, undeploy, versions
+from tasks.models import delete_version, deploy, make_request, models, predict, serve, set_default, try_, undeploy, versions
 from tasks.run import cancel, plan, reproduce, train, wait
 from tasks.see import cost, describe, hosts, jobs, logs, render, report, tensorboard, top
 from tasks.take import data, delete, export, get, prune, runtimes, shell
