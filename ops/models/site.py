@@ -172,6 +172,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = _SILENCE_SECONDS
+    disable_nagle_algorithm = True  # else what comes behind the headers may wait 40 ms
     server: SiteServer
 
     def do_GET(self) -> None:

@@ -101,6 +101,10 @@ class Browser:
         actions.pointer_action.pointer_up()
         actions.perform()
 
+    def press(self, selector: str, key: str) -> None:
+        """A key, on an element that has the focus."""
+        self._driver.find_element(By.CSS_SELECTOR, selector).send_keys(key)
+
     def await_here(self, script: str, good: Callable[[Any], bool], seconds: float = 20) -> Any:
         """What a script returns on the page that is open, once it is good."""
         deadline = time.monotonic() + seconds
