@@ -104,6 +104,8 @@ def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> Non
     angles = [2 * math.pi * part / 20 for part in range(21)]
     ring = [(0.2 + 0.09 * math.sin(angle), 0.22 - 0.13 * math.cos(angle)) for angle in angles]
     with tunnel(deployed, "try") as port, Browser(tmp_path / "profile") as browser:
+        browser.open("about:blank")
+        browser.heard()
         browser.open(f"http://127.0.0.1:{port}/")
         browser.await_here(CARDS, lambda cards: [name for name, _, _ in cards] == ["v1", "v2"])
         for digit, points, kind in (("1", stroke, "mouse"), ("0", ring, "touch")):

@@ -53,7 +53,7 @@ return [...document.querySelectorAll('.tests button')].map(each => [each.getAttr
 
 
 class FakeServer:
-    """Model `m`: v1, the default, says 3, and v2 says 8; what is asked is kept with its moment."""
+    """Model `m`: v1, the default, says 3, and v2 says 8; one of a long name is sure. What is asked is kept with its moment."""
 
     def __init__(self) -> None:
         self.names = {"v1": 3, "v2": 8}
@@ -70,8 +70,8 @@ class FakeServer:
             return 200, {"model_spec": spec, "metadata": {"signature_def": {"signature_def": {"serving_default": signature}}}}
         assert (method, body is not None) == ("POST", True)
         self.asked.append((name, time.monotonic(), json.loads(body or b"")["instances"][0]["image"]))
-        values = [0.25 if digit == 0 else 0.0 for digit in range(10)]
-        values[self.names[name]] = 0.75
+        values = [0.0 if name == LONG or digit else 0.25 for digit in range(10)]
+        values[self.names[name]] = 1.0 if name == LONG else 0.75
         return 200, {"predictions": [values]}
 
 
@@ -113,12 +113,12 @@ def test_drawn_with_a_finger_or_a_mouse(
     browser.await_here(CARDS, lambda cards: len(cards) == 3)
     browser.draw("#drawing", STROKE, "touch" if width < 600 else "mouse")
 
-    def card(name: str, digit: int) -> dict[str, Any]:
-        bars = [25 if each == 0 else 75 if each == digit else 0 for each in range(10)]
+    def card(name: str, digit: int, sure: int = 75) -> dict[str, Any]:
+        bars = [100 - sure if each == 0 else sure if each == digit else 0 for each in range(10)]
         said = {"name": name, "default": name == "v1", "answer": str(digit)}
-        return said | {"sure": "75.0 %", "time": True, "bars": bars}
+        return said | {"sure": f"{sure}.0 %", "time": True, "bars": bars}
 
-    wanted = [card("v1", 3), card("v2", 8), card(LONG, 9)]
+    wanted = [card("v1", 3), card("v2", 8), card(LONG, 9, 100)]
     browser.await_here(CARDS, lambda cards: cards == wanted)
     whole, window = browser.value(WIDTH)
     assert whole <= window <= width
