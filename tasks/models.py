@@ -136,6 +136,18 @@ def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     return run(Cluster.load(), model, port)
 
 
+@task(
+    name="try", words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8700, or the next that is free)"}
+)
+def try_(_: Any, model: str | None = None, port: str | None = None) -> int:
+    """Show a page on which you draw a digit, and all deployed versions of a model answer as you draw, until Ctrl-C."""
+    from ops.cluster.cluster import Cluster
+    from ops.models.trying import trying as run
+    from ops.train.train import MNIST
+
+    return run(Cluster.load(), model, port, MNIST)
+
+
 @task(help={"output": "file to write", "count": "how many images (default: 10)"})
 def make_request(_: Any, output: str | None = None, count: str = "10") -> int:
     """Write test images of MNIST to a file that fab predict reads: fab make-request --output request.json."""

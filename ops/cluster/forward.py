@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import socket
 import socketserver
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import paramiko
 
@@ -17,6 +18,7 @@ from ops.errors import UsageError
 _CHUNK = 1 << 15
 _OPEN_SECONDS = 30.0
 _PORTS_TRIED = 100
+_Listening = TypeVar("_Listening")
 
 
 def local_ports(port: str | None, first: int) -> range:
@@ -31,6 +33,22 @@ def local_ports(port: str | None, first: int) -> range:
     return range(int(port), int(port) + 1)
 
 
+def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Listening:
+    """What `listen` makes of the first of these ports of this machine that nobody has; UsageError where all are taken."""
+    tried = []
+    for port in ports:
+        try:
+            return listen(port)
+        except PermissionError:
+            raise UsageError(f"port {port} is for root alone: give a --port above 1023") from None
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        tried.append(port)
+    taken = f"port {tried[0]} is taken" if len(tried) == 1 else f"ports {tried[0]} to {tried[-1]} are taken"
+    raise UsageError(f"{taken} on this machine: give another --port")
+
+
 class Forward:
     """Listens on the first free port of `ports`; each connection to it becomes one to `port_there` of the host's loopback.
 
@@ -40,10 +58,13 @@ class Forward:
     def __init__(self, transport: paramiko.Transport, loopback: str, ports: Iterable[int]) -> None:
         self.port_there = 0
         self._transport, self._loopback = transport, loopback
-        self._server = self._listen(loopback, list(ports))
+        self._server = self._listen(loopback, ports)
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
+        sock = getattr(self._transport, "sock", None)
+        if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else what comes behind headers may wait 40 ms
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -51,7 +72,7 @@ class Forward:
         self._server.shutdown()
         self._server.server_close()
 
-    def _listen(self, loopback: str, ports: list[int]) -> socketserver.ThreadingTCPServer:
+    def _listen(self, loopback: str, ports: Iterable[int]) -> socketserver.ThreadingTCPServer:
         forward = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -63,16 +84,7 @@ class Forward:
             allow_reuse_address = True
             request_queue_size = 128  # a browser opens many connections at once
 
-        for port in ports:
-            try:
-                return Server((loopback, port), Handler)
-            except PermissionError:
-                raise UsageError(f"port {port} is for root alone: give a --port above 1023") from None
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-        taken = f"port {ports[0]} is taken" if len(ports) == 1 else f"ports {ports[0]} to {ports[-1]} are taken"
-        raise UsageError(f"{taken} on this machine: give another --port")
+        return first_free(ports, lambda port: Server((loopback, port), Handler))
 
     def carry(self, here: Any, peer: tuple[str, int]) -> None:
         """Carries one connection both ways until the host's side ends it; one that the host refuses is closed."""

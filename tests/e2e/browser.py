@@ -6,7 +6,7 @@ import base64
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,9 @@ from typing import Any, Self
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionBuilder
+from selenium.webdriver.common.actions.pointer_input import PointerInput
+from selenium.webdriver.common.by import By
 
 _FLAGS = (
     "--headless",
@@ -82,6 +85,33 @@ class Browser:
     def value(self, script: str) -> Any:
         """What a script returns on the page that is open."""
         return self._driver.execute_script(_DEEP + script)
+
+    def draw(self, selector: str, points: Sequence[tuple[float, float]], kind: str = "mouse") -> None:
+        """A line over an element by `mouse`, `pen` or `touch`; points as parts of its width and height, from its upper left."""
+        element = self._driver.find_element(By.CSS_SELECTOR, selector)
+        self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        box = self._driver.execute_script(
+            "const b = arguments[0].getBoundingClientRect(); return [b.x, b.y, b.width, b.height]", element
+        )
+        actions = ActionBuilder(self._driver, mouse=PointerInput(kind, kind), duration=5)
+        for place, (x, y) in enumerate(points):
+            actions.pointer_action.move_to_location(round(box[0] + x * box[2]), round(box[1] + y * box[3]))
+            if place == 0:
+                actions.pointer_action.pointer_down()
+        actions.pointer_action.pointer_up()
+        actions.perform()
+
+    def press(self, selector: str, key: str) -> None:
+        """A key, on an element that has the focus."""
+        self._driver.find_element(By.CSS_SELECTOR, selector).send_keys(key)
+
+    def await_here(self, script: str, good: Callable[[Any], bool], seconds: float = 20) -> Any:
+        """What a script returns on the page that is open, once it is good."""
+        deadline = time.monotonic() + seconds
+        while not good(value := self.value(script)):
+            assert time.monotonic() < deadline, f"after {seconds:.0f} s still {value!r}: {script}"
+            time.sleep(0.05)
+        return value
 
     def picture(self, path: Path, whole: bool = True) -> None:
         """The page, or what of it is in the window, as a PNG."""

@@ -1,10 +1,11 @@
-"""A trained model answers: deployed, asked, swapped under load, taken away; on a real host, through a real tunnel."""
+"""A trained model answers: deployed, asked, shown a drawing, swapped under load, taken away; on real hosts."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Browser
 from stacks import Stack
+
+# What the page of fab try shows: each version's name, whether it is the default, and its answer.
+CARDS = """
+return [...document.querySelectorAll('.card')].map(card => [
+  card.querySelector('.name').textContent, !card.querySelector('.default').hidden, card.querySelector('.answer').textContent]);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +50,9 @@ def deployed(cluster: Stack, request_file: Path) -> Iterator[Stack]:
 
 
 @contextlib.contextmanager
-def tunnel(cluster: Stack) -> Iterator[int]:
-    """`fab serve`, and the port that it opens."""
-    process = cluster.start("fab", "serve", "digits")
+def tunnel(cluster: Stack, command: str = "serve") -> Iterator[int]:
+    """`fab serve`, or another that opens a port until Ctrl-C, and that port."""
+    process = cluster.start("fab", command, "digits")
     try:
         assert process.stdout is not None
         said = ""
@@ -53,7 +61,7 @@ def tunnel(cluster: Stack) -> Iterator[int]:
             if line.startswith("http://127.0.0.1:"):
                 yield int(line.split(":")[2].partition("/")[0])
                 return
-        raise AssertionError(f"fab serve gave no address: {said}")
+        raise AssertionError(f"fab {command} gave no address: {said}")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
@@ -88,6 +96,25 @@ def test_what_is_there(deployed: Stack) -> None:
     assert (again.code, "a name is used once: take another" in again.text) == (2, True)
     gone = deployed.fab("predict", "--model", "digits", "--version", "v3", "--json-instances", "-")
     assert gone.code == 2
+
+
+def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> None:
+    """A large 1 by mouse, and a small 0 in a corner by a finger."""
+    stroke = [(0.5, 0.2), (0.5, 0.5), (0.5, 0.8)]
+    angles = [2 * math.pi * part / 20 for part in range(21)]
+    ring = [(0.2 + 0.09 * math.sin(angle), 0.22 - 0.13 * math.cos(angle)) for angle in angles]
+    with tunnel(deployed, "try") as port, Browser(tmp_path / "profile") as browser:
+        browser.open("about:blank")
+        browser.heard()
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.await_here(CARDS, lambda cards: [name for name, _, _ in cards] == ["v1", "v2"])
+        for digit, points, kind in (("1", stroke, "mouse"), ("0", ring, "touch")):
+            browser.draw("#drawing", points, kind)
+            browser.await_here(CARDS, lambda cards, digit=digit: cards == [["v1", True, digit], ["v2", False, digit]])
+            browser.value("document.querySelector('#clear').click()")
+        said, asked = browser.heard()
+        assert said == [], "the console is silent"
+        assert all(url == "about:blank" or url.startswith((f"http://127.0.0.1:{port}/", "data:")) for url in asked), asked
 
 
 def test_no_request_fails_while_the_default_changes(deployed: Stack, request_file: Path) -> None:

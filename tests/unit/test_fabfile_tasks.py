@@ -48,6 +48,7 @@ TASKS = [
     "tensorboard",
     "top",
     "train",
+    "try",
     "undeploy",
     "versions",
     "wait",
@@ -169,8 +170,9 @@ def test_the_same_letter_means_the_same_everywhere() -> None:
     assert meanings == {"j": {"job"}, "f": {"follow"}, "n": {"lines"}}
 
 
-CONTEXTS = {context.name: context for context in Collection.from_module(fabfile).to_contexts()}
-WORDS = {name: fabfile.__dict__[name.replace("-", "_")].words for name in CONTEXTS}
+COLLECTION = Collection.from_module(fabfile)
+CONTEXTS = {context.name: context for context in COLLECTION.to_contexts()}
+WORDS = {name: COLLECTION[name].words for name in CONTEXTS}
 CORE = commandline.flags_with_values(commandline.Program().initial_context)
 VALUED = {name: commandline.flags_with_values(context) | CORE for name, context in CONTEXTS.items()}
 

@@ -1,0 +1,237 @@
+"""The page of `fab try` in a real browser, which needs no cluster: a model server that is none answers what is told here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser
+
+from ops.models.site import Site, SiteServer
+from ops.models.trying import files
+
+WINDOWS = [(360, 740, "light"), (360, 740, "dark"), (1280, 900, "light"), (1280, 900, "dark")]
+STROKE = [(0.5, 0.2), (0.5, 0.5), (0.5, 0.8)]
+LONG = "a_version_with_a_name_that_is_as_long_as_names_may_get_" + "x" * 70
+WIDTH = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+# Each card: its name, default or not, answer, how sure it is, and the widths of its bars in percent of the widest that can be.
+CARDS = """
+return [...document.querySelectorAll('.card')].map(card => ({
+  name: card.querySelector('.name').textContent,
+  default: !card.querySelector('.default').hidden,
+  answer: card.querySelector('.answer').textContent,
+  sure: card.querySelector('.sure').textContent,
+  time: /^\\d+\\.\\d ms$/.test(card.querySelector('.time').textContent),
+  bars: [...card.querySelectorAll('li')].map(bar => {
+    const [track, fill] = ['.track', '.fill'].map(name => bar.querySelector(name).getBoundingClientRect().width);
+    return Math.round(100 * fill / track);
+  }),
+}));
+"""
+# Words that are wider than where they are.
+CUT = """
+const words = [...document.querySelectorAll('h1, h2, p:not(.unseen), li, button, .percent, .answer')];
+return words.filter(each => each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== 'inline')
+  .map(each => each.textContent);
+"""
+SEEN = """
+const pixels = document.querySelector('#seen').getContext('2d').getImageData(0, 0, 28, 28).data;
+return [...pixels].filter((_, place) => place % 4 === 0);
+"""
+PREPARED = "const { prepared } = await import('/digit.js'); return prepared(%s, %d);"
+TESTS = """
+return [...document.querySelectorAll('.tests button')].map(each => [each.getAttribute('aria-label'), each.dataset.image]);
+"""
+
+
+class FakeServer:
+    """Model `m`: v1, the default, says 3, and v2 says 8; one of a long name is sure. What is asked is kept with its moment."""
+
+    def __init__(self) -> None:
+        self.names = {"v1": 3, "v2": 8}
+        self.asked: list[tuple[str, float, list[float]]] = []
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        name = path.removeprefix("/v1/models/m/versions/").partition("/")[0].partition(":")[0]
+        if path == "/v1/models/m":
+            return 200, {"model_version_status": [{"version": each, "state": "AVAILABLE"} for each in self.names]}
+        if path.endswith("/metadata"):
+            tensors = [{"dtype": "DT_FLOAT", "tensor_shape": {"dim": [{"size": "-1"}, {"size": n}]}} for n in ("784", "10")]
+            signature = {"inputs": {"image": tensors[0]}, "outputs": {"probabilities": tensors[1]}}
+            spec = {"version": next(iter(self.names))}
+            return 200, {"model_spec": spec, "metadata": {"signature_def": {"signature_def": {"serving_default": signature}}}}
+        assert (method, body is not None) == ("POST", True)
+        self.asked.append((name, time.monotonic(), json.loads(body or b"")["instances"][0]["image"]))
+        values = [0.0 if name == LONG or digit else 0.25 for digit in range(10)]
+        values[self.names[name]] = 1.0 if name == LONG else 0.75
+        return 200, {"predictions": [values]}
+
+
+def newest(fake: FakeServer, name: str) -> list[int]:
+    """The drawing that a version was asked last, as levels."""
+    return [round(value * 255) for value in next(image for each, _, image in reversed(fake.asked) if each == name)]
+
+
+@pytest.fixture
+def fake() -> FakeServer:
+    return FakeServer()
+
+
+@pytest.fixture
+def url(fake: FakeServer) -> Iterator[str]:
+    """The page's address."""
+    data = Path(__file__).resolve().parents[2] / ".cache" / "mnist"
+    with SiteServer("127.0.0.1", 0) as listening:
+        listening.site = Site("m", fake.ask, files("m", data), listening.port)
+        threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{listening.port}/"
+        listening.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), WINDOWS)
+def test_drawn_with_a_finger_or_a_mouse(
+    browser: Browser, url: str, fake: FakeServer, width: int, height: int, scheme: str
+) -> None:
+    fake.names[LONG] = 9
+    browser.emulate(width, height, scheme)
+    browser.heard()
+    browser.open(url)
+    browser.await_here(CARDS, lambda cards: len(cards) == 3)
+    browser.draw("#drawing", STROKE, "touch" if width < 600 else "mouse")
+
+    def card(name: str, digit: int, sure: int = 75) -> dict[str, Any]:
+        bars = [100 - sure if each == 0 else sure if each == digit else 0 for each in range(10)]
+        said = {"name": name, "default": name == "v1", "answer": str(digit)}
+        return said | {"sure": f"{sure}.0 %", "time": True, "bars": bars}
+
+    wanted = [card("v1", 3), card("v2", 8), card(LONG, 9, 100)]
+    browser.await_here(CARDS, lambda cards: cards == wanted)
+    whole, window = browser.value(WIDTH)
+    assert whole <= window <= width
+    assert browser.value(CUT) == []
+    answer = browser.value("return document.querySelector('.answer').getBoundingClientRect().bottom + scrollY")
+    assert answer < height, "the first answer is in sight while one draws"
+    paper = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 29)"}[scheme]
+    assert browser.value("return getComputedStyle(document.documentElement).backgroundColor") == paper
+    said, asked = browser.heard()
+    assert said == [], "the console is silent"
+    assert all(each == "about:blank" or each.startswith((url, "data:")) for each in asked), asked
+
+
+def test_the_newest_drawing_wins_and_none_is_asked_too_often(browser: Browser, url: str, fake: FakeServer) -> None:
+    browser.emulate(1280, 900)
+    browser.open(url)
+    browser.await_here(CARDS, lambda cards: len(cards) == 2)
+    browser.draw("#drawing", [(0.5 + 0.3 * math.sin(part / 5), 0.5 - 0.3 * math.cos(part / 5)) for part in range(40)])
+    last = browser.await_here(SEEN, any)
+    for name in ("v1", "v2"):
+        browser.await_here("return 0", lambda _, name=name: newest(fake, name) == last)
+    for name in ("v1", "v2"):
+        moments = [moment for each, moment, _ in fake.asked if each == name]
+        assert len(moments) > 3, "it answers while one draws"
+        assert min(later - earlier for earlier, later in pairwise(moments)) > 0.09
+    browser.value("document.querySelector('#clear').click()")
+    assert not any(browser.value(SEEN))
+    assert {card["answer"] for card in browser.value(CARDS)} == {"\N{EN DASH}"}
+    count = len(fake.asked)
+    time.sleep(0.5)
+    assert len(fake.asked) == count, "nothing is asked of an empty sheet"
+
+
+def test_a_test_image_by_the_keyboard_is_asked_as_it_is(browser: Browser, url: str, fake: FakeServer) -> None:
+    browser.emulate(1280, 900)
+    browser.open(url)
+    browser.await_here(CARDS, lambda cards: len(cards) == 2)
+    tests = browser.value(TESTS)
+    assert [label for label, _ in tests] == [f"Test image of {digit}" for digit in range(10)]
+    for place, (_, image) in enumerate(tests):
+        browser.press(f".tests button:nth-of-type({place + 1})", "\ue007")  # Enter
+        wanted = list(base64.b64decode(image))
+        browser.await_here(SEEN, lambda seen, wanted=wanted: seen == wanted)
+    browser.await_here("return 0", lambda _: newest(fake, "v1") == wanted)
+    told = browser.await_here("return document.querySelector('[role=status]').textContent", bool)
+    assert told == "v1: 3, 75.0 %; v2: 8, 75.0 %"
+
+
+def test_versions_come_and_go(browser: Browser, url: str, fake: FakeServer) -> None:
+    browser.emulate(1280, 900)
+    browser.open(url)
+    browser.await_here(CARDS, lambda cards: len(cards) == 2)
+    browser.draw("#drawing", STROKE)
+    fake.names = {"v2": 8, "v3": 5}
+    shown = browser.await_here(
+        CARDS, lambda cards: [(card["name"], card["answer"]) for card in cards] == [("v2", "8"), ("v3", "5")]
+    )
+    assert [card["default"] for card in shown] == [True, False]
+
+
+def form(levels: list[list[int]]) -> list[float]:
+    """A drawing as MNIST's images are, written down another way: a pixel is 20 × 20 parts, which are counted."""
+    inked = [(y, x) for y, row in enumerate(levels) for x, level in enumerate(row) if level]
+    top, left = min(y for y, _ in inked), min(x for _, x in inked)
+    size = max(max(y for y, _ in inked) - top, max(x for _, x in inked) - left) + 1
+    box: dict[tuple[int, int], float] = {}
+    for y, x in inked:
+        for part in range(400):
+            # A scaled pixel is as many of these parts as the square of the size, and none of them lies in two.
+            row, column = ((y - top) * 20 + part // 20) // size, ((x - left) * 20 + part % 20) // size
+            box[row, column] = box.get((row, column), 0.0) + levels[y][x] / size**2
+    mass = sum(box.values())
+    height, width = (max(place[axis] for place in box) + 1 for axis in (0, 1))
+    down = math.ceil(14 - sum((row + 0.5) * level for (row, _), level in box.items()) / mass - 1e-6)
+    across = math.ceil(14 - sum((column + 0.5) * level for (_, column), level in box.items()) / mass - 1e-6)
+    down, across = max(0, min(28 - height, down)), max(0, min(28 - width, across))
+    image = [0.0] * 784
+    for (row, column), level in box.items():
+        image[(row + down) * 28 + column + across] = level / 255
+    return image
+
+
+def levels(side: int, *boxes: tuple[int, int, int, int, int]) -> list[list[int]]:
+    """A sheet with boxes on it, each from its upper left: x, y, width, height, level."""
+    sheet = [[0] * side for _ in range(side)]
+    for x, y, width, height, level in boxes:
+        for row in sheet[y : y + height]:
+            row[x : x + width] = [level] * width
+    return sheet
+
+
+@pytest.mark.parametrize(
+    "sheet",
+    [
+        levels(100, (3, 5, 4, 20, 255)),
+        levels(100, (60, 70, 7, 30, 255), (67, 70, 13, 5, 120)),
+        levels(100, (0, 0, 100, 100, 200), (40, 0, 60, 60, 0)),
+        levels(60, (20, 31, 37, 3, 255), (50, 31, 7, 29, 255)),
+        levels(60, (59, 59, 1, 1, 77)),
+    ],
+)
+def test_the_form_of_a_drawing(browser: Browser, url: str, sheet: list[list[int]]) -> None:
+    browser.open(url)
+    found = browser.value(PREPARED % (json.dumps([*chain(*sheet)]), len(sheet)))
+    assert found == pytest.approx(form(sheet), abs=1e-4)
+
+
+def test_a_stroke_by_hand(browser: Browser, url: str) -> None:
+    """A box of 40 × 10 in a corner: 20 × 5, its centre in the middle, which half a pixel is rounded up to."""
+    browser.open(url)
+    found = browser.value(PREPARED % (json.dumps([*chain(*levels(80, (0, 0, 10, 40, 255)))]), 80))
+    assert [place for place, value in enumerate(found) if value] == [
+        row * 28 + x for row in range(4, 24) for x in range(12, 17)
+    ]
+    assert {*found} == {0, 1}
+    assert browser.value(PREPARED % ([0] * 16, 4)) is None
