@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -56,8 +57,9 @@ class Here:
     model: LoadedModel | None = None
     batcher: Batcher | None = None
     token: str = ""
-    died: bool = False
-    """True for one whose loading was the end of an earlier process."""
+    tries: int = 0
+    """How often it could not be loaded, the last time `at` on this server's clock; 0 for what is not to be tried again."""
+    at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,6 @@ class Shelf:
     ) -> None:
         """`cache` is a folder of this server's own. `saw` is told each model's batches by their rows."""
         self._clock = clock
-        self._tried: dict[str, tuple[int, float]] = {}
         self._marks: set[Path] = set()
         self._catalog, self._files, self._cache, self._load, self._saw = catalog, files, cache, load, saw
         self._models: Mapping[str, Shown] = {}
@@ -167,7 +168,7 @@ class Shelf:
         for version in _wanted(model):
             here = kept[version.name]
             if version.state is state and (here.state is State.LOADING or self._try_again(version, here)):
-                kept = {**kept, version.name: self._loaded(model.name, version)}
+                kept = {**kept, version.name: self._loaded(model.name, version, here.tries)}
                 self._show(model, kept)
         for name, here in there.items():
             if kept.get(name) is not here and here.batcher:
@@ -186,18 +187,16 @@ class Shelf:
 
     def _try_again(self, version: Version, here: Here) -> bool:
         """True for one that did answer, or should, after a pause that is twice as long each time."""
-        if version.state is not VersionState.READY or here.state is not State.END or here.died:
+        if version.state is not VersionState.READY or here.state is not State.END or not here.tries:
             return False
-        tries, at = self._tried.get(here.token, (0, 0.0))
-        return self._clock() - at >= _AGAIN_SECONDS * 2.0**tries
+        return self._clock() - here.at >= math.ldexp(_AGAIN_SECONDS, here.tries - 1)
 
-    def _loaded(self, model: str, version: Version) -> Here:
+    def _loaded(self, model: str, version: Version, tries: int) -> Here:
+        """What comes of loading it, which has failed so often before."""
         mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
         if mark.exists() and mark not in self._marks:
             why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
-            return Here(version.name, State.END, why, token=version.token, died=True)
-        tries, _ = self._tried.get(version.token, (-1, 0.0))
-        self._tried[version.token] = (tries + 1, self._clock())
+            return Here(version.name, State.END, why, token=version.token)
         try:
             self._marks.add(mark)
             self._cache.mkdir(parents=True, exist_ok=True)
@@ -211,7 +210,7 @@ class Shelf:
         except Exception as error:  # noqa: BLE001  whatever a model does, the server goes on
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             _complain(f"version {version.name} of model {model} cannot be loaded: {why}")
-            return Here(version.name, State.END, why, token=version.token)
+            return Here(version.name, State.END, why, token=version.token, tries=tries + 1, at=self._clock())
         finally:
             mark.unlink(missing_ok=True)
         return Here(version.name, State.AVAILABLE, model=saved, batcher=batcher, token=version.token)
@@ -245,8 +244,8 @@ class Shelf:
 
 
 def _wanted(model: Model) -> list[Version]:
-    """The versions that are to be here; the ready ones first, so that who answers already is not kept waiting."""
-    return sorted((v for v in model.versions if v.wanted), key=lambda v: v.state is not VersionState.READY)
+    """The versions that are to be here."""
+    return [version for version in model.versions if version.wanted]
 
 
 def _complain(line: str) -> None:

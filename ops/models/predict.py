@@ -15,8 +15,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.forward import local_ports
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import server
-from ops.models.versions import catalog_of, existing_model
-from serving.records import Model, VersionState
+from ops.models.versions import catalog_of, existing_model, served_model
 
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.5
@@ -65,6 +64,7 @@ def _whole(text: str) -> list[Any] | None:
     """The instances of a file that is one JSON value: a list of objects, or a request of the REST API; None for another."""
     try:
         value = json.loads(text, parse_constant=_no_number)
+        json.dumps(value, allow_nan=False)
     except ValueError:
         return None
     if isinstance(value, dict) and isinstance(value.get("instances"), list):
@@ -125,19 +125,9 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def served(model: Model) -> list[str]:
-    """The versions that the server has, or is about to have."""
-    return [version.name for version in model.there if version.state is VersionState.READY]
-
-
 def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
     """Open a port of this machine that leads to the model server, until Ctrl-C."""
-    record = existing_model(catalog_of(cluster), model)
-    if not served(record):
-        there = ", ".join(f"{version.name} is {version.state}" for version in record.there)
-        raise UsageError(
-            f"no version of model {record.name} is served: {there}; fab deploy --model {record.name} brings one back"
-        )
+    record = served_model(catalog_of(cluster), model)
     ports = local_ports(port, server.PORT)
     try:
         with server.reached(cluster, ports) as (client, forward):
@@ -150,10 +140,6 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
                 f"curl -d '{{\"instances\": […]}}' http://{server.LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
                 "Ctrl-C ends it"
             )
-            connection = cluster.fleet.connection(server.server_of(cluster.inventory).name)
-            while True:
-                time.sleep(1.0)
-                if not connection.is_connected:
-                    raise OpsError("the connection to the host broke off: run fab serve again")
+            server.hold(cluster, "fab serve")
     except KeyboardInterrupt:
         return DONE

@@ -7,9 +7,10 @@ import hashlib
 import http.client
 import json
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
@@ -114,6 +115,14 @@ class Client:
             raise OpsError(f"the model server on {self._host} does not answer: {error}") from error
         finally:
             connection.close()
+
+
+def hold(cluster: Cluster, what: str) -> NoReturn:
+    """For as long as the connection that the tunnel goes through is there; then OpsError, with the command to run again."""
+    connection = cluster.fleet.connection(server_of(cluster.inventory).name)  # once: asked again it would be another one
+    while connection.is_connected:
+        time.sleep(1.0)
+    raise OpsError(f"the connection to the host broke off: run {what} again")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 from ops.errors import OpsError
 from ops.models import drawing
 from ops.models.drawing import Question
+from ops.models.server import NOBODY
 from serving.records import NAME
 
 Ask = Callable[[str, str, bytes | None], tuple[int, Any]]
@@ -147,7 +148,7 @@ class Site:
 
 def _passed_on(status: int, said: Any) -> Answer:
     """An error of the model server's own."""
-    return Answer.error(status, str(said["error"]))
+    return Answer.error(503 if status == NOBODY else status, str(said["error"]))
 
 
 class SiteServer(socketserver.ThreadingTCPServer):

@@ -17,9 +17,9 @@ from ops.errors import DONE, OpsError, UsageError
 from ops.models import drawing, server
 from ops.models.request import images
 from ops.models.site import CSS, HTML, JS, Site, SiteServer
-from ops.models.versions import catalog_of, existing_model
+from ops.models.versions import catalog_of, served_model
 from ops.train.render import TEMPLATES
-from serving.records import Model, VersionState
+from serving.records import Model
 
 _PORT = 8700
 _READY_SECONDS = 60.0
@@ -30,10 +30,7 @@ _FOLDER = TEMPLATES / "try"
 def trying(cluster: Cluster, model: str | None, port: str | None, data: Path) -> int:
     """Show the page until Ctrl-C; `data` is where MNIST's test images are, if anywhere."""
     ports = local_ports(port, _PORT)
-    record = existing_model(catalog_of(cluster), model)
-    if not any(version.state is VersionState.READY for version in record.there):
-        states = ", ".join(f"{version.name} is {version.state}" for version in record.there)
-        raise UsageError(f"model {record.name} has no version that answers: {states}")
+    record = served_model(catalog_of(cluster), model)
     try:
         with (
             first_free(ports, lambda number: SiteServer(server.LOOPBACK, number)) as listening,
@@ -47,9 +44,7 @@ def trying(cluster: Cluster, model: str | None, port: str | None, data: Path) ->
             terminal.out(f"http://{server.LOOPBACK}:{listening.port}/")
             sys.stdout.flush()
             terminal.note(f"draw a digit there, and model {record.name} answers; Ctrl-C ends it")
-            while cluster.fleet.connection(server.server_of(cluster.inventory).name).is_connected:
-                time.sleep(1.0)
-            raise OpsError("the connection to the host broke off: run fab try again")
+            server.hold(cluster, "fab try")
     except KeyboardInterrupt:
         return DONE
 
@@ -59,7 +54,7 @@ def _check(site: Site, client: server.Client, record: Model) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         status, said = client.ask("GET", f"/v1/models/{record.name}")
-        if status == 503 and "no model server" in said.get("error", ""):
+        if status == server.NOBODY:
             raise OpsError(f"{said['error']}: fab deploy starts it")
         found = said["model_version_status"] if status == 200 else []
         names = [each["version"] for each in found if each["state"] == "AVAILABLE"]

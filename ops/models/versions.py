@@ -346,6 +346,17 @@ def existing_model(catalog: Catalog, name: str | None) -> Model:
     )
 
 
+def served_model(catalog: Catalog, name: str | None) -> Model:
+    """As `existing_model`, one of which the server has a version; UsageError where it has none."""
+    record = existing_model(catalog, name)
+    if not any(version.state is VersionState.READY for version in record.there):
+        states = ", ".join(f"{version.name} is {version.state}" for version in record.there)
+        raise UsageError(
+            f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} brings one back"
+        )
+    return record
+
+
 _NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
 
 

@@ -231,7 +231,10 @@ def test_a_version_that_is_not_there_is_not_brought_back(deployed: Deployed) -> 
     versions.undeploy(cluster, "mnist", "v2")
     with pytest.raises(UsageError, match=r"version v22 of what.*kept, and to be deployed again without these, are v2"):
         deploy(cluster, "v22", job_id=None)
-    assert asking.served(versions.existing_model(versions.catalog_of(cluster), "mnist")) == ["v1"]
+    assert versions.served_model(versions.catalog_of(cluster), "mnist").default == "v1"
+    versions.undeploy(cluster, "mnist", "v1")
+    with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; fab deploy"):
+        versions.served_model(versions.catalog_of(cluster), "mnist")
 
 
 def test_deleted_with_its_files(deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

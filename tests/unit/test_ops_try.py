@@ -181,6 +181,7 @@ def test_drawings_that_are_not_asked(
     ("said", "status"),
     [
         ((503, {"error": "too many wait"}), 503),
+        ((server.NOBODY, {"error": "no model server answers on master-0"}), 503),
         ((200, {"predictions": [{"probabilities": [0.5, float("nan")] * 5}]}), 502),
         ((200, {"predictions": []}), 502),
         ((200, {"predictions": [{"other": TEN}]}), 502),
@@ -326,7 +327,12 @@ def test_ctrl_c_ends_it(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("path", "answer", "kind", "says"),
     [
-        ("", (503, {"error": "no model server answers on master-0"}), OpsError, "answers on master-0: fab deploy starts it"),
+        (
+            "",
+            (server.NOBODY, {"error": "no model server answers on master-0"}),
+            OpsError,
+            "answers on master-0: fab deploy starts it",
+        ),
         ("", states(("v1", "LOADING")), OpsError, "no version of model m has answered in 0 s: fab versions m"),
         ("", (404, {"error": "there is no model 'm' here"}), OpsError, "no version of model m has answered in 0 s"),
         (
@@ -359,6 +365,8 @@ def test_wrong_calls(cluster: Cluster, fake: FakeServer, tmp_path: Path) -> None
             with pytest.raises(UsageError, match=re.escape(says)):
                 trying.trying(cluster, model, given, tmp_path)
     catalog_of(cluster).change("m", lambda m: replace(m, default="", versions=[Version("v1", VersionState.UNDEPLOYED)]))
-    with pytest.raises(UsageError, match="model m has no version that answers: v1 is UNDEPLOYED"):
+    with pytest.raises(
+        UsageError, match="no version of model m is served: v1 is UNDEPLOYED; fab deploy --model m brings one back"
+    ):
         trying.trying(cluster, None, free(), tmp_path)
     assert fake.asked == []
