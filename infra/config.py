@@ -39,9 +39,11 @@ class ClusterConfig(BaseModel):
     worker_type: str | None = None
     parameter_server_type: str | None = None
     evaluator_type: str | None = None
+    serving_type: str | None = None
     worker_count: int = Field(0, ge=0)
     parameter_server_count: int = Field(0, ge=0)
     evaluator_count: int = Field(0, ge=0)
+    serving_count: int = Field(0, ge=0)
     accelerator_type: dict[Role, str] = Field(default_factory=dict)
     accelerator_count: dict[Role, int] = Field(default_factory=dict)
     provisioning_model: dict[Role, Literal["STANDARD", "SPOT"]] = Field(default_factory=dict)
@@ -99,7 +101,7 @@ class ClusterConfig(BaseModel):
 
     def spec(self) -> ClusterSpec:
         """The cluster that this configuration asks for; raises ConfigError for one that cannot be."""
-        spec = self._sizes()
+        spec = self._with_servers(self._tier_spec())
         for key, named in (
             ("acceleratorType", self.accelerator_type),
             ("acceleratorCount", self.accelerator_count),
@@ -122,7 +124,20 @@ class ClusterConfig(BaseModel):
         accelerator = Accelerator(kind, self.accelerator_count.get(role, default)) if kind else None
         return dataclasses.replace(found, accelerator=accelerator, spot=self.provisioning_model.get(role) == "SPOT")
 
-    def _sizes(self) -> ClusterSpec:
+    def _with_servers(self, tier: ClusterSpec) -> ClusterSpec:
+        """Hosts for models go with every tier; by default they are as the workers, or as the master where it is alone."""
+        if not self.serving_count:
+            if self.serving_type:
+                raise ConfigError(
+                    f"scaletier:servingType is {self.serving_type}, and scaletier:servingCount is 0: "
+                    "`pulumi config set servingCount 1`, or `pulumi config rm servingType`"
+                )
+            return tier
+        usual = tier.roles.get(Role.WORKER, tier.roles[Role.MASTER]).machine_type
+        servers = RoleSpec(self.serving_count, self.serving_type or usual)
+        return dataclasses.replace(tier, roles={**tier.roles, Role.SERVING: servers})
+
+    def _tier_spec(self) -> ClusterSpec:
         sizes = {
             Role.PS: ("parameterServer", self.parameter_server_count, self.parameter_server_type),
             Role.MASTER: ("master", 1, self.master_type),

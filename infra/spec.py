@@ -12,6 +12,8 @@ from enum import StrEnum
 
 TENSORFLOW_PORT = 2222
 SSH_PORT = 22
+SERVING_PORT = 8501
+"""TensorFlow Serving's own port for REST."""
 
 
 class SpecError(ValueError):
@@ -19,12 +21,21 @@ class SpecError(ValueError):
 
 
 class Role(StrEnum):
-    """The tiers of a Cloud ML cluster, in the order in which hosts are listed."""
+    """Cloud ML's tiers of hosts, and who answers for models beside any of them, in the order in which hosts are listed."""
 
     PS = "ps"
     MASTER = "master"
     WORKER = "worker"
     EVALUATOR = "evaluator"
+    SERVING = "serving"
+
+    @property
+    def trains(self) -> bool:
+        """True where jobs run on its hosts; no tier, no job and no plan knows of the others."""
+        return self is not Role.SERVING
+
+
+TRAINING = tuple(role for role in Role if role.trains)
 
 
 class ScaleTier(StrEnum):
@@ -109,7 +120,7 @@ class Allow:
 # TensorFlow's gRPC server has no authentication: this table is all that stands between a cluster and arbitrary code.
 # A receiver pulls tensors from their sender, so a ps opens connections to the workers and to the master too.
 # In a graph of TensorFlow 1 one ps waits for another: for Adam's powers, the global step, a sharded save.
-# Nobody reaches the evaluator.
+# Nobody reaches the evaluator. Predictions are for whoever trains; from outside they are asked for through ssh.
 _GRPC = (
     (Role.MASTER, Role.PS, "reads and updates variables"),
     (Role.WORKER, Role.PS, "reads and updates variables"),
@@ -123,6 +134,7 @@ _GRPC = (
 FIREWALL: tuple[Allow, ...] = (
     *(Allow(None, role, SSH_PORT, "ssh and fab") for role in Role),
     *(Allow(source, destination, TENSORFLOW_PORT, why) for source, destination, why in _GRPC),
+    *(Allow(role, Role.SERVING, SERVING_PORT, "asks for predictions") for role in (Role.PS, Role.MASTER, Role.WORKER)),
 )
 
 _GPU = Accelerator("nvidia-tesla-t4")

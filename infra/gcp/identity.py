@@ -1,4 +1,4 @@
-"""One service account a role. It may use the stack's bucket, and nothing else of the project."""
+"""One service account a role. It may use the stack's bucket, and nothing else of the project; who serves models reads it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from infra.spec import Role
 # Objects: read, write, list, delete. The bucket: that it exists, which TensorFlow asks before it makes a folder.
 # Source: Cloud Storage documentation, "IAM roles for Cloud Storage".
 BUCKET_ROLES = {"objects": "roles/storage.objectUser", "bucket": "roles/storage.legacyBucketReader"}
+READER_ROLES = {"objects": "roles/storage.objectViewer", "bucket": "roles/storage.legacyBucketReader"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Identity(ComponentResource):
                     member=email.apply(lambda address: f"serviceAccount:{address}"),
                     opts=self._inside,
                 )
-                for what, granted in BUCKET_ROLES.items()
+                for what, granted in (BUCKET_ROLES if role.trains else READER_ROLES).items()
             ]
             for role, email in self.emails.items()
         }

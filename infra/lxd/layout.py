@@ -12,7 +12,7 @@ from pathlib import Path
 from infra.spec import ClusterSpec, Replica, Role
 
 # Where each role's block of addresses begins in the stack's /24. A role has at most 60 replicas; .1 is the bridge.
-_BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128}
+_BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128, Role.SERVING: 192}
 _MIN_MEMORY = 2**30
 BUCKET = "/bucket"
 """Where every host has the bucket."""
@@ -71,13 +71,14 @@ def shape(machine_type: str) -> tuple[int, float]:
 def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, int], memory: Mapping[Role, int]) -> dict[Role, Size]:
     """Limits by role: the tier's shapes, scaled so that its largest host has all processors of this machine.
 
+    What never trains is scaled with it, and changes nothing of the others.
     Limits are ceilings, not reservations, so their sum may exceed the machine. `cpus` and `memory` override a role.
     """
     shapes = {role: shape(spec.roles[role].machine_type) for role in spec.roles}
-    scale = min(1.0, machine_cpus / max(vcpus for vcpus, _ in shapes.values()))
+    scale = min(1.0, machine_cpus / max(vcpus for role, (vcpus, _) in shapes.items() if role.trains))
     return {
         role: Size(
-            cpus=cpus.get(role, max(1, round(vcpus * scale))),
+            cpus=cpus.get(role, min(machine_cpus, max(1, round(vcpus * scale)))),
             memory=memory.get(role, max(_MIN_MEMORY, round(gigabytes * scale * 2**30))),
         )
         for role, (vcpus, gigabytes) in shapes.items()

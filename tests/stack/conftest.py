@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import pickle
 import re
 import runpy
 from collections.abc import Mapping
@@ -27,6 +28,12 @@ def no_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcp_target, "preflight", lambda *_: None)
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCLOUD_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def as_deep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulumi wraps this once more for each dynamic resource, and a process of many programs comes to the end of its stack."""
+    monkeypatch.setattr(pickle._Pickler, "_batch_setitems", pickle._Pickler._batch_setitems)  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stackmocks import PROJECT, Recorded, Stack
-from test_firewall_answers import CUSTOM, TIERS
+from test_firewall_answers import CUSTOM, SERVING, TIERS
 
 from infra.spec import ScaleTier
 
@@ -15,7 +15,7 @@ GPUS = {
 }
 L4 = {"scaleTier": "CUSTOM", "masterType": "g2-standard-24", "provisioningModel": '{"master": "SPOT"}'}
 A100 = {"scaleTier": "CUSTOM", "masterType": "a2-highgpu-2g"}
-ALL = [*TIERS, GPUS, L4, A100, {"scaleTier": "BASIC_GPU", "publicAddress": "true"}]
+ALL = [*TIERS, *SERVING, GPUS, L4, A100, {"scaleTier": "BASIC_GPU", "publicAddress": "true"}]
 HOSTS = {ScaleTier.BASIC: 1, ScaleTier.STANDARD_1: 8, ScaleTier.PREMIUM_1: 31, ScaleTier.BASIC_GPU: 1}
 
 

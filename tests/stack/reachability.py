@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from infra.spec import SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role
+from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role
 
-PORTS = (SSH_PORT, TENSORFLOW_PORT, 1, 8080, 65535)
+PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, 1, 8080, 65535)
 Reach = frozenset[tuple[Role | None, Role, int]]
 
 

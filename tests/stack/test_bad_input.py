@@ -77,6 +77,14 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("scaletier:machineType is not a key of the configuration", {"machineType": "n1-standard-1"}),
     ("more than maxHourlyCost 1:", {"maxHourlyCost": "1"}),
     ("worker count 2001 is too high; valid are 0 to 2000", {**CUSTOM, "workerCount": "2001"}),
+    ("serving count 41 is too high; valid are 0 to 40", {"servingCount": "41"}),
+    ("scaletier:servingCount is '-1': Input should be greater than or equal to 0", {"servingCount": "-1"}),
+    ("scaletier:servingCount is 'two': Input should be a valid integer", {"servingCount": "two"}),
+    ("serving: machine type 'n1-standard-3' is unknown; valid are n1-standard-1, ",
+     {"servingCount": "1", "servingType": "n1-standard-3"}),
+    ("scaletier:servingType is n1-standard-4, and scaletier:servingCount is 0: `pulumi config set servingCount 1`, or",
+     {"servingType": "n1-standard-4"}),
+    ("this cluster has no serving; it has master", {"scaleTier": "BASIC", "acceleratorType": '{"serving": "nvidia-l4"}'}),
 ]  # fmt: skip
 
 
@@ -99,3 +107,4 @@ def test_a_ceiling_where_there_is_no_price(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_local_target_takes_as_many_as_it_has_addresses_for(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**CUSTOM, "workerCount": "61"}
     assert "worker count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", **config)
+    assert "serving count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", servingCount="61")

@@ -49,13 +49,14 @@ def test_gpus_disks_spot_and_addresses_add_up() -> None:
 
 
 def test_the_stack_exports_its_cost_by_role(program: Program) -> None:
-    stack = program("gcp", scaleTier="PREMIUM_1")
+    stack = program("gcp", scaleTier="PREMIUM_1", servingCount="2")
     by_role = stack.exports["hourlyCostByRole"]
-    assert set(by_role) == {"ps", "master", "worker", "network"}
+    assert set(by_role) == {"ps", "master", "worker", "serving", "network"}
+    assert by_role["serving"] == pytest.approx(2 * by_role["worker"] / 19, abs=1e-3)
     assert stack.exports["hourlyCost"] == pytest.approx(sum(by_role.values()), abs=1e-3)
     hosts = sum(host["hourlyCost"] for host in stack.inventory["hosts"])
     assert stack.exports["hourlyCost"] == pytest.approx(hosts + by_role["network"], abs=0.01)
-    spot = program("gcp", scaleTier="PREMIUM_1", provisioningModel='{"worker": "SPOT"}').exports["hourlyCost"]
+    spot = program("gcp", scaleTier="PREMIUM_1", servingCount="2", provisioningModel='{"worker": "SPOT"}').exports["hourlyCost"]
     assert spot < stack.exports["hourlyCost"] / 2 + 2
 
 

@@ -11,7 +11,7 @@ from stackmocks import PROJECT, Program
 from infra.config import ClusterConfig
 from infra.lxd.firewall import rules
 from infra.lxd.layout import address
-from infra.spec import SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role, ScaleTier
+from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role, ScaleTier
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
 CUSTOM = {
@@ -25,6 +25,7 @@ CUSTOM = {
     "evaluatorCount": "1",
 }
 TIERS = [*({"scaleTier": tier} for tier in ScaleTier if tier is not ScaleTier.CUSTOM), CUSTOM]
+SERVING = [{"scaleTier": "STANDARD_1", "servingCount": "2"}, {**CUSTOM, "servingCount": "1", "servingType": "n1-highcpu-8"}]
 
 
 def nft(spec: ClusterSpec) -> Reach:
@@ -43,7 +44,7 @@ def gcp(program: Program, config: dict[str, str], spec: ClusterSpec, operator: s
     return by_gcp([item.inputs for item in stack.of("Firewall")], accounts, operator)
 
 
-@pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])
+@pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
 def test_the_table_the_vpc_rules_and_the_nft_rules_agree(program: Program, config: dict[str, str]) -> None:
     spec = ClusterConfig.parse(config).spec()
     table = by_table(spec)
@@ -64,6 +65,15 @@ def test_what_the_table_is_for() -> None:
     assert {row[2] for row in table if row[0] is None} == {SSH_PORT}
     assert {row[2] for row in table if row[0] is not None} == {TENSORFLOW_PORT}
     assert {row[2] for row in table} < set(PORTS)
+
+
+def test_predictions_are_for_whoever_trains_and_serving_hosts_reach_nobody() -> None:
+    table = by_table(ClusterConfig.parse(SERVING[1]).spec())
+    asked = {row for row in table if row[1] is Role.SERVING and row[0] is not None}
+    assert asked == {(role, Role.SERVING, SERVING_PORT) for role in (Role.PS, Role.MASTER, Role.WORKER)}
+    assert {row[2] for row in table if row[:2] == (None, Role.SERVING)} == {SSH_PORT}
+    assert {row for row in table if row[2] == SERVING_PORT} == asked
+    assert not {row for row in table if row[0] is Role.SERVING}
 
 
 def test_an_answer_changes_with_a_rule() -> None:

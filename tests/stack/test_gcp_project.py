@@ -8,6 +8,7 @@ from gcpcases import email, role_of
 from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 
 from infra.gcp.firewall import DENY_PRIORITY, IAP_RANGE
+from infra.spec import SERVING_PORT, TENSORFLOW_PORT, Role
 
 LEGAL = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 
@@ -71,7 +72,7 @@ def test_rules_go_by_service_account_and_ssh_comes_from_iap(stack: Stack) -> Non
             assert item.inputs["sourceRanges"] == [str(IAP_RANGE)]
             assert "sourceServiceAccounts" not in item.inputs
         else:
-            assert allow["ports"] == ["2222"]
+            assert allow["ports"] == [str(SERVING_PORT if "-serving-" in item.name else TENSORFLOW_PORT)]
             assert "sourceRanges" not in item.inputs
             assert len(item.inputs["sourceServiceAccounts"]) == 1
 
@@ -81,10 +82,12 @@ def test_a_role_has_one_account_which_may_use_the_bucket_alone(stack: Stack) -> 
     assert {item.name for item in stack.of("Account")} == {f"account-{role}" for role in roles}
     assert {item.type for item in stack.resources if "IAM" in item.type} == {"gcp:storage/bucketIAMMember:BucketIAMMember"}
     granted = {(item.inputs["member"], item.inputs["role"]) for item in stack.of("BucketIAMMember")}
+    # Who serves models writes nothing.
+    objects = {role: "roles/storage.objectViewer" if role == Role.SERVING else "roles/storage.objectUser" for role in roles}
     assert granted == {
         (f"serviceAccount:{email(role, stack)}", name)
         for role in roles
-        for name in ("roles/storage.objectUser", "roles/storage.legacyBucketReader")
+        for name in (objects[role], "roles/storage.legacyBucketReader")
     }
 
 

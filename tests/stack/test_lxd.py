@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from stackmocks import KEY, Program
-from test_firewall_answers import TIERS
+from test_firewall_answers import CUSTOM, TIERS
 
 
 @pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])
@@ -38,6 +38,39 @@ def test_another_tier_touches_the_difference_alone(program: Program) -> None:
     assert {"project", "network", "bucket", "operator-key"} <= kept
     addresses = {urn: inputs.get("address") for urn, inputs in small.items()}
     assert addresses == {urn: large[urn].get("address") for urn in small}
+
+
+@pytest.mark.parametrize("target", ["lxd", "gcp"])
+@pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])
+def test_hosts_for_models_go_with_every_tier_and_leave_its_hosts_alone(
+    program: Program, target: str, config: dict[str, str]
+) -> None:
+    before, after = program(target, **config), program(target, **config, servingCount="2", servingType="n1-highcpu-32")
+    known = {item.urn: item.inputs for item in before.resources}
+    changed = {item.name for item in after.resources if item.urn in known and item.inputs != known[item.urn]}
+    both = {"operator-files", "host-keys", "ready", "firewall"}
+    assert changed <= both
+    assert after.inventory["scaleTier"] == config["scaleTier"]
+    added = after.inventory["hosts"][len(before.inventory["hosts"]) :]
+    assert after.inventory["hosts"][: len(before.inventory["hosts"])] == before.inventory["hosts"]
+    assert [(host["name"], host["role"], host["machineType"]) for host in added] == [
+        (f"serving-{index}", "serving", "n1-highcpu-32") for index in range(2)
+    ]
+    assert "Host serving-1 serving-replica-1\n" in after.files["ssh_config"]
+
+
+@pytest.mark.parametrize(
+    ("config", "machine_type"),
+    [
+        ({"scaleTier": "STANDARD_1"}, "n1-highcpu-8"),
+        ({"scaleTier": "BASIC"}, "n1-standard-4"),
+        ({**CUSTOM, "workerType": "n1-highmem-8"}, "n1-highmem-8"),
+    ],
+)
+def test_hosts_for_models_are_as_the_workers_where_nothing_is_said(
+    program: Program, config: dict[str, str], machine_type: str
+) -> None:
+    assert program("lxd", **config, servingCount="1").inventory["hosts"][-1]["machineType"] == machine_type
 
 
 def test_nothing_changes_by_itself(program: Program) -> None:

@@ -52,21 +52,20 @@ def test_a_package_that_is_missing_is_seen(tmp_path: Path, installed: set[str], 
 
 
 @pytest.mark.parametrize(
-    ("age", "job", "login", "stops"),
+    ("age", "job", "other", "stops"),
     [
-        (2000, None, False, True),
-        (1000, None, False, False),
-        (2000, 25, False, False),
-        (2000, 4000, False, False),
-        (2000, 3, False, True),  # the timer's look whether a job waits is no work
-        (2000, None, True, False),
-        (2000, 3, True, False),
+        (2000, None, "", True),
+        (1000, None, "", False),
+        (2000, 25, "", False),
+        (2000, 4000, "", False),
+        (2000, 3, "", True),  # the timer's look whether a job waits is no work
+        (2000, None, "login", False),
+        (2000, 3, "login", False),
+        (2000, None, "models", False),
     ],
 )
-def test_a_host_stops_when_it_has_had_nothing_to_do(
-    tmp_path: Path, age: int, job: int | None, login: bool, stops: bool
-) -> None:
-    """`job`: for so many seconds the unit has been active, None where it is not."""
+def test_a_host_stops_when_it_has_had_nothing_to_do(tmp_path: Path, age: int, job: int | None, other: str, stops: bool) -> None:
+    """`job`: for so many seconds the unit has been active, None where it is not; `other`: what else there is to do."""
     script = re.search(r"/usr/lib/scaletier/idle <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
     assert script
     busy, off, uptime = tmp_path / "busy", tmp_path / "off", tmp_path / "uptime"
@@ -75,10 +74,11 @@ def test_a_host_stops_when_it_has_had_nothing_to_do(
     uptime.write_text("9000.27 17000.50\n")
     since = 0 if job is None else (9000 - job) * 1_000_000 + 123_456
     asked = "--property ActiveEnterTimestampMonotonic --value scaletier.service"
-    is_active = f"is-active) exit {3 if job is None else 0};;"
+    active = ["scaletier.service"] * (job is not None) + ["scaletier-serving.service"] * (other == "models")
+    is_active = f'is-active) case " {" ".join(active)} " in *" $3 "*) ;; *) exit 3;; esac;;'
     tools = {
         "systemctl": f'case "$1" in {is_active} show) [ "$*" = "show {asked}" ] && echo {since};; poweroff) touch {off};; esac',
-        "ss": "echo 0 0 10.64.0.2:22 35.235.240.9:40000" if login else "true",
+        "ss": "echo 0 0 10.64.0.2:22 35.235.240.9:40000" if other == "login" else "true",
     }
     for name, body in tools.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
