@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parents[2]
 ROOT = Path(os.environ.get("SCALETIER_PROJECT") or HERE).resolve()
 """The project: the state of its stacks, and what set-up keeps."""
 EVERY = "all"
+JOBS_UNIT, SERVING_UNIT = "scaletier.service", "scaletier-serving.service"
 SCHEMA = 1
 
 
@@ -35,6 +36,11 @@ class Host:
     accelerator: Mapping[str, Any] | None = None
     hourly_cost: float | None = None
     create_time: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit of systemd that does what the host is for."""
+        return JOBS_UNIT if self.role.trains else SERVING_UNIT
 
     @property
     def make(self) -> tuple[object, ...]:
@@ -80,6 +86,11 @@ class Inventory:
         return next(host for host in self.hosts if host.role is Role.MASTER)
 
     @property
+    def training(self) -> tuple[Host, ...]:
+        """The hosts on which jobs run."""
+        return tuple(host for host in self.hosts if host.role.trains)
+
+    @property
     def replicas(self) -> tuple[str, ...]:
         """Every replica's name, the chief first: that is the order in which they lead."""
         return (self.chief.name, *(name for name in self.names if name != self.chief.name))
@@ -94,8 +105,8 @@ class Inventory:
         return tuple(host for host in self.hosts if host.role is role)
 
     def part(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
-        """So many hosts of each role, the first ones, as a cluster of its own; all of it without counts."""
-        hosts = tuple(host for host in self.hosts if host.index < counts.get(host.role, 0)) if counts else self.hosts
+        """So many hosts of each role, the first ones, as a cluster of its own; all on which jobs run without counts."""
+        hosts = tuple(host for host in self.training if not counts or host.index < counts.get(host.role, 0))
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
 
     def require_runtimes(self, what: str) -> Runtimes:
@@ -130,7 +141,7 @@ class Inventory:
     def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
         """TF_CONFIG's `cluster`: role to `host:2222`, the same on every host. The evaluator is never in it."""
         of_role: dict[str, list[str]] = {}
-        for host in self.hosts:
+        for host in self.training:
             if host.role is not Role.EVALUATOR:
                 key = chief_key if host.role is Role.MASTER else str(host.role)
                 of_role.setdefault(key, []).append(f"{host.address}:{TENSORFLOW_PORT}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from infra.spec import Role
 from jobs.queue import Entry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
@@ -155,9 +156,10 @@ def picture(seen: Overview, said: str = "", lines: int | None = None) -> Picture
 
 
 def _title(seen: Overview) -> Iterator[str | Span]:
-    busy = sum(host.job is not None for host in seen.hosts)
+    training = [host for host in seen.hosts if Role(host.role).trains]
+    busy = sum(host.job is not None for host in training)
     yield Span(f"{seen.stack}, {seen.scaleTier}", "bold")
-    yield f"  {terminal.local_time(seen.time)}  {busy} of {terminal.plural(len(seen.hosts), 'host')} busy"
+    yield f"  {terminal.local_time(seen.time)}  {busy} of {terminal.plural(len(training), 'host')} busy"
     if seen.cost is not None:
         yield f"  {terminal.dollars(seen.cost)} USD so far, {terminal.dollars(seen.hourlyCost)} an hour"
 

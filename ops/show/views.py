@@ -189,7 +189,7 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
     inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
         outcome = fleet.each(
-            inventory.names, lambda name: fleet.run(name, "systemctl is-active scaletier.service"), _HOSTS_SECONDS
+            inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), _HOSTS_SECONDS
         )
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
     jobs = _who_has(cluster) if status else {}

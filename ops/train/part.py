@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from infra.spec import Role, ScaleTier, SpecError, preset
+from infra.spec import TRAINING, Role, ScaleTier, SpecError, preset
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError, meant
 from ops.terminal import plural
@@ -44,8 +44,8 @@ def asked(
 
 
 def counts(inventory: Inventory) -> dict[Role, int]:
-    """How many of each role a cluster has."""
-    return dict(Counter(host.role for host in inventory.hosts))
+    """How many of each role a cluster has for jobs."""
+    return dict(Counter(host.role for host in inventory.training))
 
 
 def described(wanted: Counts, inventory: Inventory) -> dict[str, Any]:
@@ -92,9 +92,11 @@ def _of_words(text: str, inventory: Inventory) -> Counts:
     wanted, named = {Role.MASTER: 1}, set[Role]()
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = word.partition("=")
-        if name not in list(Role):
+        if name not in TRAINING:
             example = "such as worker=2,ps=1 or worker"
-            raise UsageError(f"--replicas {word!r} is no role{meant(name, Role)}; valid are {', '.join(Role)}, {example}")
+            raise UsageError(
+                f"--replicas {word!r} is no role{meant(name, TRAINING)}; valid are {', '.join(TRAINING)}, {example}"
+            )
         role = Role(name)
         if role in named:
             raise UsageError(f"--replicas names {role} twice: say it once")
@@ -106,7 +108,7 @@ def _of_words(text: str, inventory: Inventory) -> Counts:
         if wanted[role] == 0 and not equals:
             _check({role: 1}, inventory, f"--replicas {word}")
     if not text.strip(" ,"):
-        raise UsageError(f"--replicas names no role; valid are {', '.join(Role)}, such as worker=2,ps=1 or worker")
+        raise UsageError(f"--replicas names no role; valid are {', '.join(TRAINING)}, such as worker=2,ps=1 or worker")
     if wanted[Role.MASTER] != 1:
         raise UsageError(f"--replicas master={wanted[Role.MASTER]}: a job has one master")
     return _check({role: count for role, count in wanted.items() if count}, inventory, f"--replicas {text}")

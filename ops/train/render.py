@@ -13,13 +13,13 @@ import jinja2
 
 from infra.spec import Role
 from jobs.records import HostFile, Plan, Task
-from ops.cluster.inventory import Host, Inventory
+from ops.cluster.inventory import JOBS_UNIT, Host, Inventory
 from ops.train.arguments import data_paths
 from ops.train.config import Job
 from ops.train.environment import USUAL, of_task
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
-UNIT = "scaletier.service"
+UNIT = JOBS_UNIT
 TIMER = "scaletier.timer"
 UNITS = "/etc/systemd/system"
 DATA = "data/mnist"
@@ -42,8 +42,8 @@ class File:
 
 
 def render(inventory: Inventory) -> dict[str, list[File]]:
-    """Every host's files, by the host's name: they are the same for every job."""
-    return {host.name: host_files(inventory, host) for host in inventory.hosts}
+    """The files of every host on which jobs run, by its name: they are the same for every job."""
+    return {host.name: host_files(inventory, host) for host in inventory.training}
 
 
 def host_files(inventory: Inventory, host: Host) -> list[File]:
@@ -85,7 +85,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         module=job.module,
         args=[*job.args, *((job.job_dir_flag, job.job_dir) if job.job_dir_flag else ())],
         tasks={host.name: Task(tf_config(named, host, job), environment(named, host, job)) for host in hosts},
-        addresses={host.name: host.address for host in inventory.hosts},
+        addresses={host.name: host.address for host in inventory.training},
         packageSha256=package_sha256,
         data=data_paths(job.args) or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
         secrets=sorted(job.secrets),

@@ -60,6 +60,12 @@ def inventory(tmp_path: Path) -> Inventory:
 
 
 @pytest.fixture
+def served(tmp_path: Path) -> Inventory:
+    """The same hosts, and two beside them that answer for models."""
+    return parse(inventory_json(servers=2), tmp_path)
+
+
+@pytest.fixture
 def standard(tmp_path: Path) -> Inventory:
     """The same hosts, as if they were STANDARD_1's."""
     return parse(inventory_json(scaleTier="STANDARD_1"), tmp_path)

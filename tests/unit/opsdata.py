@@ -9,10 +9,11 @@ from jobs.ledger import Ledger
 from jobs.records import JobRecord
 
 HOSTS = (("ps-0", 32), ("master-0", 2), ("worker-0", 64), ("worker-1", 65), ("evaluator-0", 96))
+SERVERS = (("serving-0", 192), ("serving-1", 193))
 
 
-def inventory_json(**changes: Any) -> str:
-    """`.scaletier/<stack>/inventory.json` of a CUSTOM cluster: a ps, a master, two workers, an evaluator."""
+def inventory_json(servers: int = 0, **changes: Any) -> str:
+    """`.scaletier/<stack>/inventory.json` of a CUSTOM cluster: a ps, a master, two workers, an evaluator; `servers`."""
     hosts = [
         {
             "name": name,
@@ -26,7 +27,7 @@ def inventory_json(**changes: Any) -> str:
             "hourlyCost": None,
             "createTime": None,
         }
-        for name, last in HOSTS
+        for name, last in HOSTS + SERVERS[:servers]
     ]
     stack = {"schema": 1, "stack": "test", "target": "lxd", "scaleTier": "CUSTOM", "hosts": hosts, "labels": {}}
     place = {"bucket": "/bucket", "operatorBucket": "sftp:///bucket", "pollSeconds": 0.5}

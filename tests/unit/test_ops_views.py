@@ -202,25 +202,27 @@ def test_a_job_that_failed_says_why(cluster: Cluster, ledger: Ledger, capsys: py
     assert [(r["name"], r["exitCode"]) for r in shown["replicas"]] == [("master-0", 137)]
 
 
-def test_hosts_and_which_of_them_answer(inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Fleet:
         def each(self, names: Any, work: Any, seconds: float) -> Outcome[Ran]:
             gone = {"ps-0": HostError("ps-0", "does not answer")}
             return Outcome({name: work(name) for name in names if name not in gone}, gone)
 
         def run(self, name: str, command: str) -> Ran:
-            assert command == "systemctl is-active scaletier.service"
+            unit = "scaletier-serving.service" if name.startswith("serving") else "scaletier.service"
+            assert command == f"systemctl is-active {unit}"
             return Ran(name, 3, "inactive\n")
 
     ledger = Ledger(Folder(tmp_path))
     part = Entry("one", [], wants={"master-0": ["worker-1", "master-0"]})
     ledger.change_queue(lambda queue: queue.added(part).added(Entry("waits", ["worker-1"])))
-    cluster = Cluster(inventory, Fleet(), ledger=ledger)  # type: ignore[arg-type]
+    cluster = Cluster(served, Fleet(), ledger=ledger)  # type: ignore[arg-type]
     assert hosts(cluster, as_json=False) == 0
     out, err = capsys.readouterr()
     listed = {line.split()[0]: line for line in out.splitlines()[1:]}
     assert "no answer" in listed["ps-0"]
     assert listed["master-0"].split()[-4:] == ["answers", "inactive", "-", "-"]
+    assert listed["serving-1"].split()[-4:] == ["answers", "inactive", "-", "-"]
     assert listed["worker-1"].split()[-4:] == ["answers", "inactive", "one", "master-0"]
     assert err.splitlines()[-1] == "ps-0 does not answer"
     assert hosts(cluster, as_json=True) == 0

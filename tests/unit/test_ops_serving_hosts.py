@@ -1,0 +1,70 @@
+"""Hosts that serve models: no job, no tier and no plan counts them, however it is asked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from infra.spec import TRAINING, Role, ScaleTier, preset
+from jobs.queue import Queue
+from ops.checks import LOSABLE
+from ops.cluster.inventory import Inventory
+from ops.errors import UsageError
+from ops.package import declared
+from ops.plan import planned
+from ops.show.cost import share
+from ops.show.glance import Glance
+from ops.show.overview import overview, picture
+from ops.train.config import Flags, Job, build_job
+from ops.train.manifest import cluster
+from ops.train.part import counts, described, would_do
+from ops.train.render import plan, render
+
+FILES = {"mine/__init__.py": b""}
+
+
+def build(inventory: Inventory, **flags: str) -> Job:
+    return build_job(Flags("j", **flags), inventory, "mine", FILES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("flags", [{}, {"replicas": "worker=1,ps"}, {"scale_tier": "BASIC"}, {"strategy": "any"}])
+def test_a_job_is_what_it_would_be_without_them(inventory: Inventory, served: Inventory, flags: dict[str, str]) -> None:
+    without, beside = build(inventory, **flags), build(served, **flags)
+    assert plan(served, beside, "").to_json() == plan(inventory, without, "").to_json(), "TF_CONFIG, ranks, addresses"
+    assert would_do(beside.counts, served) == would_do(without.counts, inventory)
+    assert would_do({}, served) == would_do({}, inventory)
+    assert cluster(beside.part(served)) == cluster(without.part(inventory))
+    assert beside.training_input == without.training_input
+    assert beside.part(served).hosts == without.part(inventory).hosts
+
+
+def test_no_tier_has_them(inventory: Inventory, served: Inventory) -> None:
+    assert counts(served) == counts(inventory)
+    named = replace(served, scale_tier="STANDARD_1")
+    assert described(counts(named), named) == {"scaleTier": "STANDARD_1"}
+    assert not any(Role.SERVING in preset(tier).roles for tier in ScaleTier if tier is not ScaleTier.CUSTOM)
+    assert served.cluster() == inventory.cluster()
+    assert {*LOSABLE, Role.MASTER} == {*TRAINING}
+    assert planned.shape(served, 2.0) == planned.shape(inventory, 2.0)
+
+
+def test_they_get_nothing_of_a_job(inventory: Inventory, served: Inventory) -> None:
+    assert list(render(served)) == list(inventory.names)
+
+
+@pytest.mark.parametrize("words", ["serving", "serving=1", "worker,serving"])
+def test_they_cannot_be_asked_for(served: Inventory, words: str) -> None:
+    with pytest.raises(UsageError, match=r"'serving.*' is no role; valid are ps, master, worker, evaluator, such as"):
+        build(served, replicas=words)
+    with pytest.raises(UsageError, match=r"replicas.*serving.*valid are ps, master, worker, evaluator"):
+        declared.read({"mine/scaletier.yaml": b"strategies: {s: {replicas: [serving]}}"}, "mine")
+
+
+def test_they_cost_and_are_listed(served: Inventory) -> None:
+    assert share(served.hosts, "2026-01-31T12:00:00.000Z").hosts == 7
+    assert [host.name for host in served.select("serving")] == ["serving-0", "serving-1"]
+    seen = overview(served, Glance(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
+    assert [host["name"] for host in json.loads(json.dumps(seen.to_dict()))["hosts"]][-2:] == ["serving-0", "serving-1"]
+    assert "0 of 5 hosts busy" in picture(seen)[0].text, "what never trains is never busy"  # type: ignore[union-attr]
