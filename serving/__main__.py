@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m serving", description="Answers for the models of a bucket.")
     parser.add_argument("--bucket", required=True, help="directory, or gs://name")
     parser.add_argument("--cache", required=True, type=Path, help="directory of this server's own")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", nargs="+", default=["127.0.0.1"], help="addresses to listen at")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--poll-seconds", type=float, default=1.0)
     given = parser.parse_args(arguments)
@@ -43,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StoreError as error:
         sys.stderr.write(f"<3>serving: {error}\n")
         return 2
+    try:
+        sockets = [socket.create_server((host, given.port)) for host in given.host]
+    except OSError as error:
+        sys.stderr.write(f"<3>serving: cannot listen at port {given.port} of {', '.join(given.host)}: {error.strerror}\n")
+        return 1
     metrics = Metrics()
     shelf = Shelf(
         Catalog(Limited(store, _STORE_SECONDS)),
@@ -54,16 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Uvicorn ends by raising the signal that it got once more: this is for it, as the process has something left to do.
     signal.signal(signal.SIGTERM, lambda *_: None)
     threading.Thread(target=_follow, args=(shelf, given.poll_seconds), name="shelf", daemon=True).start()
-    uvicorn.run(
+    config = uvicorn.Config(
         app(shelf, metrics),
-        host=given.host,
-        port=given.port,
         http="httptools",
         log_level="warning",
         access_log=False,
         backlog=_BACKLOG,
         timeout_graceful_shutdown=5,
     )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets)
     shelf.close()
     return 0
 

@@ -152,7 +152,7 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
         return Response(metrics.text(shelf), media_type=CONTENT_TYPE_LATEST)
 
     async def health(_: Request) -> Response:
-        return _json({"looked": shelf.looked, "models": sorted(shelf.models)})
+        return _json({"looked": shelf.looked, "models": sorted(shelf.models)}, 200 if shelf.looked else 503)
 
     def timed(method: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handler(request: Request) -> Response:

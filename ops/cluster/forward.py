@@ -9,7 +9,7 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import paramiko
 
@@ -49,22 +49,34 @@ def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Li
     raise UsageError(f"{taken} on this machine: give another --port")
 
 
+class Opens(Protocol):
+    """What opens connections at the other end, as paramiko's Transport does; SSHException, OSError, EOFError where refused."""
+
+    def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], /, *, timeout: float) -> Any:
+        """A channel to that host and port, for that peer."""
+
+
+def at_once(transport: Any) -> None:
+    """Let nothing of what goes through a connection wait for more: else what comes behind headers may wait 40 ms."""
+    sock = getattr(transport, "sock", None)
+    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 class Forward:
     """Listens on the first free port of `ports`; each connection to it becomes one to `port_there` of the host's loopback.
 
     UsageError where every port is taken. Nobody but this machine can connect.
     """
 
-    def __init__(self, transport: paramiko.Transport, loopback: str, ports: Iterable[int]) -> None:
+    def __init__(self, transport: Opens, loopback: str, ports: Iterable[int]) -> None:
         self.port_there = 0
         self._transport, self._loopback = transport, loopback
         self._server = self._listen(loopback, ports)
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
-        sock = getattr(self._transport, "sock", None)
-        if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else what comes behind headers may wait 40 ms
+        at_once(self._transport)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -90,7 +102,7 @@ class Forward:
         """Carries one connection both ways until the host's side ends it; one that the host refuses is closed."""
         try:
             there = self._transport.open_channel("direct-tcpip", (self._loopback, self.port_there), peer, timeout=_OPEN_SECONDS)
-        except (paramiko.SSHException, OSError):
+        except (paramiko.SSHException, OSError, EOFError):
             return
         with contextlib.closing(there):
             threading.Thread(target=_pump, args=(here, there), daemon=True).start()

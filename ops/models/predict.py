@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from infra.spec import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.forward import local_ports
+from ops.cluster.forward import Forward, local_ports
 from ops.errors import DONE, OpsError, UsageError
-from ops.models import server
+from ops.models import reach
+from ops.models.server import LOOPBACK
 from ops.models.versions import catalog_of, existing_model, served_model
 
 _READY_SECONDS = 60.0
@@ -90,16 +92,18 @@ def _no_number(word: str) -> Any:
 
 
 def _ask(cluster: Cluster, path: str, body: bytes) -> dict[str, Any]:
-    """The answer; asked again while the server loads the model."""
+    """The answer; asked again while servers load the model. Hosts that are new get their server, and need no deployment."""
     deadline = time.monotonic() + _READY_SECONDS
-    with terminal.Step("asking the model server"), server.reached(cluster) as (client, _):
+    with terminal.Step("asking the model server"), reach.reached(cluster) as servers:
+        servers.bring()
         while True:
-            status, said = client.ask("POST", path, body)
+            status, said = servers.ask("POST", path, body)
             if status == 200:
+                servers.settle()
                 found: dict[str, Any] = said
                 return found
             why = said.get("error", "") if isinstance(said, dict) else ""
-            if status not in (503, server.NOBODY) or time.monotonic() > deadline:
+            if status not in (503, reach.NOBODY) or time.monotonic() > deadline:
                 raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
             time.sleep(_POLL_SECONDS)
 
@@ -128,18 +132,20 @@ def _cell(value: Any) -> str:
 def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
     """Open a port of this machine that leads to the model server, until Ctrl-C."""
     record = served_model(catalog_of(cluster), model)
-    ports = local_ports(port, server.PORT)
+    ports = local_ports(port, SERVING_PORT)
     try:
-        with server.reached(cluster, ports) as (client, forward):
-            status, said = client.ask("GET", f"/v1/models/{record.name}")
-            if status == server.NOBODY:
+        with reach.reached(cluster) as servers, Forward(servers, LOOPBACK, ports) as forward:
+            forward.port_there = SERVING_PORT
+            servers.bring()
+            status, said = servers.ask("GET", f"/v1/models/{record.name}")
+            if status == reach.NOBODY:
                 raise OpsError(f"{said['error']}: fab deploy starts it")
-            terminal.out(f"http://{server.LOOPBACK}:{forward.port}/v1/models/{record.name}")
+            terminal.out(f"http://{LOOPBACK}:{forward.port}/v1/models/{record.name}")
             sys.stdout.flush()
             terminal.note(
-                f"curl -d '{{\"instances\": […]}}' http://{server.LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
+                f"curl -d '{{\"instances\": […]}}' http://{LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
                 "Ctrl-C ends it"
             )
-            server.hold(cluster, "fab serve")
+            reach.hold(servers, "fab serve")
     except KeyboardInterrupt:
         return DONE

@@ -1,90 +1,100 @@
-"""The model server of a cluster, from here: brought to its host, started, and reached through a tunnel."""
+"""The model server of a cluster, from here: which hosts are to have it, what they receive, and how it is started and ended."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
-import json
 import shlex
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
 
+from infra.spec import SERVING_PORT, Role
 from ops.cluster.cluster import Cluster
-from ops.cluster.forward import Forward
-from ops.cluster.inventory import HERE, Host, Inventory
+from ops.cluster.fanout import Outcome
+from ops.cluster.inventory import HERE, SERVING_UNIT, Host, Inventory
 from ops.errors import OpsError
 from ops.train.push import host_stream
 from ops.train.render import UNITS, File, fill
 
-PORT = 8501
-"""TensorFlow Serving's own port for REST; on a host only its loopback listens to it."""
 LOOPBACK = "127.0.0.1"
-NOBODY = 0
-"""The status of an answer that did not come, as nobody listens."""
-_UNIT = "scaletier-serving.service"
+START_SECONDS = 60.0
 _HOME = "/opt/scaletier/server"
 _NEW = "/opt/scaletier/.server"
 _VERSION = "VERSION"
 _CODE = ("jobs", "serving")
-# What a server may take of its host's memory; a job there may take most of it, and comes first.
-MEMORY_SHARE = 0.4
-_SECONDS = 60.0
+# What a server may take of its host's memory where jobs run, which may take most of it and come first, and where none does.
+MEMORY_SHARE_BESIDE_JOBS, MEMORY_SHARE = 0.4, 0.9
+_LOCK = "exec 9>/run/scaletier-serving.lock\nflock 9"
 # One at a time. Code arrives beside what is there, and takes its place when all of it is; the version is written last, so that
 # what was broken off is done again. A server that runs what it should is left alone.
 _TAKE_IN = f"""set -e
-exec 9>/run/scaletier-serving.lock
-flock 9
+{_LOCK}
 rm -rf {_NEW}
 tar -xzpf - -C /
 if [ "$(cat {_HOME}/{_VERSION} 2>/dev/null)" != "$1" ]; then
   rm -rf {_HOME}
   mv {_NEW} {_HOME}
-  cp {_HOME}/{_UNIT} {UNITS}/
+  cp {_HOME}/{SERVING_UNIT} {UNITS}/
   systemctl daemon-reload
-  systemctl restart {_UNIT}
+  systemctl restart {SERVING_UNIT}
   printf %s "$1" >{_HOME}/{_VERSION}
 else
   rm -rf {_NEW}
-  systemctl start {_UNIT}
+  systemctl start {SERVING_UNIT}
 fi
-systemctl enable --quiet {_UNIT}"""
+systemctl enable --quiet {SERVING_UNIT}"""
+_END = f"{_LOCK}\n[ ! -e {UNITS}/{SERVING_UNIT} ] || systemctl disable --now --quiet {SERVING_UNIT}"
 
 
-def server_of(inventory: Inventory) -> Host:
-    """The host that answers for the cluster's models."""
-    return inventory.chief
+def servers_of(inventory: Inventory) -> tuple[Host, ...]:
+    """The hosts that answer for the cluster's models: those that are for nothing else, and the master where there are none."""
+    return inventory.of_role(Role.SERVING) or (inventory.chief,)
 
 
-def memory_of(inventory: Inventory) -> int:
-    """The bytes that the server may have."""
-    return int(server_of(inventory).memory_bytes * MEMORY_SHARE)
+def names_of(inventory: Inventory) -> list[str]:
+    """Their names."""
+    return [host.name for host in servers_of(inventory)]
 
 
-def unit(inventory: Inventory) -> str:
-    """The unit of the server."""
-    host = server_of(inventory)
+def memory_of(host: Host) -> int:
+    """The bytes that the server may have of a host."""
+    return int(host.memory_bytes * (MEMORY_SHARE_BESIDE_JOBS if host.role.trains else MEMORY_SHARE))
+
+
+def unit(inventory: Inventory, host: Host) -> str:
+    """The unit of the server on a host. Only where no job runs others than that host itself may ask it."""
     return fill(
         "scaletier-serving.service.j2",
         {
             "bucket": inventory.bucket,
-            "port": PORT,
+            "addresses": [LOOPBACK] if host.role.trains else [LOOPBACK, host.address],
+            "port": SERVING_PORT,
             "poll_seconds": inventory.poll_seconds,
-            "memory_max": memory_of(inventory),
+            "memory_max": memory_of(host),
             "accelerator": host.accelerator,
         },
     )
 
 
-def start(cluster: Cluster) -> None:
-    """See that the server runs, with the code that is here; HostError where it cannot be started."""
-    files = _files(HERE, unit(cluster.inventory))
-    version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
-    stream = host_stream(files)
-    command = shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version])
-    cluster.fleet.must(server_of(cluster.inventory).name, command, "could not start its model server, it ended", stream)
+def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
+    """See that the server runs, with the code that is here, on these hosts; on all that are to have it where none is named."""
+    inventory, fleet = cluster.inventory, cluster.fleet
+
+    def on(name: str) -> str:
+        files = _files(HERE, unit(inventory, inventory.host(name)))
+        version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
+        command = shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version])
+        return fleet.must(name, command, "could not start its model server, it ended", host_stream(files))
+
+    return fleet.each(names_of(inventory) if names is None else names, on, START_SECONDS)
+
+
+def hand_over(cluster: Cluster) -> None:
+    """End the server of the master where others answer now; where that does not succeed, whoever comes next does it again."""
+    chief = cluster.inventory.chief.name
+    if chief not in names_of(cluster.inventory):
+        with contextlib.suppress(OpsError):
+            cluster.fleet.must(chief, shlex.join(["sudo", "-n", "sh", "-c", _END]), "could not end its model server, it ended")
 
 
 def _files(root: Path, unit_text: str) -> list[File]:
@@ -93,42 +103,4 @@ def _files(root: Path, unit_text: str) -> list[File]:
         for name in _CODE
         for path in sorted((root / name).glob("*.py"))
     ]
-    return [*code, File(f"{_NEW}/{_UNIT}", unit_text)]
-
-
-class Client:
-    """Speaks to the server through a tunnel. Every method raises OpsError where it does not answer."""
-
-    def __init__(self, port: int, host: str) -> None:
-        self._port, self._host = port, host
-
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """The status and the JSON of an answer; NOBODY where nothing listens yet."""
-        connection = http.client.HTTPConnection(LOOPBACK, self._port, timeout=_SECONDS)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        except (ConnectionError, http.client.HTTPException):
-            return NOBODY, {"error": f"no model server answers on {self._host}"}
-        except (OSError, ValueError) as error:
-            raise OpsError(f"the model server on {self._host} does not answer: {error}") from error
-        finally:
-            connection.close()
-
-
-def hold(cluster: Cluster, what: str) -> NoReturn:
-    """For as long as the connection that the tunnel goes through is there; then OpsError, with the command to run again."""
-    connection = cluster.fleet.connection(server_of(cluster.inventory).name)  # once: asked again it would be another one
-    while connection.is_connected:
-        time.sleep(1.0)
-    raise OpsError(f"the connection to the host broke off: run {what} again")
-
-
-@contextlib.contextmanager
-def reached(cluster: Cluster, ports: range = range(1)) -> Iterator[tuple[Client, Forward]]:
-    """The server through a tunnel that is there as long as the context; by default at any free port of this machine."""
-    host = server_of(cluster.inventory).name
-    with Forward(cluster.fleet.connection(host).transport, LOOPBACK, ports) as forward:
-        forward.port_there = PORT
-        yield Client(forward.port, host), forward
+    return [*code, File(f"{_NEW}/{SERVING_UNIT}", unit_text)]

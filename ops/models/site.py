@@ -14,7 +14,7 @@ from typing import Any
 from ops.errors import OpsError
 from ops.models import drawing
 from ops.models.drawing import Question
-from ops.models.server import NOBODY
+from ops.models.reach import NOBODY
 from serving.records import NAME
 
 Ask = Callable[[str, str, bytes | None], tuple[int, Any]]

@@ -14,8 +14,9 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import first_free, local_ports
 from ops.errors import DONE, OpsError, UsageError
-from ops.models import drawing, server
+from ops.models import drawing, reach
 from ops.models.request import images
+from ops.models.server import LOOPBACK
 from ops.models.site import CSS, HTML, JS, Site, SiteServer
 from ops.models.versions import catalog_of, served_model
 from ops.train.render import TEMPLATES
@@ -33,28 +34,29 @@ def trying(cluster: Cluster, model: str | None, port: str | None, data: Path) ->
     record = served_model(catalog_of(cluster), model)
     try:
         with (
-            first_free(ports, lambda number: SiteServer(server.LOOPBACK, number)) as listening,
-            server.reached(cluster) as (client, _),
+            first_free(ports, lambda number: SiteServer(LOOPBACK, number)) as listening,
+            reach.reached(cluster) as servers,
         ):
-            site = Site(record.name, client.ask, files(record.name, data), listening.port)
+            servers.bring()
+            site = Site(record.name, servers.ask, files(record.name, data), listening.port)
             with terminal.Step(f"asking what {record.name} takes"):
-                _check(site, client, record)
+                _check(site, servers, record)
             listening.site = site
             threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True).start()
-            terminal.out(f"http://{server.LOOPBACK}:{listening.port}/")
+            terminal.out(f"http://{LOOPBACK}:{listening.port}/")
             sys.stdout.flush()
             terminal.note(f"draw a digit there, and model {record.name} answers; Ctrl-C ends it")
-            server.hold(cluster, "fab try")
+            reach.hold(servers, "fab try")
     except KeyboardInterrupt:
         return DONE
 
 
-def _check(site: Site, client: server.Client, record: Model) -> None:
+def _check(site: Site, servers: reach.Servers, record: Model) -> None:
     """Until a version answers; UsageError where none of them takes a drawing."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
-        status, said = client.ask("GET", f"/v1/models/{record.name}")
-        if status == server.NOBODY:
+        status, said = servers.ask("GET", f"/v1/models/{record.name}")
+        if status == reach.NOBODY:
             raise OpsError(f"{said['error']}: fab deploy starts it")
         found = said["model_version_status"] if status == 200 else []
         names = [each["version"] for each in found if each["state"] == "AVAILABLE"]

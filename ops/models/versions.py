@@ -7,9 +7,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,16 @@ from jobs.checked import RecordError
 from jobs.store import Conflict, StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.fanout import Background
+from ops.cluster.fanout import Background, Outcome
 from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, meant, one_line
-from ops.models import server
+from ops.models import loaded, seen, server
 from ops.models.export import MODEL, newest
 from ops.models.savedmodel import signatures
 from serving.catalog import Catalog
 from serving.records import NAME, Model, ModelError, Version, VersionState, folder_of
 
-_START_SECONDS = 60.0
-_LOAD_SECONDS = 180.0
-_AGAIN_SECONDS = 5.0
-_GONE_SECONDS = 10.0
-_POLL_SECONDS = 0.2
 # A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
 _TENSORFLOW_BYTES = 400_000_000
 
@@ -51,7 +45,7 @@ class _Origin:
 def deploy(
     cluster: Cluster, model: str | None, version: str | None, job_id: str | None, origin: str | None, as_json: bool = False
 ) -> int:
-    """Make a SavedModel a version of a model that the cluster's server answers for; the first version is the default."""
+    """Make a SavedModel a version of a model that the cluster's servers answer for; the first version is the default."""
     name, version = _name("--model", model), _name("--version", version)
     catalog = catalog_of(cluster)
     token = os.urandom(8).hex()
@@ -88,9 +82,10 @@ def deploy(
             if files:
                 _upload(cluster, catalog, name, version, token, files)
             with terminal.Step(f"{name} {version}: starting the model server"):
-                starting.join(_START_SECONDS)
-            _await(cluster, name, version, token)
+                started = starting.join(server.START_SECONDS)
+            loaded.everywhere(cluster, name, version, token, started)
             record = _change(catalog, name, lambda record: record.ready(version, token))
+        server.hand_over(cluster)
     if as_json:
         terminal.as_json(_shown(record, record.version(version)))
     else:
@@ -138,8 +133,8 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
     )
 
 
-def _start(cluster: Cluster) -> Background[None]:
-    """The server has TensorFlow to import, while files are copied; one that gets nothing to serve ends by itself."""
+def _start(cluster: Cluster) -> Background[Outcome[str]]:
+    """Servers have TensorFlow to import, while files are copied; one that gets nothing to serve ends by itself."""
     return Background(lambda: server.start(cluster))
 
 
@@ -178,13 +173,13 @@ def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
             f"the model in {source.said} has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
         )
     others = sum(version.size for model in _all(catalog)[0] for version in model.there if version.wanted)
-    room = server.memory_of(cluster.inventory) - _TENSORFLOW_BYTES - others
+    host = min(server.servers_of(cluster.inventory), key=server.memory_of)
+    room = server.memory_of(host) - _TENSORFLOW_BYTES - others
     if source.size > room:
-        host = server.server_of(cluster.inventory)
         has, can = terminal.size(source.size), terminal.size(max(room, 0))
         raise UsageError(
             f"the model has {has}, and the server on {host.name} has room for {can} more: fab undeploy what is not needed, or "
-            "give the master a larger machine type"
+            f"give the {'master' if host.role.trains else 'serving hosts'} a larger machine type"
         )
 
 
@@ -210,77 +205,54 @@ def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[N
         raise
 
 
-def _await(cluster: Cluster, name: str, version: str, token: str) -> None:
-    """Until the server has loaded this deployment of it; OpsError where it cannot."""
-    deadline = time.monotonic() + _LOAD_SECONDS
-    started_at = time.monotonic()
-    with terminal.Step(f"{name} {version}: loading"), server.reached(cluster) as (client, _):
-        while True:
-            status, said = client.ask("GET", f"/v1/models/{name}/versions/{version}")
-            found: dict[str, Any] = said["model_version_status"][0] if status == 200 else {"state": "LOADING"}
-            if found.get("deployment") != token:
-                found = {"state": "LOADING"}  # it has not looked yet
-            if status == server.NOBODY and time.monotonic() - started_at > _AGAIN_SECONDS:
-                server.start(cluster)  # it had nothing to serve for long, and ended just when something came
-                started_at = time.monotonic()
-            if found["state"] == "AVAILABLE":
-                return
-            if found["state"] == "END":
-                raise OpsError(f"version {version} of model {name} cannot be loaded: {found['status']['error_message']}")
-            if time.monotonic() > deadline:
-                host = server.server_of(cluster.inventory).name
-                raise OpsError(
-                    f"the model server on {host} has not loaded {name} {version} in {_LOAD_SECONDS:.0f} s: "
-                    f"fab shell {host} -- journalctl -u scaletier-serving"
-                )
-            time.sleep(_POLL_SECONDS)
-
-
-def _await_gone(cluster: Cluster, name: str, version: str) -> None:
-    """Until the server has dropped it, or for as long as anybody would wait."""
-    deadline = time.monotonic() + _GONE_SECONDS
-    with server.reached(cluster) as (client, _):
-        while client.ask("GET", f"/v1/models/{name}/versions/{version}")[0] == 200 and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-
-
 def models(cluster: Cluster, as_json: bool) -> int:
     """List the models."""
     found, bad = _read(cluster)
     for line in bad:
         terminal.note(line)
+    on = seen.look(cluster, found)
     if as_json:
-        terminal.as_json([{"name": m.name, "default": m.default, "versions": [_shown(m, v) for v in m.there]} for m in found])
+        listed = [(m, [_shown(m, v, on) for v in m.there]) for m in found]
+        terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not found:
         terminal.note("no model is deployed yet: fab deploy --job ID --model mnist --version v1")
         return DONE
-    rows = [(m.name, m.default, len(m.there), terminal.local_time(m.createTime)) for m in found]
-    terminal.table(("MODEL", "DEFAULT", "VERSIONS", "CREATED"), rows)
+    rows = [
+        (m.name, m.default, seen.told(on.get((m.name, m.default), [])), len(m.there), terminal.local_time(m.createTime))
+        for m in found
+    ]
+    terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
+    for line in seen.complaints(on):
+        terminal.note(line)
     return DONE
 
 
 def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     """List the versions of a model."""
     record = existing_model(catalog_of(cluster), model)
+    on = seen.look(cluster, [record])
     if as_json:
-        terminal.as_json([_shown(record, version) for version in record.there])
+        terminal.as_json([_shown(record, version, on) for version in record.there])
         return DONE
     rows = [
         (
             v.name,
             v.state,
             "default" if v.name == record.default else "",
+            seen.told(on.get((record.name, v.name), [])),
             v.jobId or v.origin,
             terminal.size(v.size) if v.size else "",
             terminal.local_time(v.createTime),
         )
         for v in record.there
     ]
-    terminal.table(("VERSION", "STATE", "DEFAULT", "ORIGIN", "SIZE", "CREATED"), rows)
+    terminal.table(("VERSION", "STATE", "DEFAULT", "SERVERS", "ORIGIN", "SIZE", "CREATED"), rows)
     for v in record.there:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
+    for line in seen.complaints(on):
+        terminal.note(line)
     return DONE
 
 
@@ -297,7 +269,7 @@ def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: 
     record, chosen = _of(catalog, model, version)
     changed = _change(catalog, record.name, lambda record: record.undeployed(chosen.name))
     with terminal.Step(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
-        _await_gone(cluster, record.name, chosen.name)
+        loaded.nowhere(cluster, record.name, chosen.name)
     return _done(changed, chosen.name, as_json)
 
 
@@ -419,8 +391,9 @@ def _done(record: Model, version: str, as_json: bool) -> int:
     return DONE
 
 
-def _shown(model: Model, version: Version) -> dict[str, Any]:
-    """A version as programs read it."""
+def _shown(model: Model, version: Version, on: seen.Seen | None = None) -> dict[str, Any]:
+    """A version as programs read it, with what servers have of it where they were asked."""
+    servers = [asdict(each) for each in on.get((model.name, version.name), [])] if on is not None else None
     return {
         "model": model.name,
         "version": version.name,
@@ -433,4 +406,5 @@ def _shown(model: Model, version: Version) -> dict[str, Any]:
         "size": version.size,
         "errorMessage": version.errorMessage,
         "manifest": version.manifest,
+        **({"servers": servers} if servers is not None else {}),
     }

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory
-from ops.errors import HostError, OpsError, UsageError
+from ops.errors import HostError, HostsError, OpsError, UsageError
+from ops.models import loaded, reach, request, seen, server, versions
 from ops.models import predict as asking
-from ops.models import request, server, versions
 from serving.records import Version, VersionState
 
 # A SavedModel with one signature `serving_default` without inputs, as protocol buffers have it.
@@ -34,20 +35,47 @@ BROKEN = {"model_version_status": [{"version": "v1", "state": "END", "status": {
 
 
 class FakeServer:
-    """The hosts' side: what was sent to the host, and what the server says, answer by answer; the last one stays."""
+    """The hosts' side: what was sent to each, and what servers say, answer by answer; the last one stays."""
 
-    def __init__(self, *answers: tuple[int, Any]) -> None:
-        self.answers, self.asked, self.sent = list(answers), list[tuple[str, str, Any]](), list[bytes]()
-        self.fails: Exception | None = None
+    def __init__(self, names: list[str], *answers: tuple[int, Any]) -> None:
+        self.names, self.answers, self.asked = names, list(answers), list[tuple[str, str, Any]]()
+        self.sent, self.ended, self.settled = dict[str, bytes](), list[str](), 0
+        self.down: dict[str, Exception] = {}
+        self.of_host: dict[str, tuple[int, Any]] = {}
         self.interrupted = False
         self.token: Callable[[str], str] = lambda _: ""
 
-    def must(self, name: str, command: str, what: str, stdin: bytes) -> str:
-        assert (name, "scaletier-serving.service" in command) == ("master-0", True)
-        if self.fails:
-            raise self.fails
-        self.sent.append(stdin)
+    def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Outcome[Any]:
+        """One after the other."""
+        found: Outcome[Any] = Outcome()
+        for name in names:
+            try:
+                found.results[name] = work(name)
+            except Exception as error:  # noqa: BLE001  each host's error is a result
+                found.failures[name] = error
+        return found
+
+    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+        assert "scaletier-serving.service" in command
+        if name in self.down:
+            raise self.down[name]
+        if stdin is None:
+            assert "systemctl disable --now" in command
+            self.ended.append(name)
+        else:
+            self.sent[name] = stdin
         return ""
+
+    def bring(self) -> None:
+        """Nothing is missing."""
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        if name in self.of_host:
+            self.answers = [self.of_host[name]]
+        return self.ask(method, path, body)
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         self.asked.append((method, path, json.loads(body) if body else None))
@@ -55,9 +83,9 @@ class FakeServer:
             raise KeyboardInterrupt
         status, said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(said, dict) and "model_version_status" in said:
-            said = {
-                "model_version_status": [{**said["model_version_status"][0], "deployment": self.token(path.rpartition("/")[2])}]
-            }
+            named = path.partition("/versions/")[2]
+            each = said["model_version_status"][0]
+            said = {"model_version_status": [{**each, "deployment": self.token(named or each["version"])}]}
         return status, said
 
 
@@ -71,18 +99,20 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (output / "variables").mkdir(parents=True)
     (output / "saved_model.pb").write_bytes(MODEL_PB)
     (output / "variables/variables.index").write_bytes(b"12345")
-    monkeypatch.setattr(versions, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(loaded, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(loaded, "_GONE_SECONDS", 0.1)
     monkeypatch.setattr(asking, "_POLL_SECONDS", 0.0)
 
-    def make(*answers: tuple[int, Any]) -> tuple[Cluster, FakeServer]:
-        fake = FakeServer(*(answers or ((200, AVAILABLE),)))
+    def make(*answers: tuple[int, Any], on: Inventory = inventory) -> tuple[Cluster, FakeServer]:
+        fake = FakeServer(server.names_of(on), *(answers or ((200, AVAILABLE),)))
 
         @contextlib.contextmanager
-        def reached(cluster: Cluster, ports: range = range(1)) -> Iterator[tuple[FakeServer, Any]]:
-            yield fake, None
+        def reached(cluster: Cluster) -> Iterator[FakeServer]:
+            yield fake
 
-        monkeypatch.setattr(server, "reached", reached)
-        here = replace(inventory, bucket=str(bucket), operator_bucket=str(bucket))
+        for module in (reach, seen):
+            monkeypatch.setattr(module, "reached", reached)
+        here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
         cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))  # type: ignore[arg-type]
         fake.token = lambda name: found(cluster, name).token
         if cluster.ledger.job("job01") is None:
@@ -125,14 +155,20 @@ def test_a_job_s_model_is_deployed(deployed: Deployed, capsys: pytest.CaptureFix
 def test_what_a_host_gets_is_the_server_and_its_unit(deployed: Deployed) -> None:
     cluster, fake = deployed()
     server.start(cluster)
-    with tarfile.open(fileobj=io.BytesIO(fake.sent[0]), mode="r:gz") as tar:
-        names = {name.removeprefix("opt/scaletier/.server/") for name in tar.getnames()}
+    assert list(fake.sent) == ["master-0"]
+    names, unit = received(fake.sent["master-0"])
+    assert {"jobs/store.py", "serving/__main__.py", "scaletier-serving.service"} <= names
+    cache = "--cache /var/cache/scaletier-serving"
+    assert f'-m serving --bucket "{cluster.inventory.bucket}" {cache} --host 127.0.0.1 --port 8501' in unit
+    assert f"\nMemoryMax={int(cluster.inventory.chief.memory_bytes * 0.4)}\n" in unit
+
+
+def received(stream: bytes) -> tuple[set[str], str]:
+    """The names of the files that a host was sent, and the unit."""
+    with tarfile.open(fileobj=io.BytesIO(stream), mode="r:gz") as tar:
         member = tar.extractfile("opt/scaletier/.server/scaletier-serving.service")
         assert member is not None
-        unit = member.read().decode()
-    assert {"jobs/store.py", "serving/__main__.py", "scaletier-serving.service"} <= names
-    assert f'-m serving --bucket "{cluster.inventory.bucket}" --cache /var/cache/scaletier-serving --port 8501' in unit
-    assert f"\nMemoryMax={int(cluster.inventory.chief.memory_bytes * 0.4)}\n" in unit
+        return {name.removeprefix("opt/scaletier/.server/") for name in tar.getnames()}, member.read().decode()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +195,7 @@ def test_what_cannot_be_deployed(deployed: Deployed, tmp_path: Path, given: dict
         deploy(cluster, **given)
     assert versions.catalog_of(cluster).models() == ([], [])
     assert not (tmp_path / "bucket/models").exists(), "nothing was changed"
-    assert fake.sent == []
+    assert fake.sent == {}
 
 
 def test_a_model_that_is_larger_than_its_host(deployed: Deployed, tmp_path: Path) -> None:
@@ -196,7 +232,7 @@ def test_a_version_that_no_server_can_load_is_failed(deployed: Deployed, capsys:
 
 def test_whatever_ends_a_deployment_it_is_said(deployed: Deployed) -> None:
     cluster, fake = deployed()
-    fake.fails = HostError("master-0", "is gone")
+    fake.down = {"master-0": HostError("master-0", "is gone")}
     with pytest.raises(HostError):
         deploy(cluster)
     assert (found(cluster).state, found(cluster).errorMessage) == ("FAILED", "master-0 is gone")
@@ -266,13 +302,13 @@ def test_lists(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
     assert (model["name"], model["default"], [v["version"] for v in model["versions"]]) == ("mnist", "v1", ["v1"])
     assert set(model["versions"][0]) == {
         *("model", "version", "state", "isDefault", "origin", "jobId"),
-        *("createTime", "createdBy", "size", "errorMessage", "manifest"),
+        *("createTime", "createdBy", "size", "errorMessage", "manifest", "servers"),
     }
     versions.versions(cluster, "mnist", as_json=False)
     heads, row = capsys.readouterr().out.splitlines()
     assert (heads.split(), row.split()[:4]) == (
-        ["VERSION", "STATE", "DEFAULT", "ORIGIN", "SIZE", "CREATED"],
-        ["v1", "READY", "default", "job01"],
+        ["VERSION", "STATE", "DEFAULT", "SERVERS", "ORIGIN", "SIZE", "CREATED"],
+        ["v1", "READY", "default", "1"],
     )
     with pytest.raises(UsageError, match=r"there is no model 'mnits'; did you mean mnist\?; there are mnist"):
         versions.versions(cluster, "mnits", False)
@@ -280,6 +316,105 @@ def test_lists(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
         versions.undeploy(cluster, "mnist", "v11")
     with pytest.raises(UsageError, match=r"which version of model mnist\? There are v1"):
         versions.undeploy(cluster, "mnist", None)
+
+
+def state(version: str, state: str, why: str = "") -> tuple[int, Any]:
+    """What a server says of a version."""
+    return 200, {"model_version_status": [{"version": version, "state": state, "status": {"error_message": why}}]}
+
+
+def test_hosts_of_their_own_get_the_server_and_the_master_s_ends(deployed: Deployed, served: Inventory) -> None:
+    cluster, fake = deployed(on=served)
+    deploy(cluster)
+    assert list(fake.sent) == ["serving-0", "serving-1"]
+    assert fake.ended == ["master-0"], "once they have loaded it"
+    for index, name in enumerate(fake.sent):
+        _, unit = received(fake.sent[name])
+        assert f" --host 127.0.0.1 10.0.0.{192 + index} --port 8501 " in unit, "and nobody else's address"
+        assert f"\nMemoryMax={int(cluster.inventory.host(name).memory_bytes * 0.9)}\n" in unit, "no job is beside it"
+    cluster, fake = deployed()
+    deploy(cluster, "v2")
+    assert (list(fake.sent), fake.ended) == (["master-0"], []), "without such hosts the master is the server"
+
+
+def test_a_server_that_is_down_is_named_and_holds_nobody_up(
+    deployed: Deployed, served: Inventory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, fake = deployed(on=served)
+    fake.down = {"serving-1": HostError("serving-1", "does not answer")}
+    assert deploy(cluster) == 0
+    assert found(cluster).state is VersionState.READY
+    assert "serving-1 does not answer: it loads mnist v1 when it is back\n" in capsys.readouterr().err
+    assert fake.ended == ["master-0"]
+    monkeypatch.setattr(loaded, "_DOWN_SECONDS", 0.0)
+    cluster, fake = deployed(on=served)
+    fake.of_host = {"serving-0": (200, AVAILABLE), "serving-1": (reach.NOBODY, {"error": "nobody"})}
+    assert deploy(cluster, "v2") == 0
+    said = "serving-1 has no model server that answers (fab shell serving-1 -- journalctl -u scaletier-serving)"
+    assert f"{said}: it loads mnist v2 when it is back\n" in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_load_it_is_named(deployed: Deployed, served: Inventory) -> None:
+    cluster, fake = deployed(on=served)
+    fake.of_host = {"serving-0": (200, AVAILABLE), "serving-1": (200, BROKEN)}
+    with pytest.raises(OpsError, match="version v1 of model mnist cannot be loaded on serving-1: ValueError: odd"):
+        deploy(cluster)
+    assert found(cluster).state is VersionState.FAILED
+    assert fake.ended == []
+
+
+def test_nobody_can_be_reached(deployed: Deployed, served: Inventory) -> None:
+    cluster, fake = deployed(on=served)
+    fake.down = {name: HostError(name, "is gone") for name in fake.names}
+    with pytest.raises(HostsError, match="serving-0 is gone; serving-1 is gone"):
+        deploy(cluster)
+    assert (found(cluster).state, fake.ended) == ("FAILED", [])
+
+
+def test_a_master_that_cannot_be_reached_does_not_fail_what_is_done(deployed: Deployed, served: Inventory) -> None:
+    cluster, fake = deployed(on=served)
+    fake.down = {"master-0": HostError("master-0", "is gone")}
+    assert deploy(cluster) == 0
+
+
+def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, fake = deployed(on=served)
+    deploy(cluster)
+    deploy(cluster, "v2")
+    fake.of_host = {
+        "serving-0": state("v1", "AVAILABLE"),
+        "serving-1": (reach.NOBODY, {"error": "no model server answers on serving-1"}),
+    }
+    capsys.readouterr()
+    versions.versions(cluster, None, False)
+    out, err = capsys.readouterr()
+    assert [line.split()[:5] for line in out.splitlines()[1:]] == [
+        ["v1", "READY", "default", "1", "of"],
+        ["v2", "READY", "-", "0", "of"],
+    ]
+    assert err == "no model server answers on serving-1: fab predict brings it there\n"
+    versions.models(cluster, False)
+    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["mnist", "v1", "1", "of", "2"]
+    fake.of_host["serving-1"] = state("v1", "END", "ValueError: odd")
+    versions.models(cluster, True)
+    (model,) = json.loads(capsys.readouterr().out)
+    assert model["versions"][0]["servers"] == [
+        {"server": "serving-0", "state": "AVAILABLE", "errorMessage": ""},
+        {"server": "serving-1", "state": "END", "errorMessage": "ValueError: odd"},
+    ]
+    assert [on["state"] for on in model["versions"][1]["servers"]] == ["LOADING", "LOADING"]
+    versions.versions(cluster, None, False)
+    assert capsys.readouterr().err == "version v1 of model mnist on serving-1: ValueError: odd\n"
+
+
+def test_nobody_is_asked_where_nothing_is_to_be_served(deployed: Deployed, served: Inventory) -> None:
+    cluster, fake = deployed(on=served)
+    deploy(cluster)
+    fake.of_host = dict.fromkeys(fake.names, (404, {}))
+    versions.undeploy(cluster, "mnist", "v1")
+    fake.asked.clear()
+    assert versions.versions(cluster, None, True) == versions.models(cluster, True) == 0
+    assert fake.asked == []
 
 
 @pytest.fixture
@@ -297,6 +432,7 @@ def test_predict(deployed: Deployed, instances: str, capsys: pytest.CaptureFixtu
     assert asking.predict(cluster, None, None, instances, None, False) == 0
     assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  0        7  [0.5]\n"
     assert fake.asked[-1] == ("POST", "/v1/models/mnist:predict", {"instances": [{"x": 1}, {"x": 2}]})
+    assert fake.settled == 1
     asking.predict(cluster, "mnist", "v1", instances, "other", True)
     assert json.loads(capsys.readouterr().out) == said
     assert fake.asked[-1][1:] == (

@@ -18,8 +18,8 @@ from jobs.folder import Folder
 from jobs.ledger import Ledger
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.errors import OpsError, UsageError
-from ops.models import drawing, server, trying
+from ops.errors import HostError, OpsError, UsageError
+from ops.models import drawing, reach, trying
 from ops.models.drawing import Question
 from ops.models.site import Handler, Site
 from ops.models.versions import catalog_of
@@ -54,8 +54,18 @@ class FakeServer:
 
     def __init__(self, answers: dict[str, tuple[int, Any]]) -> None:
         self.answers, self.asked = answers, list[tuple[str, str, Any]]()
+        self.ends: BaseException = HostError("master-0", "does not answer")
+        """What comes of the first look whether the connection is still there."""
+
+    def bring(self) -> None:
+        """Nothing is missing."""
+
+    def settle(self) -> None:
+        """The page is shown."""
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        if path == reach.HEALTH:
+            raise self.ends
         self.asked.append((method, path, json.loads(body) if body else None))
         if path not in self.answers:
             raise OpsError(f"the model server on master-0 does not answer: {path}")
@@ -181,7 +191,7 @@ def test_drawings_that_are_not_asked(
     ("said", "status"),
     [
         ((503, {"error": "too many wait"}), 503),
-        ((server.NOBODY, {"error": "no model server answers on master-0"}), 503),
+        ((reach.NOBODY, {"error": "no model server answers on master-0"}), 503),
         ((200, {"predictions": [{"probabilities": [0.5, float("nan")] * 5}]}), 502),
         ((200, {"predictions": []}), 502),
         ((200, {"predictions": [{"other": TEN}]}), 502),
@@ -290,15 +300,14 @@ def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """One on which model `m` is deployed, and `fake` answers; its connection breaks off at once."""
 
     @contextlib.contextmanager
-    def reached(cluster: Cluster, ports: range = range(1)) -> Iterator[tuple[FakeServer, Any]]:
-        yield fake, None
+    def reached(cluster: Cluster) -> Iterator[FakeServer]:
+        yield fake
 
-    monkeypatch.setattr(server, "reached", reached)
+    monkeypatch.setattr(reach, "reached", reached)
     monkeypatch.setattr(trying, "_READY_SECONDS", 0.0)
     bucket = tmp_path / "bucket"
     bucket.mkdir()
-    fleet = SimpleNamespace(connection=lambda host: SimpleNamespace(is_connected=False))
-    made = Cluster(replace(inventory, operator_bucket=str(bucket)), fleet, None, Ledger(Folder(bucket)))  # type: ignore[arg-type]
+    made = Cluster(replace(inventory, operator_bucket=str(bucket)), None, None, Ledger(Folder(bucket)))
     record = Model("m", default="v1", versions=[Version("v1", VersionState.READY), Version("v2", VersionState.FAILED)])
     catalog_of(made).change("m", lambda _: record, create=True)
     return made
@@ -316,11 +325,8 @@ def test_the_address_is_said(cluster: Cluster, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == f"http://127.0.0.1:{port}/\n"
 
 
-def test_ctrl_c_ends_it(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(host: str) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cluster.fleet, "connection", stopped)
+def test_ctrl_c_ends_it(cluster: Cluster, fake: FakeServer, tmp_path: Path) -> None:
+    fake.ends = KeyboardInterrupt()
     assert trying.trying(cluster, "m", free(), tmp_path) == 0
 
 
@@ -329,7 +335,7 @@ def test_ctrl_c_ends_it(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Mo
     [
         (
             "",
-            (server.NOBODY, {"error": "no model server answers on master-0"}),
+            (reach.NOBODY, {"error": "no model server answers on master-0"}),
             OpsError,
             "answers on master-0: fab deploy starts it",
         ),

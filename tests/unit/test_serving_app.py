@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from jobs.folder import Folder
 from serving import app as module
+from serving.__main__ import main
 from serving.app import Metrics, app
 from serving.catalog import Catalog
 from serving.records import Version, folder_of
@@ -179,4 +180,17 @@ def test_figures_for_prometheus(server: Starlette) -> None:
     assert 'scaletier_requests_total{code="404",method="predict",model="?"} 3.0' in text, "a made-up name makes no new row"
     assert 'scaletier_versions_available{model="mnist"} 1.0' in text
     assert ask(server, "GET", "/monitoring/prometheus/metrics")[0] == 200
-    assert ask(server, "GET", "/health")[1] == {"looked": True, "models": ["mnist"]}
+
+
+def test_health_is_whether_it_has_loaded_what_there_is(shelf: Shelf) -> None:
+    server = app(shelf, Metrics())
+    assert ask(server, "GET", "/health")[:2] == (503, {"looked": False, "models": []})
+    shelf.follow()
+    assert ask(server, "GET", "/health")[:2] == (200, {"looked": True, "models": ["mnist"]})
+
+
+def test_an_address_that_this_host_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--bucket", str(tmp_path), "--cache", str(tmp_path), "--host", "127.0.0.1", "192.0.2.1", "--port", "0"]
+    assert main(given) == 1
+    said = "<3>serving: cannot listen at port 0 of 127.0.0.1, 192.0.2.1: Cannot assign requested address\n"
+    assert capsys.readouterr().err == said

@@ -1,0 +1,79 @@
+"""Waiting until the servers have loaded a deployment, or dropped it: all at once, and each for itself."""
+
+from __future__ import annotations
+
+import time
+
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome
+from ops.errors import HostError, HostsError, OpsError
+from ops.models import reach, server
+
+_LOAD_SECONDS = 180.0
+_AGAIN_SECONDS = 5.0
+# A server that nobody hears of for so long is down.
+_DOWN_SECONDS = 60.0
+_GONE_SECONDS = 10.0
+_POLL_SECONDS = 0.2
+
+
+def everywhere(cluster: Cluster, name: str, version: str, token: str, started: Outcome[str]) -> None:
+    """Until all servers that could be started have loaded this deployment of it, and one at least; OpsError where one cannot.
+
+    A server that is down is named, and keeps nobody waiting for long: it loads what was deployed when it comes back.
+    """
+    down = dict(started.failures)
+    with terminal.Step(f"{name} {version}: loading"), reach.reached(cluster) as servers:
+        outcome = cluster.fleet.each(
+            started.results,
+            lambda host: _on(cluster, servers, host, name, version, token),
+            _LOAD_SECONDS + _DOWN_SECONDS,
+        )
+    for host, error in outcome.failures.items():
+        if not isinstance(error, HostError):
+            raise error
+        down[host] = error
+    if not outcome.results:
+        raise HostsError(down) if len(down) > 1 else next(iter(down.values()))
+    for error in down.values():
+        terminal.note(f"{error}: it loads {name} {version} when it is back")
+
+
+def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version: str, token: str) -> None:
+    """Until one server has loaded it; HostError where it is down, OpsError where it is not, and the version cannot be had."""
+    journal = f"fab shell {host} -- journalctl -u scaletier-serving"
+    began = heard = started = time.monotonic()
+    while True:
+        status, said = servers.ask_one(host, "GET", f"/v1/models/{name}/versions/{version}")
+        now = time.monotonic()
+        if status != reach.NOBODY:
+            heard = started = now
+        elif now - heard > _DOWN_SECONDS:
+            raise HostError(host, f"has no model server that answers ({journal})")
+        elif now - started > _AGAIN_SECONDS:
+            server.start(cluster, [host])  # it had nothing to serve for long, and ended just when something came
+            started = now
+        found = said["model_version_status"][0] if status == 200 else {}
+        if found.get("deployment") == token:  # else it has not looked yet
+            if found["state"] == "AVAILABLE":
+                return
+            if found["state"] == "END":
+                where = f" on {host}" if len(servers.names) > 1 else ""
+                raise OpsError(f"version {version} of model {name} cannot be loaded{where}: {found['status']['error_message']}")
+        if now - began > _LOAD_SECONDS:
+            raise OpsError(f"the model server on {host} has not loaded {name} {version} in {_LOAD_SECONDS:.0f} s: {journal}")
+        time.sleep(_POLL_SECONDS)
+
+
+def nowhere(cluster: Cluster, name: str, version: str) -> None:
+    """Until all servers that answer have dropped it, or for as long as anybody would wait."""
+    deadline = time.monotonic() + _GONE_SECONDS
+
+    def gone(host: str) -> None:
+        path = f"/v1/models/{name}/versions/{version}"
+        while servers.ask_one(host, "GET", path)[0] == 200 and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    with reach.reached(cluster) as servers:
+        cluster.fleet.each(servers.names, gone, _GONE_SECONDS)

@@ -1,0 +1,206 @@
+"""The model servers of a cluster without one: which of them is asked, who comes next, and where the server is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import paramiko
+import pytest
+
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome, fan_out
+from ops.cluster.inventory import Inventory
+from ops.errors import HostError, OpsError
+from ops.models import reach, server
+from ops.models.reach import HEALTH, NOBODY, Answer, Servers
+
+PREDICT = "/v1/models/m:predict"
+DONE, LOADING, SILENT = (200, {"predictions": [1]}), (503, {"error": "not loaded yet"}), (NOBODY, {"error": "nobody"})
+
+
+class Asked(Servers):
+    """Each server answers as is told here, to any path; a host that is told of by an error cannot be reached."""
+
+    def __init__(self, cluster: Cluster, **answers: Answer | Exception) -> None:
+        super().__init__(cluster, contextlib.ExitStack())
+        self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
+        self.asked: list[tuple[str, str]] = []
+
+    def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
+        self.asked.append((name, path))
+        answer = self.answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def order(self) -> list[str]:
+        """Who was asked for a prediction, and forget it."""
+        found = [name for name, path in self.asked if path == PREDICT]
+        self.asked.clear()
+        return found
+
+
+class FakeFleet:
+    """Hosts that take in what they are sent; `then` is what comes of it."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, bool]] = []
+        self.then: Callable[[str], None] = lambda _: None
+
+    def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Outcome[Any]:
+        return fan_out(names, work, seconds)
+
+    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+        self.ran.append((name, "disable --now" not in command))
+        self.then(name)
+        return ""
+
+
+@pytest.fixture
+def fleet() -> FakeFleet:
+    return FakeFleet()
+
+
+@pytest.fixture
+def cluster(served: Inventory, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(reach, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(reach, "_LISTEN_SECONDS", 0.1)
+    return Cluster(served, fleet)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", [SILENT, LOADING, (500, {"error": "could not be loaded"}), HostError("serving-0", "is gone")])
+def test_the_next_one_is_asked_and_stays(cluster: Cluster, first: Answer | Exception) -> None:
+    servers = Asked(cluster, serving_0=first, serving_1=DONE)
+    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.order() == ["serving-0", "serving-1"]
+    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.order() == ["serving-1"], "nobody comes back to one that did not answer"
+    servers.answers = {"serving-0": DONE, "serving-1": OpsError("the model server on serving-1 does not answer: timed out")}
+    assert servers.ask("POST", PREDICT) == DONE
+    assert servers.order() == ["serving-1", "serving-0"]
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 413, 504])
+def test_what_another_server_would_say_as_well_is_the_answer(cluster: Cluster, status: int) -> None:
+    servers = Asked(cluster, serving_0=(status, {}), serving_1=DONE)
+    assert servers.ask("POST", PREDICT)[0] == status
+    assert servers.order() == ["serving-0"]
+
+
+def test_of_bad_answers_the_most_telling_one(cluster: Cluster) -> None:
+    assert Asked(cluster, serving_0=SILENT, serving_1=LOADING).ask("POST", PREDICT) == LOADING
+    assert Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=LOADING).ask("POST", PREDICT) == LOADING
+    nobody = (NOBODY, {"error": "no model server answers on serving-0, serving-1"})
+    assert Asked(cluster, serving_0=SILENT, serving_1=SILENT).ask("POST", PREDICT) == nobody
+    assert Asked(cluster, serving_0=SILENT, serving_1=HostError("x", "is gone")).ask("POST", PREDICT) == nobody
+    with pytest.raises(HostError, match="serving-0 is gone"):
+        Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=HostError("x", "y")).ask("POST", PREDICT)
+
+
+def test_a_host_without_a_server_gets_it_and_the_master_s_ends(cluster: Cluster, fleet: FakeFleet) -> None:
+    servers = Asked(cluster, serving_0=DONE, serving_1=SILENT)
+    servers.bring()
+    assert servers.ask("POST", PREDICT) == DONE
+    servers.settle()
+    assert fleet.ran == [("serving-1", True), ("master-0", False)]
+
+
+def test_servers_that_are_there_are_left_alone(cluster: Cluster, fleet: FakeFleet) -> None:
+    servers = Asked(cluster, serving_0=DONE, serving_1=LOADING)
+    servers.bring()
+    servers.settle()
+    assert fleet.ran == []
+
+
+def test_it_is_waited_for_until_it_listens(cluster: Cluster, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "_LISTEN_SECONDS", 60.0)
+    servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
+    fleet.then = lambda name: servers.answers.update({name: DONE})
+    servers.bring()
+    assert servers.ask("POST", PREDICT) == DONE
+    servers.settle()
+    assert sorted(fleet.ran) == [("master-0", False), ("serving-0", True), ("serving-1", True)]
+
+
+def test_nobody_is_the_answer_of_one_that_never_listens(cluster: Cluster) -> None:
+    servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
+    servers.bring()
+    assert servers.ask("POST", PREDICT)[0] == NOBODY
+
+
+def test_why_it_could_not_be_started(cluster: Cluster, fleet: FakeFleet) -> None:
+    def fails(name: str) -> None:
+        raise HostError(name, "could not start its model server", 1, "no TensorFlow")
+
+    fleet.then = fails
+    servers = Asked(cluster, serving_0=SILENT, serving_1=SILENT)
+    servers.bring()
+    with pytest.raises(HostError, match="serving-0 could not start its model server: no TensorFlow"):
+        servers.ask("POST", PREDICT)
+
+
+def test_a_host_that_is_down_is_named(cluster: Cluster, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
+    servers = Asked(cluster, serving_0=DONE, serving_1=HostError("serving-1", "does not answer"))
+    servers.bring()
+    servers.settle()
+    assert (capsys.readouterr().err, fleet.ran) == ("serving-1 does not answer\n", [])
+
+
+class Transport:
+    """An SSH connection to a host on which something listens, or nothing."""
+
+    def __init__(self, listens: bool) -> None:
+        self.listens = listens
+
+    def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
+        if not self.listens:
+            raise paramiko.ChannelException(2, "Connect failed")
+        return self
+
+
+def test_a_connection_goes_to_the_next_server_where_one_refuses(cluster: Cluster) -> None:
+    first, second = Transport(False), Transport(True)
+    transports = {"serving-0": first, "serving-1": second}
+
+    def connection(name: str) -> Any:
+        if name not in transports:
+            raise HostError(name, "is gone")
+        return SimpleNamespace(transport=transports[name])
+
+    cluster.fleet.connection = connection  # type: ignore[method-assign]
+    servers = Servers(cluster, contextlib.ExitStack())
+
+    def opened() -> Any:
+        return servers.open_channel("direct-tcpip", ("127.0.0.1", 8501), ("127.0.0.1", 1), 1.0)
+
+    assert opened() is second
+    first.listens = True
+    assert opened() is second, "it stays"
+    second.listens = False
+    assert opened() is first
+    del transports["serving-0"]
+    with pytest.raises(paramiko.SSHException, match="no model server answers on serving-0, serving-1"):
+        opened()
+
+
+def test_held_for_as_long_as_a_host_can_be_reached(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = Asked(cluster, serving_0=LOADING, serving_1=DONE)
+    steps = iter(
+        [
+            {"serving-1": OpsError("is busy"), "serving-0": OpsError("is busy")},
+            {"serving-0": HostError("serving-0", "is gone"), "serving-1": HostError("serving-1", "is gone")},
+        ]
+    )
+    monkeypatch.setattr(reach.time, "sleep", lambda _: servers.answers.update(next(steps)))
+    with pytest.raises(OpsError, match="the connection to the host broke off: run fab serve again"):
+        reach.hold(servers, "fab serve")
+    assert servers.asked[:2] == [("serving-0", HEALTH), ("serving-1", HEALTH)]
+    assert servers._order() == ["serving-1", "serving-0"], "who asks next finds one in front that answers"
+
+
+def test_the_servers(inventory: Inventory, served: Inventory) -> None:
+    assert server.names_of(inventory) == ["master-0"]
+    assert server.names_of(served) == ["serving-0", "serving-1"]
