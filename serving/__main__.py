@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sockets = [socket.create_server((host, given.port)) for host in given.host]
     except OSError as error:
-        sys.stderr.write(f"<3>serving: cannot listen at port {given.port} of {', '.join(given.host)}: {error.strerror}\n")
+        sys.stderr.write(f"<3>serving: cannot listen: {error.strerror}\n")
         return 1
     metrics = Metrics()
     shelf = Shelf(

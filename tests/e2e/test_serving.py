@@ -17,7 +17,11 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from stacks import Stack
+from reaching import hush, listen, mistakes
+from stacks import Result, Stack
+
+from infra.lxd.api import client
+from infra.spec import SERVING_PORT
 
 # What the page of fab try shows: each version's name, whether it is the default, and its answer.
 CARDS = """
@@ -78,6 +82,42 @@ def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
         connection.request("POST" if body is not None else "GET", path, None if body is None else json.dumps(body))
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
+
+
+@pytest.fixture(scope="module")
+def apart(deployed: Stack, request_file: Path) -> Iterator[Stack]:
+    """The same cluster with two hosts for models, which a prediction found without a server; then as it was."""
+    deployed.configure(servingCount="2")
+    try:
+        deployed.up()
+        asked = predict(deployed, request_file)
+        assert asked.code == 0, asked.text
+        yield deployed
+    finally:
+        deployed.configure(servingCount="0")
+        deployed.up()
+        predict(deployed, request_file)
+
+
+def predict(cluster: Stack, request_file: Path) -> Result:
+    return cluster.fab("predict", "--model", "digits", "--json-instances", str(request_file))
+
+
+def available(cluster: Stack, version: str = "v1") -> dict[str, str]:
+    """The state of a version on each server, as `fab versions` tells it."""
+    found = json.loads(cluster.fab("versions", "digits", "--json").out)
+    return {on["server"]: on["state"] for each in found if each["version"] == version for on in each["servers"]}
+
+
+def await_available(cluster: Stack, version: str = "v1", count: int = 2) -> None:
+    deadline = time.monotonic() + 60
+    while list((seen := available(cluster, version)).values()) != ["AVAILABLE"] * count:
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.5)
+
+
+def kill_server(cluster: Stack, host: str) -> None:
+    assert cluster.ssh(host, "sudo systemctl kill --signal SIGKILL scaletier-serving").code == 0
 
 
 def digits(cluster: Stack) -> dict[str, Any]:
@@ -172,3 +212,73 @@ def test_the_server_is_nobody_s_way_in(deployed: Stack) -> None:
         deployed.ssh("worker-0", "timeout 5 python3 -c \"import socket; socket.create_connection(('master-0', 8501), 3)\"").code
         != 0
     )
+
+
+def test_the_server_moves_to_hosts_of_its_own(apart: Stack) -> None:
+    """Where it answers those who train, and nobody else; the operator comes through ssh."""
+    await_available(apart)
+    hosts = {host["name"]: host for host in json.loads(apart.fab("hosts", "--json").out)["hosts"]}
+    assert [hosts[f"serving-{index}"]["unit"] for index in range(2)] == ["active", "active"]
+    on_master = apart.ssh(
+        "master-0", "systemctl is-active scaletier-serving; systemctl is-enabled scaletier-serving"
+    ).out.split()
+    assert on_master == ["inactive", "disabled"]
+    ends = apart.ssh("serving-0", f"ss -Hltn 'sport = {SERVING_PORT}'").out.split()[3::5]
+    assert sorted(ends) == sorted([f"{hosts['serving-0']['address']}:{SERVING_PORT}", f"127.0.0.1:{SERVING_PORT}"])
+    others = [name for name in hosts if not name.startswith("serving")]
+    for name in others:
+        listen(apart, name, [SERVING_PORT])
+    try:
+        assert mistakes(apart, {name: host["address"] for name, host in hosts.items()}, [SERVING_PORT]) == []
+    finally:
+        for name in others:
+            hush(apart, name)
+
+
+def test_a_request_is_asked_again_of_the_other_server_when_one_is_killed(apart: Stack, request_file: Path) -> None:
+    """The one that is asked, whichever it is, twice; systemd starts it again."""
+    body = {"instances": [json.loads(line) for line in request_file.read_text().splitlines()[:1]]}
+    ended, answers, again = threading.Event(), list[int](), list[int]()
+
+    def once(port: int) -> int:
+        try:
+            return ask(port, "/v1/models/digits:predict", body)[0]
+        except (OSError, http.client.HTTPException):
+            return 0
+
+    with tunnel(apart) as port:
+
+        def load() -> None:
+            while not ended.is_set():
+                answers.append(once(port))
+                if answers[-1] != 200:
+                    again.append(once(port))
+                time.sleep(0.02)  # processors are for the server that starts again
+
+        clients = [threading.Thread(target=load) for _ in range(4)]
+        for thread in clients:
+            thread.start()
+        time.sleep(1)
+        kill_server(apart, "serving-0")
+        assert predict(apart, request_file).code == 0
+        await_available(apart)
+        kill_server(apart, "serving-1")
+        time.sleep(2)
+        ended.set()
+        for thread in clients:
+            thread.join()
+    assert len(answers) > 100
+    assert set(again) <= {200}, f"of {len(answers)} requests {len(again)} were asked again"
+    await_available(apart)
+
+
+def test_a_host_that_is_down_does_not_hold_a_deployment_and_loads_it_when_it_is_back(apart: Stack) -> None:
+    client(apart.names.project).instances.get("serving-0").stop(force=True, wait=True)
+    try:
+        made = apart.fab("deploy", "--job", "served", "--model", "digits", "--version", "v4")
+        assert (made.code, "does not answer: it loads digits v4 when it is back" in made.text) == (0, True), made.text
+        assert available(apart, "v4") == {"serving-0": "NO ANSWER", "serving-1": "AVAILABLE"}
+    finally:
+        apart.up()
+        await_available(apart, "v4")
+        assert apart.fab("delete-version", "digits", "v4", "--yes").code == 0

@@ -192,5 +192,5 @@ def test_health_is_whether_it_has_loaded_what_there_is(shelf: Shelf) -> None:
 def test_an_address_that_this_host_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--bucket", str(tmp_path), "--cache", str(tmp_path), "--host", "127.0.0.1", "192.0.2.1", "--port", "0"]
     assert main(given) == 1
-    said = "<3>serving: cannot listen at port 0 of 127.0.0.1, 192.0.2.1: Cannot assign requested address\n"
+    said = "<3>serving: cannot listen: Cannot assign requested address (while attempting to bind on address ('192.0.2.1', 0))\n"
     assert capsys.readouterr().err == said
