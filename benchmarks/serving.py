@@ -6,15 +6,18 @@ import json
 import shlex
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import MeasureError, must
+from benchmarks.measure import LIMIT_SECONDS, MeasureError, must
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, job_id, say
-from infra.spec import ScaleTier
+from infra.spec import Role, ScaleTier
+from ops.cluster.fanout import Background
 from ops.train.push import PYTHON
 
 _HERE = Path(__file__).parent
@@ -24,6 +27,9 @@ _SECONDS = 5.0
 _CLIENTS = 32
 _TIMES = 3
 _SWAPS = 20
+_KILLS, _KILL_SECONDS = 4, 20.0
+_ASKER = "worker-0"
+_KILL = "sudo -n systemctl kill --signal SIGKILL scaletier-serving"
 _PREDICT = f"/v1/models/{_MODEL}:predict"
 # The server on one core and who asks it on the other: so that it has just the core that the peer has.
 _SERVER_CORE, _ASKING_CORE = "0", "1"
@@ -148,6 +154,70 @@ def swap_failures(stack: BenchStack) -> Figure:
         raise MeasureError(f"too few requests were asked to say anything: {ended}")
     say(f"{ended[0]['asked']} requests while the default changed {swaps} times")
     return Figure(ended[0]["failed"])
+
+
+@benchmark(
+    "kill-failures",
+    what=f"requests of 4 clients that fail while the one and the other of two servers is killed, {_KILLS} times in all, and a "
+    "client asks the other once more",
+    against=None,
+    bar=0,
+    aim=0,
+    unit="",
+)
+def kill_failures(stack: BenchStack) -> Figure:
+    """SIGKILL for the unit's process, which systemd starts again; the next one when both answer. The clients are on a worker."""
+    _deployed(stack)
+    with _two_servers(stack) as addresses:
+        line = shlex.join([PYTHON, "-", _PREDICT, "4", str(_KILL_SECONDS * _KILLS), *addresses])
+        asking = Background(
+            lambda: must(stack.run(*stack.ssh(_ASKER, line), stdin=(_HERE / "asking_two_once.py").read_bytes()), "asking")
+        )
+        began = time.monotonic()
+        for number in range(_KILLS):
+            time.sleep(max(0.0, began + (number + 0.2) * _KILL_SECONDS - time.monotonic()))
+            _await_both(stack)
+            killed = must(stack.run(*stack.ssh(f"serving-{number % 2}", _KILL)), "killing the server")
+            if time.monotonic() - began > _KILL_SECONDS * _KILLS:
+                raise MeasureError(f"the last server was killed when the clients had ended ({killed.seconds:.0f} s)")
+        ran = asking.join(LIMIT_SECONDS)
+    found = json.loads(ran.out.strip().splitlines()[-1])
+    if found["asked"] < 100:
+        raise MeasureError(f"too few requests were asked to say anything: {found}")
+    say(f"{found['asked']} requests while servers were killed {_KILLS} times; without asking again {found['once']} had failed")
+    return Figure(found["failed"])
+
+
+@contextmanager
+def _two_servers(stack: BenchStack) -> Iterator[list[str]]:
+    """The addresses of two hosts that answer for the models; then the master does again."""
+    request = ROOT / ".cache" / "bench-request.json"
+    request.write_text(json.dumps({"key": 1, "image": [0.0] * 784}))
+    ask = ("predict", "--model", _MODEL, "--json-instances", str(request))
+    try:
+        _servers(stack, 2)
+        stack.fab(*ask)
+        _await_both(stack)
+        yield [host.address for host in stack.inventory.of_role(Role.SERVING)]
+    finally:
+        _servers(stack, 0)
+        stack.fab(*ask)
+        request.unlink()
+
+
+def _servers(stack: BenchStack, count: int) -> None:
+    stack.pulumi("config", "set", "servingCount", str(count))
+    stack.pulumi("up", "--yes", "--skip-preview")
+
+
+def _await_both(stack: BenchStack) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < deadline:
+        found = json.loads(stack.fab("versions", _MODEL, "--json").out)
+        if all(on["state"] == "AVAILABLE" for version in found for on in version["servers"]):
+            return
+        time.sleep(0.5)
+    raise MeasureError("one of the servers does not come back")
 
 
 @benchmark(
