@@ -166,7 +166,7 @@ def swap_failures(stack: BenchStack) -> Figure:
     unit="",
 )
 def kill_failures(stack: BenchStack) -> Figure:
-    """SIGKILL for the unit's process, which systemd starts again; the next one when both answer. The clients are on a worker."""
+    """SIGKILL for the unit's process, which systemd starts again; the next one when both answer. Clients are on a worker."""
     _deployed(stack)
     with _two_servers(stack) as addresses:
         line = shlex.join([PYTHON, "-", _PREDICT, "4", str(_KILL_SECONDS * _KILLS), *addresses])
