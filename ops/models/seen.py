@@ -32,10 +32,8 @@ Seen = dict[tuple[str, str], list[On]]
 
 
 def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
-    """Ask all servers; nobody, where nothing is to be served."""
+    """Ask all servers of what they are to have."""
     wanted = [(model.name, version) for model in models for version in model.there if version.wanted]
-    if not wanted:
-        return {}
     with terminal.Step("asking the model servers"), reached(cluster) as servers:
         outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, wanted), _SECONDS)
         failed = {name: one_line(error) for name, error in outcome.failures.items()}

@@ -403,6 +403,9 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
         {"server": "serving-1", "state": "END", "errorMessage": "ValueError: odd"},
     ]
     assert [on["state"] for on in model["versions"][1]["servers"]] == ["LOADING", "LOADING"]
+    fake.token = lambda _: "of an earlier deployment"
+    assert [on.state for on in seen.look(cluster, versions.catalog_of(cluster).models()[0])["mnist", "v1"]] == ["LOADING"] * 2
+    fake.token = lambda name: found(cluster, name).token
     versions.versions(cluster, None, False)
     assert capsys.readouterr().err == "version v1 of model mnist on serving-1: ValueError: odd\n"
 

@@ -195,8 +195,11 @@ def test_held_for_as_long_as_a_host_can_be_reached(cluster: Cluster, monkeypatch
         ]
     )
     monkeypatch.setattr(reach.time, "sleep", lambda _: servers.answers.update(next(steps)))
+    settled: list[int] = []
+    monkeypatch.setattr(servers, "settle", lambda: settled.append(len(servers.asked)))
     with pytest.raises(OpsError, match="the connection to the host broke off: run fab serve again"):
         reach.hold(servers, "fab serve")
+    assert settled == [0]
     assert servers.asked[:2] == [("serving-0", HEALTH), ("serving-1", HEALTH)]
     assert servers._order() == ["serving-1", "serving-0"], "who asks next finds one in front that answers"
 

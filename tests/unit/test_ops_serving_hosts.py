@@ -35,6 +35,7 @@ def test_a_job_is_what_it_would_be_without_them(inventory: Inventory, served: In
     assert plan(served, beside, "").to_json() == plan(inventory, without, "").to_json(), "TF_CONFIG, ranks, addresses"
     assert would_do(beside.counts, served) == would_do(without.counts, inventory)
     assert would_do({}, served) == would_do({}, inventory)
+    assert served.part({}).hosts == inventory.hosts
     assert cluster(beside.part(served)) == cluster(without.part(inventory))
     assert beside.training_input == without.training_input
     assert beside.part(served).hosts == without.part(inventory).hosts
