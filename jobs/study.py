@@ -70,6 +70,15 @@ class Parameter:
             return range(int(self.minValue or 0), int(self.maxValue or 0) + 1)
         return None
 
+    def can_be(self, value: str | None) -> bool:
+        """True for a value that a trial can have been passed."""
+        if value is None or self.type in (ParameterType.CATEGORICAL, ParameterType.DISCRETE):
+            return value in (self.choices or ())
+        try:
+            return (self.minValue or 0.0) <= float(value) <= (self.maxValue or 0.0)
+        except ValueError:
+            return False
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -119,6 +128,10 @@ class Study:
             return self.maxTrials
         tried = {tuple(sorted(known.hyperparameters.items())) for known in self.earlier}
         return min(self.maxTrials, points - len(tried))
+
+    def has(self, hyperparameters: Mapping[str, str]) -> bool:
+        """True for values that a trial of this study can have been passed: a record may be anybody's."""
+        return all(each.can_be(hyperparameters.get(each.parameterName)) for each in self.params)
 
     def folder(self, trial: int) -> str:
         """Where a trial's output goes, as Cloud ML had it."""

@@ -78,7 +78,7 @@ def _known(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
         return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
 
     found = [frozen(State.COMPLETE, known.hyperparameters, known.objectiveValue) for known in study.earlier]
-    for trial in trials:
+    for trial in filter(lambda trial: study.has(trial.hyperparameters), trials):
         value = trial.finalMetric.objectiveValue if trial.finalMetric else None
         found.append(frozen(_STATES[trial.state], trial.hyperparameters, value))
     return found
