@@ -1,4 +1,4 @@
-"""Tuning on real hosts: the public package `cloudml-hypertune` unchanged, a trial that is killed, a host that goes in mid-trial."""
+"""Tuning on real hosts: the public package `cloudml-hypertune` unchanged, a trial that is killed, a host that goes away."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ def test_the_model_of_the_best_trial_is_the_jobs(cluster: Stack, tmp_path: Path)
     ran = cluster.fab("train", "grid", "--config", path)
     assert ran.code == 0, ran.text
     found = trials(cluster, "grid")
-    assert [(number, trial["hyperparameters"]["learning-rate"]) for number, trial in found.items()] == [(2, "0.1"), (1, "0.0001")]
+    assert [(number, trial["hyperparameters"]["learning-rate"]) for number, trial in found.items()] == [
+        (2, "0.1"),
+        (1, "0.0001"),
+    ]
     made = json.loads(cluster.fab("export", "grid", "--dest", str(tmp_path / "model"), "--json").out)
     assert made["source"].startswith("/bucket/jobs/grid/output/2/")
     known = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid, resumePreviousJobId="grid")

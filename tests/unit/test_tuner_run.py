@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from jobs.records import HostFile, JobRecord, Plan
 from jobs.states import JobState
 from jobs.store import StoreError
 from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
+from ops.screen.trials import Trials
 from tuner.propose import propose
 from tuner.run import Tuner
 
@@ -314,3 +316,34 @@ def test_a_bucket_that_fails_loses_nothing(world: World, tmp_path: Path, seed: i
     flaky = Ledger(Flaky(tmp_path, random.Random(seed)), sleep=lambda _: None)
     assert world.tuner("master-0", flaky).run() == 0
     assert [(trial.trialId, trial.state) for trial in world.trials()] == [(n, TrialState.SUCCEEDED) for n in (1, 2, 3, 4)]
+
+
+def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words are the tuner's, and who reads them is ops.screen: here both are real."""
+    values = iter([(0, 0.5), (3, 0.0), (0, 0.75), (0, 0.25)])
+
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        code, value = next(values)
+        return Child([lambda: report(environment, 10, value)], code)
+
+    world.child = child
+    assert world.tuner("master-0").run() == 0
+    said = capsys.readouterr()
+    screen = Trials({"goal": "MAXIMIZE"})
+    for at, line in enumerate(sorted([*said.out.splitlines(), *said.err.splitlines()], key=_number_in)):
+        screen.line(line, "master-0", float(at), float(at))
+    shown = [row.text for row in screen.rows(False, 10.0)]
+    assert shown[0].startswith("trials   4 of 4  ")
+    x = world.trials()[2].hyperparameters["x"]
+    assert shown[1].startswith("score ")
+    assert shown[2] == f"best     0.75, trial 3: --x={x}"
+    assert screen.of("master-0") == 4
+    less = Trials({"goal": "MINIMIZE"})
+    for line in said.out.splitlines():
+        less.line(line, "master-0", 0.0, 0.0)
+    assert less.rows(True, 1.0)[-1].text.startswith("best     0.25, trial 4")
+
+
+def _number_in(line: str) -> int:
+    found = re.search(r"[Tt]rial (\d+)", line)
+    return int(found[1]) if found else 99

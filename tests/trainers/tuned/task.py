@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+from pathlib import Path
 
 import hypertune
 
@@ -29,8 +30,8 @@ def main() -> None:
     for step in range(1, args.steps + 1):
         time.sleep(args.seconds)
         tuner.report_hyperparameter_tuning_metric(args.tag, best * (1 - 0.5**step), step)
-    with open(os.path.join(args.job_dir, "done.json"), "w") as file:
-        json.dump({"trial": os.environ["CLOUD_ML_TRIAL_ID"], "units": args.units}, file)
+    told = {"trial": os.environ["CLOUD_ML_TRIAL_ID"], "units": args.units}
+    Path(args.job_dir, "done.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
