@@ -38,8 +38,8 @@ _STUDY = {
 @benchmark(
     "tuning-trials",
     what="seconds of `fab train` that tunes the mlp, 16 trials of 3,000 steps, five hosts at once",
-    against="16 such runs one after another by ssh on master-0 with the same learning rates, which may use all processors, too; "
-    "they keep no record, log or output; medians of 3",
+    against="16 such runs one after another by ssh on master-0 with the same learning rates, which may use all processors, "
+    "too; they keep no record, log or output; medians of 3",
     bar=1.2,
     aim=1.0,
 )
