@@ -54,7 +54,7 @@ def test_addresses_are_the_roles_and_stay(program: Program) -> None:
     def addresses(**config: str) -> dict[str, str]:
         return {item.name: item.inputs["networkInterfaces"][0]["networkIp"] for item in program("gcp", **config).of("Instance")}
 
-    small, large = addresses(scaleTier="STANDARD_1"), addresses(scaleTier="PREMIUM_1")
+    small, large = addresses(scaleTier="STANDARD_1"), addresses(scaleTier="PREMIUM_1", servingCount="40")
     assert small.items() <= large.items()
     assert len(set(large.values())) == len(large)
     assert all(ipaddress.ip_address(found) in ipaddress.ip_network("10.64.0.0/20") for found in large.values())

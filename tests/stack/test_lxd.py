@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from stackmocks import KEY, Program
-from test_firewall_answers import CUSTOM, TIERS
+from test_firewall_answers import CUSTOM, SERVING, TIERS
 
 
-@pytest.mark.parametrize("config", TIERS, ids=lambda config: config["scaleTier"])
+@pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
 def test_a_host_a_replica_behind_the_firewall(program: Program, config: dict[str, str]) -> None:
     stack = program("lxd", **config)
     hosts = stack.of("Host")
