@@ -23,7 +23,7 @@ def test_the_same_words_make_the_same_script() -> None:
 def test_the_runtime_is_pinned_as_the_project_was_tried() -> None:
     server = ["httptools", "orjson", "prometheus-client", "starlette", "uvicorn"]
     trainer = ["fsspec", "numpy", "tensorboard", "gcsfs"]
-    assert requirement_lines("tensorflow-cpu==2.21.0") == [*trainer, *server, "tensorflow-cpu==2.21.0"]
+    assert requirement_lines("tensorflow-cpu==2.21.0") == [*trainer, *server, "optuna", "tensorflow-cpu==2.21.0"]
     constraints = constraint_lines("2.21.0")
     assert any(line.startswith("numpy==") for line in constraints)
     assert "tensorboard==2.21.0" in constraints
