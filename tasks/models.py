@@ -92,6 +92,7 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
         "input": "with --batch: the files, such as '/bucket/data/digits/*.json', with a JSON value on each line, or TFRecords",
         "output": "with --batch: folder in the bucket for the predictions, new or empty",
         "job": f"with --batch: {NEW_JOB} (default: predictor and the time)",
+        "replicas": "with --batch: how many of the master and the workers predict (default: as many as the input is worth)",
         "follow": "with --batch: show the logs until the job ends; --no-follow starts it and returns",
         "json": f"{JSON}; with --batch the job's record",
     },
@@ -106,6 +107,7 @@ def predict(
     input_: str | None = None,
     output: str | None = None,
     job: str | None = None,
+    replicas: str | None = None,
     follow: bool = True,
     json: bool = False,
 ) -> int:
@@ -117,11 +119,13 @@ def predict(
     """
     from ops.cluster.cluster import Cluster
 
-    if batch or input_ or output or job or not follow:
+    with_batch = {"--input": input_, "--output": output, "--job": job, "--replicas": replicas, "--no-follow": not follow}
+    if batch or any(with_batch.values()):
         from ops.models import batch as batches
 
-        batches.check_flags(batch, json_instances, input_, output, job, follow)
-        return batches.batch(Cluster.load(), batches.Asked(model, version, input_, output, signature, job), follow, json)
+        batches.check_flags(batch, json_instances, with_batch)
+        asked = batches.Asked(model, version, input_, output, signature, job, replicas)
+        return batches.batch(Cluster.load(), asked, follow, json)
     from ops.models.predict import predict as run
 
     return run(Cluster.load(), model, version, json_instances, signature, json)

@@ -26,7 +26,7 @@ WITHIN = {
     "fabfile.py": {"tasks"},
     "replica": {"replica", "jobs"},
     "serving": {"serving", "jobs"},
-    "predictor": {"predictor", "serving.fetched", "serving.rest", "serving.saved"},
+    "predictor": {"predictor", "serving.fetched", "serving.rest"},
     "trainer": {"trainer"},
 }
 # Of other people's; the standard library may be imported everywhere. A module with a row of its own has that instead.
