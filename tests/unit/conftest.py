@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from typing import Any
 
 import hypothesis
 import pytest
+import shapes
 from opsdata import inventory_json
 from replicahosts import Cluster, Make
 
+from ops import terminal
 from ops.cluster.inventory import Inventory, parse
 
 # Whatever else the machine does meanwhile, a property holds or does not.
@@ -52,6 +55,19 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     finally:
         _guarded = False
+
+
+@pytest.fixture(autouse=True)
+def documented_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints for programs is, in every test, as docs/json.md says."""
+    printed = terminal.as_json
+
+    def checked(value: Any) -> None:
+        caller = sys._getframe(1)
+        shapes.check(f"{caller.f_globals['__name__']}.{caller.f_code.co_name}", json.loads(json.dumps(value)))
+        printed(value)
+
+    monkeypatch.setattr(terminal, "as_json", checked)
 
 
 @pytest.fixture

@@ -222,6 +222,25 @@ def test_taken_off_and_brought_back(deployed: Deployed, capsys: pytest.CaptureFi
         deploy(cluster)
 
 
+def test_what_programs_hear_of_versions(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+
+    def said(*arguments: Any) -> Any:
+        call, *others = arguments
+        capsys.readouterr()
+        assert call(cluster, *others) == 0
+        return json.loads(capsys.readouterr().out)
+
+    made = said(versions.deploy, "mnist", "v2", "job01", None, True)
+    assert (made["model"], made["version"], made["state"], made["isDefault"]) == ("mnist", "v2", "READY", False)
+    assert [version["version"] for version in said(versions.versions, "mnist", True)] == ["v1", "v2"]
+    assert said(versions.set_default, "mnist", "v2", True)["isDefault"]
+    assert said(versions.undeploy, "mnist", "v1", True)["state"] == "UNDEPLOYED"
+    gone = said(versions.delete_version, "mnist", "v1", True, True)
+    assert gone == {"deleted": {"model": "mnist", "version": "v1"}, "default": "v2"}
+
+
 def test_a_version_that_is_not_there_is_not_brought_back(deployed: Deployed) -> None:
     cluster, _ = deployed()
     with pytest.raises(UsageError, match="version v1 of what"):
