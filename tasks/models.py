@@ -38,7 +38,11 @@ def deploy(
 
 @task(help={"json": JSON})
 def models(_: Any, json: bool = False) -> int:
-    """List the models that were deployed."""
+    """List the models that were deployed.
+
+    fab models
+    fab models --json
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import models as run
 
@@ -47,7 +51,11 @@ def models(_: Any, json: bool = False) -> int:
 
 @task(words=["model"], help={"model": MODEL, "json": JSON})
 def versions(_: Any, model: str | None = None, json: bool = False) -> int:
-    """List a model's versions."""
+    """List a model's versions.
+
+    fab versions
+    fab versions mnist --json
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import versions as run
 
@@ -56,7 +64,10 @@ def versions(_: Any, model: str | None = None, json: bool = False) -> int:
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
 def set_default(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
-    """Make a version the one that answers where none is named: fab set-default mnist v2. No request fails meanwhile."""
+    """Make a version the one that answers where none is named. No request fails meanwhile.
+
+    fab set-default mnist v2
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import set_default as run
 
@@ -65,7 +76,10 @@ def set_default(_: Any, model: str | None = None, version: str | None = None, js
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
 def undeploy(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
-    """Take a version off the model server: fab undeploy mnist v1. It is kept, and fab deploy brings it back."""
+    """Take a version off the model server. It is kept, and fab deploy brings it back.
+
+    fab undeploy mnist v1
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import undeploy as run
 
@@ -74,7 +88,11 @@ def undeploy(_: Any, model: str | None = None, version: str | None = None, json:
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "yes": "do not ask", "json": JSON})
 def delete_version(_: Any, model: str | None = None, version: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete a version with its files: fab delete-version mnist v1. Its name stays taken. Asks first."""
+    """Delete a version with its files. Its name stays taken. Asks first.
+
+    fab delete-version mnist v1
+    fab delete-version mnist v1 --yes
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import delete_version as run
 
@@ -133,7 +151,11 @@ def predict(
 
 @task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
 def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
-    """Open a port of this machine that leads to the model server, for curl and other clients, until Ctrl-C."""
+    """Open a port of this machine that leads to the model server, for curl and other clients, until Ctrl-C.
+
+    fab serve
+    fab serve mnist --port 8600
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.predict import serve as run
 
@@ -144,7 +166,11 @@ def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     name="try", words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8700, or the next that is free)"}
 )
 def try_(_: Any, model: str | None = None, port: str | None = None) -> int:
-    """Show a page on which you draw a digit, and all deployed versions of a model answer as you draw, until Ctrl-C."""
+    """Show a page on which you draw a digit, and all deployed versions of a model answer as you draw, until Ctrl-C.
+
+    fab try
+    fab try mnist --port 8800
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.trying import trying as run
     from ops.train.train import MNIST
@@ -154,7 +180,11 @@ def try_(_: Any, model: str | None = None, port: str | None = None) -> int:
 
 @task(help={"output": "file to write", "count": "how many images (default: 10)"})
 def make_request(_: Any, output: str | None = None, count: str = "10") -> int:
-    """Write test images of MNIST to a file that fab predict reads: fab make-request --output request.json."""
+    """Write test images of MNIST to a file that fab predict reads.
+
+    fab make-request --output request.json
+    fab make-request --output request.json --count 100
+    """
     from ops.models.request import make_request as run
     from ops.train.train import MNIST
 
