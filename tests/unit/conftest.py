@@ -82,6 +82,17 @@ def standard(tmp_path: Path) -> Inventory:
 
 
 @pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in the place of the package index."""
+    (folder := tmp_path / "index").mkdir()
+    for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes a cluster of replica processes, which end with the test."""
     made: list[Cluster] = []
