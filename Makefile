@@ -22,7 +22,7 @@ setup: venv pulumi lxd image data stack ## everything that a new machine needs; 
 
 venv: $(VENV)/.done ## Python environment with the versions of constraints.txt
 
-$(VENV)/.done: pyproject.toml constraints.txt setup/constraints-dev.txt setup/requirements-dev.txt trainer/requirements.txt serving/requirements.txt
+$(VENV)/.done: pyproject.toml constraints.txt setup/constraints-dev.txt setup/requirements-dev.txt trainer/requirements.txt serving/requirements.txt tuner/requirements.txt
 	@if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { echo "venv: install Python 3.11 with its venv module first" >&2; exit 2; }
 	  echo "venv: installing Debian's python3-venv"

@@ -15,6 +15,7 @@ from jobs.queue import Entry, Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import Conflict, Store
+from jobs.study import Trial
 
 R = TypeVar("R", bound=Record)
 _TRIES = 50
@@ -102,6 +103,24 @@ class Ledger:
         """The version of a replica's record, whatever is in it; None where there is none."""
         item = self.store.read(paths.replica(job_id, name))
         return item.version if item else None
+
+    def trials(self, job_id: str) -> list[Trial]:
+        """The trials of a job that tunes hyperparameters, in the order of their numbers; RecordError for one that is none."""
+        found = (Trial.from_json(content) for content in self.store.scan(paths.trials(job_id)).values())
+        return sorted(found, key=lambda trial: trial.trialId)
+
+    def trial(self, job_id: str, number: int) -> Stored[Trial] | None:
+        """One of them, None where there is none."""
+        item = self.store.read(paths.trial(job_id, number))
+        return Stored(Trial.from_json(item.content), item.version) if item else None
+
+    def create_trial(self, job_id: str, trial: Trial) -> Stored[Trial]:
+        """The first record of a trial; Conflict where another replica has begun one of this number."""
+        return Stored(trial, self.store.create(paths.trial(job_id, trial.trialId), trial.to_json()))
+
+    def change_trial(self, job_id: str, before: Stored[Trial], trial: Trial) -> Stored[Trial]:
+        """The next record of a trial; Conflict where another replica has it by now."""
+        return Stored(trial, self.store.replace(paths.trial(job_id, trial.trialId), trial.to_json(), before.version))
 
     def cancel_requested(self, job_id: str) -> bool:
         """True once somebody asked for the job's end."""

@@ -53,6 +53,16 @@ def log(job_id: str, name: str) -> str:
     return f"{JOBS}/{job_id}/logs/{name}.jsonl"
 
 
+def trial(job_id: str, number: int) -> str:
+    """The record of a trial, of a job that tunes hyperparameters."""
+    return f"{JOBS}/{job_id}/trials/{number}.json"
+
+
+def trials(job_id: str) -> str:
+    """The pattern of all of them."""
+    return f"{JOBS}/{job_id}/trials/*.json"
+
+
 def output(job_id: str) -> str:
     """Where a job's output goes where nothing else is said."""
     return f"{JOBS}/{job_id}/output"

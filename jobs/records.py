@@ -15,6 +15,7 @@ from jobs.checked import Record, RecordError
 from jobs.lease import Lease
 from jobs.placement import Placed
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
+from jobs.study import Study
 from jobs.times import now, seconds_between
 
 EVENTS_KEPT = 50
@@ -191,8 +192,9 @@ class Plan(Record):
     that runs, in that `folder` of the package, in place of the module. `python` is that of the job's own runtime, and empty
     where the hosts' is meant. `data` are the paths, directories or globs of what the
     job trains on, which the chief's host hashes. `packageSha256` is that of the package's archive. `secrets` are names of
-    variables whose values `fab train` brought to the hosts, and nowhere else. `expendable` are the roles whose loss or repeated
-    kill the job goes on without. With restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
+    variables whose values `fab train` brought to the hosts, and nowhere else. With a `study` each replica runs the program
+    again and again, as trials. `expendable` are the roles whose loss or repeated kill the job goes on without. With a
+    restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
@@ -209,6 +211,7 @@ class Plan(Record):
     packageSha256: str = ""
     data: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
+    study: Study | None = None
     restartPolicy: str = "replica"
     expendable: list[str] = field(default_factory=list)
     maxRestarts: int = 5
@@ -246,6 +249,10 @@ class Plan(Record):
         except (ValueError, AttributeError, TypeError) as error:
             raise RecordError(f"plan.json has a TF_CONFIG that is none: {error}") from None
         return replace(self, hosts=dict(hosts), tasks=tasks)
+
+    def program(self, python: str) -> list[str]:
+        """What runs, with its arguments; a command finds `python` first on the trainer's PATH, where this one is."""
+        return [*(self.command or [python, "-m", self.module]), *self.args]
 
     @property
     def whole(self) -> bool:

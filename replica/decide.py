@@ -85,12 +85,16 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
 
 def killer(record: ReplicaRecord) -> str:
     """What ended a trainer whose exit code is 128 or more: `signal 9 (SIGKILL), out of memory`, or `status 255`."""
-    code = record.exitCode or 0
+    return end_of(record.exitCode or 0, record.outOfMemory)
+
+
+def end_of(code: int, out_of_memory: bool) -> str:
+    """The same of any exit code."""
     try:
         name = f"signal {code - 128} ({signal.Signals(code - 128).name})"
     except ValueError:
         name = f"status {code}"
-    return f"{name}, out of memory" if record.outOfMemory else name
+    return f"{name}, out of memory" if out_of_memory else name
 
 
 def _memory_hint(record: ReplicaRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
 from replica import memory, restart
 from replica.decide import killer
+
+_TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
 
 
 class Child(Protocol):
@@ -67,8 +70,10 @@ class Assignment:
 
     @property
     def argv(self) -> list[str]:
-        """A command finds `python` first on the trainer's PATH, where this one is."""
-        return [*(self.plan.command or [self.python, "-m", self.plan.module]), *self.plan.args]
+        """The job's program, or what runs it as trials, by the Python of this process."""
+        if self.plan.study:
+            return [sys.executable, "-I", str(_TUNER), self.plan.jobId, self.name]
+        return self.plan.program(self.python)
 
 
 Spawn = Callable[[Assignment], Child]

@@ -66,13 +66,13 @@ def startup_script(runtime_version: str, accelerator: Accelerator | None, idle_s
 
 
 def requirement_lines(tensorflow: str) -> list[str]:
-    """What the trainer needs, with this TensorFlow, and the model server, and gcsfs for the bucket.
+    """What the trainer needs, with this TensorFlow, the model server and the tuner, and gcsfs for the bucket.
 
     Other versions are the constraints' affair.
     """
     names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
     mine = [name for name in names if not name.startswith("tensorflow")]
-    return [*mine, "gcsfs", *_lines("serving/requirements.txt"), tensorflow]
+    return [*mine, "gcsfs", *_lines("serving/requirements.txt"), *_lines("tuner/requirements.txt"), tensorflow]
 
 
 def constraint_lines(runtime_version: str) -> list[str]:

@@ -21,7 +21,7 @@ VENV = ROOT / ".cache" / "image" / "runtime"
 # The Pythons that jobs bring along, each in a folder here.
 RUNTIMES_HERE = ROOT / ".cache" / "runtimes"
 _ALIAS = re.compile(r"scaletier-[0-9a-f]{12}")
-_RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt", "serving/requirements.txt")
+_RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt", "serving/requirements.txt", "tuner/requirements.txt")
 
 
 def name() -> str:

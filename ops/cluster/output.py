@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import paths
@@ -46,6 +46,11 @@ class Output:
         """Those of the files that a trainer may go on from: neither a summary, nor figures, nor below export/."""
         told = {*self.summaries, METRICS, EVALUATION}
         return [name for name in self.files if name not in told and not name.startswith(_EXPORTS)]
+
+    def part(self, folder: str) -> Output:
+        """What is in a folder of it, as an output of its own."""
+        files = {path.removeprefix(f"{folder}/"): size for path, size in self.files.items() if path.startswith(f"{folder}/")}
+        return replace(self, job_dir=f"{self.job_dir}/{folder}", files=files, _folder=f"{self._folder}/{folder}".lstrip("/"))
 
     def read(self, name: str) -> bytes:
         """One of the files, which is small."""

@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 from jobs import paths
+from jobs.study import Trial, words
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
@@ -16,6 +17,7 @@ from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
 from ops.package import declared, runtimes
 from ops.show.fetch import check_free
+from ops.show.trials import best_of
 from ops.train.push import PYTHON
 
 MODEL = "saved_model.pb"
@@ -36,11 +38,12 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
     job_id = record.jobId
     if dest is not None:
         check_free(Path(dest))
-    found = find(cluster, record)
+    trial = best_of(cluster.ledger, record)
+    found = of_trial(find(cluster, record), trial)
     folder = newest(found)
     if folder is None:
-        exporter = _make(cluster, found)
-        found = find(cluster, record)
+        exporter = _make(cluster, found, words(trial.hyperparameters) if trial else [])
+        found = of_trial(find(cluster, record), trial)
         folder = newest(found)
         if folder is None:
             raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {found.job_dir}")
@@ -49,6 +52,11 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
     _fetch(found, folder, target)
     _show(target, f"{found.job_dir}/{folder}".rstrip("/"), as_json)
     return DONE
+
+
+def of_trial(found: Output, trial: Trial | None) -> Output:
+    """The part of an output that is a trial's, as it has a folder of its own; all of it without one."""
+    return found.part(str(trial.trialId)) if trial else found
 
 
 def newest(found: Output) -> str | None:
@@ -63,7 +71,7 @@ def newest(found: Output) -> str | None:
     return max(whole, key=age, default=None)
 
 
-def _make(cluster: Cluster, found: Output) -> str:
+def _make(cluster: Cluster, found: Output, more: list[str]) -> str:
     """Has the job's own package export its latest checkpoint, on the chief's host; the module that did."""
     job_id, state = found.job.jobId, found.job.state
     if not found.job.final:
@@ -79,7 +87,7 @@ def _make(cluster: Cluster, found: Output) -> str:
             f"checkpoint: fab get {job_id} fetches its checkpoints"
         )
     chief = cluster.inventory.chief.name
-    arguments = [*found.job.trainingInput.get("args", []), "--job-dir", found.job_dir]  # of two the last counts
+    arguments = [*found.job.trainingInput.get("args", []), *more, "--job-dir", found.job_dir]  # of two the last counts
     with terminal.Step(f"exporting the latest checkpoint on {chief}"):
         python = runtimes.python_of(cluster.inventory, found.job.manifest) or PYTHON
         cluster.fleet.must(chief, make_command(python, exporter, arguments), "could not export, it ended", package)

@@ -40,9 +40,12 @@ def make_request(data: Path, output: str | None, count: str) -> int:
     return DONE
 
 
-def images(data: Path) -> Iterator[tuple[bytes, int]]:
-    """The test images of MNIST as `make data` keeps them, 784 bytes each, with their labels; nothing where it was not run."""
-    for path in sorted(data.glob("test*.tfrecord")):
+def images(data: Path, files: str = "test*.tfrecord") -> Iterator[tuple[bytes, int]]:
+    """The test images of MNIST as `make data` keeps them, 784 bytes each, with their labels; nothing where it was not run.
+
+    Those of other `files` where these are named.
+    """
+    for path in sorted(data.glob(files)):
         for record in _records(path):
             features = dict(entry_of(feature) for whole in all_of(record, 1) for feature in all_of(whole, 1))
             (image,) = all_of(all_of(features["image_raw"], 1)[0], 1)

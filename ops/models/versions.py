@@ -22,8 +22,9 @@ from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, meant, one_line
 from ops.models import server
-from ops.models.export import MODEL, newest
+from ops.models.export import MODEL, newest, of_trial
 from ops.models.savedmodel import signatures
+from ops.show.trials import best_of
 from serving.catalog import Catalog
 from serving.records import NAME, Model, ModelError, Version, VersionState, folder_of
 
@@ -111,7 +112,7 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
     """UsageError where there is no SavedModel to deploy."""
     if origin is None:
         record = existing_job(cluster.ledger, job_id)
-        found = find(cluster, record)
+        found = of_trial(find(cluster, record), best_of(cluster.ledger, record))
         folder = newest(found)
         if folder is None:
             raise UsageError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import vl_convert
 
-from ops.report.report import RESTARTING, RUNNING, WAITING, Chart, Curve, Happening, Pace, Span
+from ops.report.report import RESTARTING, RUNNING, WAITING, Axis, Chart, Curve, Happening, Pace, Span, Tuning
 
 COLOURS = 8
 _VERSION = "6.4"
@@ -109,6 +109,59 @@ def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: 
         at_x = {"x": {"field": "x", "type": "quantitative"}}
         spec["layer"].append({"data": {"values": whole}, "mark": rule, "encoding": at_x})
     return spec
+
+
+def tried(tuning: Tuning) -> Spec:
+    """The metric of each trial as a dot, in the order of their numbers, and the best so far as a line."""
+    points = sorted((each.trial, each.value) for each in tuning.trials if each.value is not None)
+    better = max if tuning.goal == "MAXIMIZE" else min
+    so_far = [(number, better(value for _, value in points[: place + 1])) for place, (number, _) in enumerate(points)]
+    line = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "color": "var(--c1)", "aria": False}
+    dots = {"type": "circle", "size": 60, "opacity": 1, "color": "var(--c0)", "aria": False}
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "title": "trial",
+        "axis": {"format": "d", "tickMinStep": 1},
+        "scale": {"zero": False},
+    }
+    encoding = {"x": x, "y": _metric(tuning)}
+    return {
+        **_frame(_HEIGHT),
+        "encoding": encoding,
+        "layer": [
+            {"data": {"values": [{"x": x, "y": y} for x, y in so_far]}, "mark": line},
+            {"data": {"values": [{"x": x, "y": y} for x, y in points]}, "mark": dots},
+        ],
+    }
+
+
+def by_parameter(tuning: Tuning, axis: Axis) -> Spec:
+    """The metric of each trial over one of the hyperparameters; the best trial in another colour, and larger."""
+    told = [each for each in tuning.trials if each.value is not None]
+    values = [
+        {
+            "x": each.hyperparameters[axis.name] if axis.kind == "words" else float(each.hyperparameters[axis.name]),
+            "y": each.value,
+        }
+        for each in told
+    ]
+    kind = (
+        {"type": "nominal"}
+        if axis.kind == "words"
+        else {"type": "quantitative", "scale": {"type": axis.kind, "zero": False, "padding": 10}}
+    )
+    if axis.kind == "log":
+        kind = {**kind, "axis": {"format": "~g", "tickCount": 4}}
+    encoding = {"x": {"field": "x", "title": axis.name, **kind}, "y": _metric(tuning)}
+    dots = {"type": "circle", "size": 60, "opacity": 0.8, "color": "var(--c0)", "aria": False}
+    first = {"type": "circle", "size": 160, "opacity": 1, "color": "var(--c1)", "aria": False}
+    layers = [{"data": {"values": values}, "mark": dots}, {"data": {"values": values[:1]}, "mark": first}]
+    return {**_frame(_HEIGHT), "encoding": encoding, "layer": layers}
+
+
+def _metric(tuning: Tuning) -> Spec:
+    return {"field": "y", "type": "quantitative", "title": tuning.metric, "scale": {"zero": False}}
 
 
 def time_line(spans: Sequence[Span]) -> Spec:

@@ -9,7 +9,8 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from jobs.records import JobRecord, ReplicaRecord
-from jobs.times import seconds_between
+from jobs.study import Parameter, ParameterType, ScaleType, Study, Trial, ranked
+from jobs.times import now, seconds_between
 from ops.cluster.ledger import replica_names
 from ops.logs import progress
 from ops.logs.lines import Line
@@ -18,6 +19,7 @@ from ops.report.report import (
     RESTARTING,
     RUNNING,
     WAITING,
+    Axis,
     Chart,
     Cost,
     Curve,
@@ -26,12 +28,16 @@ from ops.report.report import (
     Replica,
     Report,
     Span,
+    Tried,
+    Tuning,
 )
 from ops.report.sources import Sources
+from ops.show.trials import state, study_of
 from ops.train import compare
 
 MOST_CHARTS = 12
 _MOST_ERRORS = 20
+_MOST_TRIALS = 8
 _FIRST = ("loss", "accuracy")
 _LOUD = ("ERROR", "CRITICAL")
 
@@ -41,9 +47,10 @@ def make(sources: Sources) -> Report:
     record, notes = sources.record, list(sources.notes)
     end = record.endTime or sources.madeTime
     names = replica_names(record)
-    charts = from_logs(sources.logs, names)
-    source = "log" if charts else ""
-    if not charts and sources.scalars:
+    study = study_of(record)
+    charts = from_trials(study, sources.trials) if study else from_logs(sources.logs, names)
+    source = ("trials" if study else "log") if charts else ""
+    if not study and not charts and sources.scalars:
         charts, source = from_scalars(sources.scalars), "summaries"
     if len(charts) > MOST_CHARTS:
         notes.append(f"{len(charts) - MOST_CHARTS} more curves are not shown: fab tensorboard {record.jobId} has all")
@@ -63,7 +70,7 @@ def make(sources: Sources) -> Report:
         metrics=sources.metrics,
         charts=charts[:MOST_CHARTS],
         chartsFrom=source,
-        paces=paces(record, sources.replicas, sources.logs),
+        paces=[] if study else paces(record, sources.replicas, sources.logs),
         spans=list(spans(record, sources.replicas, end)),
         replicas=[
             Replica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
@@ -76,6 +83,7 @@ def make(sources: Sources) -> Report:
         errorLines=error_lines(sources.logs),
         evaluation=sources.evaluation,
         planned=sources.planned,
+        tuning=tuning(record, study, sources.trials) if study else None,
         notes=notes,
     )
 
@@ -102,6 +110,50 @@ def from_logs(logs: Mapping[str, Sequence[Line]], names: Sequence[str]) -> list[
     for name in there:
         add(_called("eval", name, names), filter(None, (progress.evaluated(line.message) for line in logs[name])))
     return _charts(found)
+
+
+def from_trials(study: Study, trials: Sequence[Trial]) -> list[Chart]:
+    """What the best of the trials told of the metric by step; empty where none told more than its end."""
+    told = [trial for trial in ranked(study, trials) if len(trial.allMetrics) > 1][:_MOST_TRIALS]
+    curves = [
+        Curve(f"trial {trial.trialId}", [(each.trainingStep, each.objectiveValue) for each in trial.allMetrics])
+        for trial in told
+    ]
+    return [Chart(study.hyperparameterMetricTag, curves)] if curves else []
+
+
+def tuning(record: JobRecord, study: Study, trials: Sequence[Trial]) -> Tuning:
+    """What was tuned, and what came of it."""
+    return Tuning(
+        study.hyperparameterMetricTag,
+        str(study.goal),
+        study.trials,
+        [Axis(each.parameterName, _kind(each)) for each in study.params],
+        [
+            Tried(
+                trial.trialId,
+                state(record, trial),
+                _value(trial),
+                trial.hyperparameters,
+                trial.replica,
+                trial.restarts,
+                round(max(seconds_between(trial.startTime, trial.endTime or record.endTime or now()), 0.0), 3),
+            )
+            for trial in ranked(study, trials)
+            if study.has(trial.hyperparameters)
+        ],
+    )
+
+
+def _value(trial: Trial) -> float | None:
+    final = trial.finalMetric or (trial.allMetrics[-1] if trial.allMetrics else None)
+    return final.objectiveValue if final else None
+
+
+def _kind(parameter: Parameter) -> str:
+    if parameter.type is ParameterType.CATEGORICAL:
+        return "words"
+    return "log" if parameter.scaleType is ScaleType.UNIT_LOG_SCALE else "linear"
 
 
 def _called(what: str, name: str, names: Sequence[str]) -> str:

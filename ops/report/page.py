@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from markupsafe import Markup
@@ -15,8 +15,10 @@ from markupsafe import Markup
 from jobs.times import seconds_between
 from ops import pages, terminal
 from ops.report import charts, differences
-from ops.report.report import Chart, Curve, Difference, Report
+from ops.report.report import Chart, Curve, Difference, Report, Tuning
 from ops.train.render import TEMPLATES
+
+T = TypeVar("T")
 
 MARK = '<meta name="generator" content="scaletier report">'
 """What tells a file of this command from one that is somebody's own; among its first bytes."""
@@ -89,6 +91,7 @@ def _one(report: Report) -> dict[str, Any]:
         "curves": [curve_figure(chart) for chart in report.charts],
         "pace": pace_figure(report),
         "time": time_figure(report),
+        "tried": tried_figures(report.tuning) if report.tuning else [],
     }
     return {
         "title": f"Job {report.job}",
@@ -112,6 +115,7 @@ def _several(reports: Sequence[Report]) -> dict[str, Any]:
         "curves": [compared_figure(name, reports) for name in names],
         "pace": None,
         "time": None,
+        "tried": [],
         "arguments": [],
         "elsewhere": False,
         "confusion": [],
@@ -158,8 +162,8 @@ def _at(point: tuple[int, float]) -> str:
     return f"{number(point[1])} at step {point[0]}"
 
 
-def some(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A few of the points, evenly, the first and the last among them."""
+def some(points: Sequence[T]) -> list[T]:
+    """A few of them, evenly, the first and the last among them."""
     if len(points) <= _ROWS:
         return list(points)
     return [points[round(place * (len(points) - 1) / (_ROWS - 1))] for place in range(_ROWS)]
@@ -187,6 +191,26 @@ def pace_figure(report: Report) -> Figure | None:
         rows,
         f"Steps/s: {what}.{marks}{lines}",
     )
+
+
+def tried_figures(tuning: Tuning) -> list[Figure]:
+    """The trials in their order, and over each of the hyperparameters; none where no trial told anything."""
+    told = [each for each in tuning.trials if each.value is not None]
+    if not told:
+        return []
+    ordered = sorted(told, key=lambda each: each.trial)
+    first = told[0]
+    words = f"{tuning.metric} of {len(told)} trials; the best is trial {first.trial} with {number(first.value or 0.0)}"
+    rows = [[str(each.trial), number(each.value or 0.0)] for each in some(ordered)]
+    picture = Markup(charts.svg(charts.tried(tuning)))  # noqa: S704  made by charts
+    caption = "A dot is a trial, the line the best so far."
+    figures = [Figure("Trials", picture, words, ["trial", tuning.metric], rows, caption)]
+    for axis in tuning.parameters:
+        picture = Markup(charts.svg(charts.by_parameter(tuning, axis)))  # noqa: S704  made by charts
+        values = [[each.hyperparameters[axis.name], number(each.value or 0.0)] for each in some(told)]
+        best = f"{tuning.metric} by {axis.name}; the best has {first.hyperparameters[axis.name]}"
+        figures.append(Figure(axis.name, picture, best, [axis.name, tuning.metric], values))
+    return figures
 
 
 def time_figure(report: Report) -> Figure:

@@ -111,6 +111,38 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A trial: `value` of the metric at its end, or the last that it told, None for one that told none."""
+
+    trial: int
+    state: str
+    value: float | None
+    hyperparameters: dict[str, str]
+    replica: str
+    restarts: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A hyperparameter: its `kind` is `linear`, `log`, or `words` for values that are no numbers."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was tuned, MAXIMIZE or MINIMIZE `metric`; of `wanted` trials those that there are, the best first."""
+
+    metric: str
+    goal: str
+    wanted: int
+    parameters: list[Axis]
+    trials: list[Tried]
+
+
+@dataclass(frozen=True)
 class Report:
     """A job. `metrics` are the final ones as they were told, `made` what went into it, `notes` what could not be read.
 
@@ -143,6 +175,7 @@ class Report:
     errorLines: list[str]
     evaluation: Evaluation | None = None
     planned: Planned | None = None
+    tuning: Tuning | None = None
     notes: list[str] = field(default_factory=list)
 
 

@@ -15,6 +15,7 @@ from ops.logs.lines import Line, clock
 from ops.logs.readings import Reading, Unit, read
 from ops.screen.picture import SEVERITIES, Picture, Row, Span, Table, bar, cell, harmless, height, state
 from ops.screen.series import Pace, Series, sparkline
+from ops.screen.trials import Trials
 
 LINES_KEPT = 200
 """Of the newest lines, and of those that warn."""
@@ -25,7 +26,6 @@ _SPARK = 32
 _STOPPED = 128 + 15  # by SIGTERM, as all are once the job has ended
 _LEAST_LOG = 4
 _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY")
-_RIGHT = frozenset(_HEADS[2:])
 
 
 @dataclass
@@ -53,6 +53,8 @@ class JobScreen:
         self._width = max((len(name) for name in self._replicas), default=0)
         self._pace, self._unit = Pace(), Unit.STEP
         self._maximum = record.steps
+        tuned = record.trainingInput.get("hyperparameters")
+        self._trials = Trials(tuned) if isinstance(tuned, dict) else None
         self._shapes = {"loss": Series(), "accuracy": Series()}
         self._last: dict[str, str] = {}
         self._learned: tuple[int | None, dict[str, str]] | None = None
@@ -68,7 +70,9 @@ class JobScreen:
         replica = self._replicas.get(line.replica)
         if replica:
             replica.heard = max(moment, replica.heard or moment)
-        if reading := read(shown.message):
+        if self._trials:
+            self._trials.line(shown.message, line.replica, moment, now)
+        elif reading := read(shown.message):  # of several trials at once no step is the job's
             self._take(reading, replica, moment, now)
 
     def note(self, text: str, now: float) -> None:
@@ -152,7 +156,8 @@ class JobScreen:
         took = terminal.duration(max(seconds_between(began, record.endTime or _rfc(now)), 0))
         title = Row.of(Span(record.jobId, "bold"), "  ", state(record.state), "  ", took)
         why = harmless(record.errorMessage.partition("\n")[0])
-        return [title, *([Row.of(Span(why, "red"))] if why else []), *self._progress(now), *self._figures()]
+        trials = self._trials.rows(record.final, now) if self._trials else []
+        return [title, *([Row.of(Span(why, "red"))] if why else []), *trials, *self._progress(now), *self._figures()]
 
     def _progress(self, now: float) -> list[Row]:
         pace, unit = self._pace, str(self._unit)
@@ -194,7 +199,8 @@ class JobScreen:
         shown = every if len(every) <= most else every[: most - 1]
         rows = tuple(self._replica_row(replica, now) for replica in shown)
         rest = every[len(shown) :]
-        return [Table(_HEADS, rows, _RIGHT), *([Row.of(Span(_of_the_rest(rest), "dim"))] if rest else [])]
+        heads = (*_HEADS[:2], "TRIAL", *_HEADS[3:]) if self._trials else _HEADS
+        return [Table(heads, rows, frozenset(heads[2:])), *([Row.of(Span(_of_the_rest(rest), "dim"))] if rest else [])]
 
     def _replica_row(self, replica: _Replica, now: float) -> tuple[Span, ...]:
         record = replica.record
@@ -204,7 +210,7 @@ class JobScreen:
         return (
             Span(replica.name, "bold"),
             _replica_state(self._record, record),
-            cell(None if ended or (rate := replica.rate(now)) is None else _rate(rate)),
+            cell(None if ended else self._trials.of(replica.name) if self._trials else _of_late(replica.rate(now))),
             cell(age),
             cell(record.restarts if record else None, "yellow" if record and record.restarts else ""),
             cell(None if usage is None or usage.cpus is None else f"{usage.cpus:.0%}"),
@@ -238,6 +244,10 @@ def _of_the_rest(replicas: list[_Replica]) -> str:
         name = str(replica.record.state) if replica.record else "not heard of"
         states[name] = states.get(name, 0) + 1
     return f"and {len(replicas)} more: " + ", ".join(f"{count} {name}" for name, count in states.items())
+
+
+def _of_late(rate: float | None) -> str | None:
+    return None if rate is None else _rate(rate)
 
 
 def _rate(value: float | None) -> str:

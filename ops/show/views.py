@@ -20,6 +20,7 @@ from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job, replicas_of
 from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
+from ops.show import trials
 from ops.train import manifest
 
 _HOSTS_SECONDS = 12.0
@@ -110,8 +111,10 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     record = existing_job(ledger, job_id)
     job_id = record.jobId
     replicas = replicas_of(ledger, record)
+    tried = trials.trials_of(ledger, record)
     if as_json:
-        terminal.as_json({**record.to_dict(), "replicas": [replica.to_dict() for replica in replicas]})
+        listed = [replica.to_dict() for replica in replicas]
+        terminal.as_json({**record.to_dict(), "replicas": listed, **trials.output(record, tried)})
         return DONE
     queue = ledger.queue() if record.state is JobState.QUEUED else Queue()
     ahead = queue.ahead_of(job_id)
@@ -130,7 +133,8 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         "retries": record.attempt or None,
         "goes on without": ", ".join(record.without),
         "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
-        **{key: _shown(value) for key, value in record.trainingInput.items()},
+        "trials": trials.summary(record, tried),
+        **{key: _shown(value) for key, value in record.trainingInput.items() if key != trials.HYPERPARAMETERS},
         **manifest.lines(record.manifest),
     }
     for key, value in facts.items():
@@ -142,6 +146,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         elsewhere = any(replica != host for replica, host in record.placement.items())
         rows = [(*_replica_row(record, replica), record.placement.get(replica.name)) for replica in replicas]
         terminal.table(heads if elsewhere else heads[:-1], rows if elsewhere else [row[:-1] for row in rows])
+    trials.show(record, tried)
     if events := _events(record, replicas):
         terminal.out()
         terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)

@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from infra.spec import Role
 from jobs import paths
+from jobs.study import Study
 from ops.checks import check_mapping, read_yaml
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
@@ -19,12 +21,14 @@ from ops.package import declared as declaration
 from ops.package import runtimes
 from ops.package.declared import Declared, Strategy
 from ops.package.runtimes import Runtime
-from ops.train import arguments, environment, fitness, part
+from ops.train import arguments, environment, fitness, part, tuning
 from ops.train.program import readers
 from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
+# What ROLE_KEYS may say of a trial.
+_ONE_HOST = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 # Of a config.yaml, what a job's trainingInput says in words of its own.
 _SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
 
@@ -69,7 +73,7 @@ class Job:
     says of itself. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is what the user
     adds to it; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
     that the cluster has where it is empty. With a `command` there is no module: it runs in that `folder` of the package.
-    Without a `runtime` it has the hosts' Python.
+    Without a `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another.
     """
 
     id: str
@@ -91,6 +95,7 @@ class Job:
     command: tuple[str, ...] = ()
     folder: str = ""
     runtime: Runtime | None = None
+    study: Study | None = None
 
     def part(self, inventory: Inventory) -> Inventory:
         """The part of a cluster that it asks for, as a cluster of its own."""
@@ -146,8 +151,13 @@ def chosen_strategy(args: Sequence[str]) -> str | None:
     return named[-1] if named else None
 
 
-def policy(scheduling: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """The fields of a plan that are a matter of choice: as config.yaml says, else as the trainer declares."""
+def policy(scheduling: Mapping[str, Any], strategy: Strategy, study: Study | None = None) -> dict[str, Any]:
+    """The fields of a plan that are a matter of choice: as config.yaml says, else as the trainer declares.
+
+    Trials have nothing to do with one another: where one host is lost the others go on.
+    """
+    if study:
+        strategy = Strategy(restart_policy="replica", expendable=(Role.WORKER,))
     declared = {"restartPolicy": strategy.restart_policy, "expendable": list(strategy.expendable)}
     return {**declared, **{key: value for key, value in scheduling.items() if key != "priority"}}
 
@@ -200,8 +210,30 @@ def _ignored(given: Mapping[str, Any], inventory: Inventory, where: str, typed: 
         yield f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"
     if why := _version_ignored(given, inventory):
         yield f"runtimeVersion in {where}: ignored, {why}"
+    if tuned := given.get("hyperparameters"):
+        if shape := [key for key in ROLE_KEYS if key in given and given[key] not in _ONE_HOST]:
+            yield f"{', '.join(shape)} in {where}: ignored, a trial has one host, and maxParallelTrials says how many"
+        if few := tuning.fewer(tuned, inventory):
+            yield few
     if typed and given.get("args"):
         yield f"args in {where}: ignored, the command line has others"
+
+
+def _job_dir_flag(args: Sequence[str], declared: Declared, files: Mapping[str, bytes] | None, asked: bool) -> str | None:
+    """The flag for the output folder; one that was asked for is passed also to a trainer that knows none, as Cloud ML did."""
+    if asked and files is not None:
+        return arguments.job_dir_flag(files) or "--job-dir"
+    return told_job_dir(args, declared, files)
+
+
+def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
+    """The hosts of a job that tunes hyperparameters; UsageError for a flag that goes with any other."""
+    for flag, value in {"--scale-tier": flags.scale_tier, "--replicas": flags.replicas}.items():
+        if value is not None:
+            raise UsageError(f"{flag}: {where} tunes hyperparameters, each trial on one host; maxParallelTrials says how many")
+    if flags.resume is not None:
+        raise UsageError(f"--resume goes on with one training, and {where} tunes hyperparameters: resumePreviousJobId goes on")
+    return tuning.hosts(tuned, inventory)
 
 
 def build_job(
@@ -236,13 +268,18 @@ def build_job(
     asked_files = readers(folder, command, files or {})
     module = "" if command else flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0] or package)
-    if (asked := (flags.job_dir and flags.resume is None) or given.get("jobDir")) and asked_files is not None:
-        args += [arguments.job_dir_flag(asked_files) or "--job-dir", str(chosen_dir)]  # as Cloud ML does
+    tuned = given.get("hyperparameters")
+    asked = bool((flags.job_dir and flags.resume is None) or given.get("jobDir"))
+    job_dir_flag = _job_dir_flag(args, declared, asked_files, asked)
+    if job_dir_flag and asked and not tuned:
+        args += [job_dir_flag, str(chosen_dir)]
     strategy = chosen_strategy(args)
-    roles = declared.strategy(strategy).replicas
-    counts = part.asked(flags.scale_tier, flags.replicas, given, roles, inventory, where)
+    if tuned:
+        counts = _counts_of_trials(flags, tuned, inventory, where)
+    else:
+        counts = part.asked(flags.scale_tier, flags.replicas, given, declared.strategy(strategy).replicas, inventory, where)
     for name in {flags.strategy or strategy, strategy}:
-        fitness.check_strategy(name, declared, inventory, counts)
+        fitness.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
     labels = {**inventory.labels, **given.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = given.get("scheduling", {})
     added = environment.added(given.get("environment", {}), flags.env_file, flags.env, where)
@@ -250,6 +287,7 @@ def build_job(
     if both := added.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
     runtime = _runtime(flags, given, inventory, where)
+    study = tuning.study(tuned, args, chosen_dir or default_dir, job_dir_flag)
     shown = {
         **part.described(counts, inventory),
         **{key: given[key] for key in given if key not in _SAID_OTHERWISE},
@@ -265,9 +303,9 @@ def build_job(
         args=tuple(args),
         job_dir=chosen_dir or default_dir,
         labels=labels,
-        job_dir_flag=None if asked else told_job_dir(args, declared, asked_files),
+        job_dir_flag=None if asked or tuned else job_dir_flag,
         use_chief=given.get("useChiefInTfConfig", True),
-        policy=policy(scheduling, declared.strategy(strategy)),
+        policy=policy(scheduling, declared.strategy(strategy), study),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
         declared=declared,
         environment=added,
@@ -277,5 +315,6 @@ def build_job(
         command=tuple(command),
         folder=folder,
         runtime=runtime,
+        study=study,
         notes=tuple(_ignored(given, inventory, where, bool(typed))),
     )

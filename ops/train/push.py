@@ -21,7 +21,7 @@ CODE_DIR = "/opt/scaletier"
 # Code arrives beside what is there, and takes its place when all of it is: a push that breaks off leaves the old one.
 NEW_DIR = f"{CODE_DIR}/.new"
 # What runs on a host, and what is told apart by its version there, which is the last to be replaced.
-CODE = ("jobs", "replica")
+CODE = ("jobs", "replica", "tuner")
 VERSION = "replica/VERSION"
 # A reload reads every unit of the host again, and most jobs bring the units of the job before. A replica that runs is only
 # woken: it may be another job's, and takes this one up, or new code, when its host is free.

@@ -84,16 +84,28 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         replicas=[host.name for host in hosts],
         module=job.module,
         args=[*job.args, *((job.job_dir_flag, job.job_dir) if job.job_dir_flag else ())],
-        tasks={host.name: Task(tf_config(named, host, job), environment(named, host, job)) for host in hosts},
+        tasks={host.name: task(_alone(named, host) if job.study else named, host.name, job) for host in hosts},
         addresses={host.name: host.address for host in inventory.hosts},
         packageSha256=package_sha256,
         data=data_paths(job.args) or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
         secrets=sorted(job.secrets),
+        study=job.study,
         command=list(job.command),
         folder=job.folder,
         python=python(inventory, job),
         **job.policy,
     )
+
+
+def task(inventory: Inventory, name: str, job: Job) -> Task:
+    """What the trainer of one replica finds."""
+    host = next(host for host in inventory.hosts if host.name == name)
+    return Task(tf_config(inventory, host, job), environment(inventory, host, job))
+
+
+def _alone(inventory: Inventory, host: Host) -> Inventory:
+    """A host as a cluster of its own, whose master it is."""
+    return replace(inventory, hosts=(replace(host, role=Role.MASTER, index=0),))
 
 
 def python(inventory: Inventory, job: Job) -> str:

@@ -23,7 +23,7 @@ from ops.errors import DETACHED, OpsError, UsageError
 from ops.package import runtimes
 from ops.package.package import Package, unpack
 from ops.package.runtimes import Runtime
-from ops.train import compare, manifest, part, train
+from ops.train import compare, manifest, part, train, tuning
 from ops.train.arguments import redirected
 from ops.train.config import Job, chosen_strategy, policy, told_job_dir
 from ops.train.metrics import final_metrics
@@ -123,6 +123,8 @@ def build_job(
     command = tuple(whole.get("command", ()))
     runs = {"command": [*command]} if command else {"pythonModule": whole["module"]}
     own = {"runtime": runtime.name} if runtime else {}
+    flag = told_job_dir(args, declared, readers(whole.get("folder", ""), command, package.files))
+    study = tuning.study(config.get("hyperparameters"), args, folder, flag)
     shown = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
     return Job(
         id=new_id,
@@ -130,9 +132,9 @@ def build_job(
         args=tuple(args),
         job_dir=folder,
         labels=whole["labels"],
-        job_dir_flag=told_job_dir(args, declared, readers(whole.get("folder", ""), command, package.files)),
+        job_dir_flag=None if study else flag,
         use_chief=config.get("useChiefInTfConfig", True),
-        policy=policy(decided, declared.strategy(chosen_strategy(args))),
+        policy=policy(decided, declared.strategy(chosen_strategy(args)), study),
         priority=decided.get("priority", 0),
         declared=declared,
         environment=added,
@@ -143,6 +145,7 @@ def build_job(
         command=command,
         folder=whole.get("folder", ""),
         runtime=runtime,
+        study=study,
     )
 
 

@@ -26,6 +26,7 @@ from ops.checks import (
 )
 from ops.errors import UsageError
 from ops.train.environment import mapping
+from ops.train.tuning import hyperparameters
 
 TYPE_KEYS: Mapping[Role, str] = {
     Role.MASTER: "masterType",
@@ -115,6 +116,6 @@ TRAINING_KEYS: Mapping[str, Check] = {
     "runtimeVersion": version,
     "pythonVersion": text,
     "packageUris": unsupported("fab train builds the package itself, give it --package DIR"),
-    "hyperparameters": unsupported("start one job a trial"),
+    "hyperparameters": hyperparameters,
 }
 JOB_KEYS: Mapping[str, Check] = {"jobId": text, "labels": labels, "trainingInput": nested(TRAINING_KEYS)}

@@ -82,7 +82,7 @@ class Submission:
             submittedBy=me(),
             labels=dict(self.job.labels),
             trainingInput=shown,
-            steps=steps(self.job.args, self.job.declared.plan),
+            steps=None if self.job.study else steps(self.job.args, self.job.declared.plan),
             manifest=manifest.short(self.manifest()),
         )
 

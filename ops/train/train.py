@@ -27,7 +27,7 @@ from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, 
 from ops.package import package
 from ops.package.declared import Declared
 from ops.package.imports import missing_line
-from ops.train import program, push, render
+from ops.train import program, push, render, tuning
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
 from ops.train.submit import Submission, submit, used_before
@@ -47,7 +47,8 @@ def train(
     """
 
     def prepared() -> Submission:
-        return prepare(cluster.inventory, resumed(cluster, flags) if flags.resume is not None else flags, folder)
+        submission = prepare(cluster.inventory, resumed(cluster, flags) if flags.resume is not None else flags, folder)
+        return with_earlier(cluster, submission)
 
     return run_told(cluster, prepared, may_wait, follow, as_json, plain)
 
@@ -73,10 +74,25 @@ def resumed(cluster: Cluster, flags: Flags) -> Flags:
         raise UsageError(
             f"job {record.jobId} is {record.state}, and two jobs cannot write to one output: wait for it, or cancel it"
         )
+    if "hyperparameters" in record.trainingInput:
+        raise UsageError(
+            f"job {record.jobId} tuned hyperparameters: --job-dir with the folder of a trial goes on with that one"
+        )
     found = find(cluster, record)
     if not found.checkpoints:
         raise UsageError(f"job {record.jobId} left no checkpoint in {found.job_dir}: there is nothing to go on from")
     return replace(flags, job_dir=found.job_dir)
+
+
+def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
+    """A job that tunes hyperparameters, with what came out of the one that it goes on from, where it names one."""
+    study = submission.job.study
+    if study is None or not study.resumePreviousJobId:
+        return submission
+    record = existing_job(cluster.ledger, study.resumePreviousJobId)
+    trials = cluster.ledger.trials(record.jobId)
+    told = tuning.resumed(study, record.trainingInput.get("hyperparameters"), trials)
+    return replace(submission, job=replace(submission.job, study=told))
 
 
 def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:

@@ -19,6 +19,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
     "null": (type(None),),
+    "absent": (),
 }
 Section = Mapping[str, str]
 # Who prints JSON, and what of the page tells of it.
@@ -93,7 +94,8 @@ def wrong(value: Any, section: Section, path: str = "") -> Iterator[str]:
     elif isinstance(value, dict):
         names = {re.split(r"[.\[{]", told.removeprefix("."))[0] for told in below if path == "" or told.startswith(".")}
         yield from (f"{path}.{name} is not documented".removeprefix(".") for name in value.keys() - names)
-        yield from (f"{path}.{name} is missing".removeprefix(".") for name in names - value.keys())
+        needed = {name for name in names if "absent" not in section.get(f"{path}.{name}".removeprefix("."), "")}
+        yield from (f"{path}.{name} is missing".removeprefix(".") for name in needed - value.keys())
         for name in value.keys() & names:
             yield from wrong(value[name], section, f"{path}.{name}".removeprefix("."))
     elif kind is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,12 @@ from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import Event, JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
+from jobs.study import Measurement, Trial, TrialState
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.logs.lines import Line
+from ops.report.report import Axis, Tried, Tuning
+from ops.show import trials
 from ops.train import train
 
 ROOT = DOCS.parents[1]
@@ -67,6 +70,21 @@ def test_records_with_all_that_they_may_have() -> None:
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0"], wants={"ps-0": ["ps-0"]}, lost=["ps-0"], events=events)
     whole = replace(job, labels={"a": "b"}, hourlyCost=1.0, steps=5, replicas=[replica.to_dict()])
     assert list(wrong(json.loads(json.dumps(whole.to_dict())), documented()["A job"])) == []
+
+
+def test_a_job_that_tunes() -> None:
+    learned = Measurement(5, 0.5)
+    tried = Trial(1, {"rate": "0.1"}, "master-0", state=TrialState.SUCCEEDED, allMetrics=[learned], finalMetric=learned)
+    parameter = {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1}
+    job = JobRecord("job01", JobState.RUNNING, trainingInput={"hyperparameters": {"goal": "MAXIMIZE", "params": [parameter]}})
+    told = {**job.to_dict(), **trials.output(job, [tried, replace(tried, trialId=2, finalMetric=None)])}
+    assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
+    told["trainingOutput"]["trials"][0]["more"] = 1
+    assert list(wrong(told, documented()["A job"])) == ["trainingOutput.trials[]: more is not documented"]
+    of_trial = Tried(1, "SUCCEEDED", 0.5, {"rate": "0.1"}, "master-0", 0, 1.5)
+    shown = {"tuning": asdict(Tuning("accuracy", "MAXIMIZE", 5, [Axis("rate", "log")], [of_trial]))}
+    report = {key: kind for key, kind in documented()["fab report"].items() if key.startswith("tuning")}
+    assert list(wrong(shown, report)) == []
 
 
 @pytest.mark.parametrize("as_json", [True, False])

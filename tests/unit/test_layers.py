@@ -15,7 +15,9 @@ from trainer.flags import parser
 ROOT = Path(__file__).resolve().parents[2]
 # Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
 SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir", "--model"}
-OURS = frozenset({"benchmarks", "fabfile", "infra", "jobs", "ops", "predictor", "replica", "serving", "tasks", "trainer"})
+OURS = frozenset(
+    {"benchmarks", "fabfile", "infra", "jobs", "ops", "predictor", "replica", "serving", "tasks", "trainer", "tuner"}
+)
 
 # Of our own, by what may be imported: a folder, or one module of it.
 WITHIN = {
@@ -28,6 +30,7 @@ WITHIN = {
     "serving": {"serving", "jobs"},
     "predictor": {"predictor", "serving.fetched", "serving.rest"},
     "trainer": {"trainer"},
+    "tuner": {"tuner", "jobs", "replica.config", "replica.decide", "replica.memory"},
 }
 # Of other people's; the standard library may be imported everywhere. A module with a row of its own has that instead.
 OUTSIDE = {
@@ -65,6 +68,9 @@ OUTSIDE = {
     "predictor/request.py": set(),
     "predictor/shards.py": set(),
     "trainer": {"tensorflow", "numpy", "fsspec", "tensorboard"},
+    "tuner": set(),
+    "tuner/measure.py": {"fsspec", "tensorboard"},
+    "tuner/propose.py": {"optuna"},
 }
 
 

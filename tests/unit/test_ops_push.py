@@ -34,7 +34,7 @@ def test_the_command_that_takes_a_job_in() -> None:
         "  /opt/scaletier/venv/bin/python -m compileall -qq --invalidation-mode checked-hash"
         " -s /opt/scaletier/.new -p /opt/scaletier /opt/scaletier/.new || true\n"
         "  rm -f /opt/scaletier/replica/VERSION\n"
-        "  for name in jobs replica; do rm -rf /opt/scaletier/$name; mv /opt/scaletier/.new/$name /opt/scaletier/; done\n"
+        "  for name in jobs replica tuner; do rm -rf /opt/scaletier/$name; mv /opt/scaletier/.new/$name /opt/scaletier/; done\n"
         "fi\n"
         "rm -rf /opt/scaletier/.new\n"
         '[ "$units" = "$(cat scaletier.service scaletier.timer)" ] || systemctl daemon-reload\n'
@@ -63,15 +63,15 @@ def taken_in(host: Path, version: str, code: dict[str, bytes], unit: str) -> tup
 
 def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(tmp_path: Path) -> None:
     hold, wake = "stop scaletier.timer", ["reload-or-restart scaletier.service", "start --no-block scaletier.timer"]
-    first = {"jobs/old.py": b"", "replica/__main__.py": b"1", "replica/VERSION": b"1"}
-    names = {"opt/scaletier/jobs/old.py", "opt/scaletier/replica/__main__.py", "opt/scaletier/replica/VERSION"}
+    first = {"jobs/old.py": b"", "replica/__main__.py": b"1", "replica/VERSION": b"1", "tuner/run.py": b"1"}
+    names = {f"opt/scaletier/{name}" for name in first}
     assert taken_in(tmp_path, "1", first, "unit") == ([hold, "daemon-reload", *wake], names)
     assert (tmp_path / UNIT).read_text() == "unit"
     (tmp_path / "opt/scaletier/jobs/compiled").touch()
     kept = {*names, "opt/scaletier/jobs/compiled"}
     assert taken_in(tmp_path, "1", first, "unit") == (wake, kept), "the same again: what is compiled stays"
     assert taken_in(tmp_path, "1", first, "another unit") == (["daemon-reload", *wake], kept)
-    second = {"jobs/new.py": b"", "replica/__main__.py": b"2", "replica/VERSION": b"2"}
+    second = {"jobs/new.py": b"", "replica/__main__.py": b"2", "replica/VERSION": b"2", "tuner/run.py": b"1"}
     told, there = taken_in(tmp_path, "2", second, "another unit")
     assert (told, there) == ([hold, *wake], {f"opt/scaletier/{name}" for name in second}), "nothing of another version is left"
 
@@ -145,10 +145,10 @@ def test_a_job_that_waits_sends_no_package() -> None:
 
 def test_what_runs_on_hosts_is_all_that_goes_along() -> None:
     sent, version = push.code(ROOT)
-    assert {name.partition("/")[0] for name in sent} == {"jobs", "replica"}
+    assert {name.partition("/")[0] for name in sent} == {"jobs", "replica", "tuner"}
     assert {"jobs/__init__.py", "jobs/ledger.py", "replica/__init__.py", "replica/__main__.py"} <= sent.keys()
     assert sent["replica/VERSION"].decode() == version
-    assert sum(map(len, sent.values())) < 200_000
+    assert sum(map(len, sent.values())) < 300_000
 
 
 def test_what_is_sent_runs_by_itself(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_is_sent_runs_by_itself(tmp_path: Path) -> None:
     for name, content in sent.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    say = "import replica.__main__, jobs.objects; print(replica.__file__)"
+    say = "import replica.__main__, jobs.objects, tuner.run; print(replica.__file__)"
     ran = subprocess.run([sys.executable, "-c", say], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.stdout == f"{tmp_path}/replica/__init__.py\n", ran.stderr
 

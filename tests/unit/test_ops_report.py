@@ -11,11 +11,26 @@ import pytest
 
 from jobs.records import Event, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
+from jobs.study import Measurement, Trial, TrialState
 from ops.errors import OpsError
 from ops.logs.lines import Line
 from ops.report import differences, make, sources
 from ops.report.evaluation import EvaluationError, parse
-from ops.report.report import Chart, Cost, Curve, Evaluation, Happening, Mistake, Pace, Replica, Report, Span
+from ops.report.report import (
+    Axis,
+    Chart,
+    Cost,
+    Curve,
+    Evaluation,
+    Happening,
+    Mistake,
+    Pace,
+    Replica,
+    Report,
+    Span,
+    Tried,
+    Tuning,
+)
 from ops.report.sources import Sources
 
 DAY = "2026-01-31T12:00:{:06.3f}Z"
@@ -182,6 +197,45 @@ def test_of_several_that_evaluate_each_has_its_curve_and_the_first_that_trains_i
         Chart("accuracy", [Curve("train, worker-0", [(1, 0.5), (2, 0.5)])]),
         Chart("f1", [Curve("eval, evaluator-0", [(1, 0.5), (2, 0.6)])]),
     ]
+
+
+def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged() -> None:
+    given = {
+        "goal": "MINIMIZE",
+        "hyperparameterMetricTag": "loss",
+        "maxTrials": 4,
+        "params": [
+            {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1, "scaleType": "UNIT_LOG_SCALE"},
+            {"parameterName": "kind", "type": "CATEGORICAL", "categoricalValues": ["a", "b"]},
+            {"parameterName": "size", "type": "DISCRETE", "discreteValues": [1, 2]},
+        ],
+    }
+    tried = {"rate": "0.5", "kind": "a", "size": "2"}
+    points = [Measurement(1, 0.9), Measurement(2, 0.4)]
+    made_of = {"startTime": DAY.format(1), "hyperparameters": tried}
+    trials = [
+        Trial(1, replica="master-0", state=TrialState.SUCCEEDED, endTime=DAY.format(11), finalMetric=points[0], **made_of),
+        Trial(2, replica="worker-0", state=TrialState.SUCCEEDED, endTime=DAY.format(9), restarts=1, allMetrics=points,
+              finalMetric=points[1], **made_of),
+        Trial(3, replica="master-0", state=TrialState.FAILED, endTime=DAY.format(12), **made_of),
+        Trial(4, {"rate": "far", "kind": "a"}, "not ours"),
+    ]  # fmt: skip
+    record = replace(JOB, trainingInput={**JOB.trainingInput, "hyperparameters": given})
+    report = make.make(replace(WHOLE, record=record, trials=trials))
+    assert report.charts == [Chart("loss", [Curve("trial 2", [(1, 0.9), (2, 0.4)])])]
+    assert (report.chartsFrom, report.paces) == ("trials", [])
+    assert report.tuning == Tuning(
+        "loss",
+        "MINIMIZE",
+        4,
+        [Axis("rate", "log"), Axis("kind", "words"), Axis("size", "linear")],
+        [
+            Tried(2, "SUCCEEDED", 0.4, tried, "worker-0", 1, 8.0),
+            Tried(1, "SUCCEEDED", 0.9, tried, "master-0", 0, 10.0),
+            Tried(3, "FAILED", None, tried, "master-0", 0, 11.0),
+        ],
+    )
+    assert make.make(WHOLE).tuning is None
 
 
 def test_a_single_point_is_no_chart() -> None:

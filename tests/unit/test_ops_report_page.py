@@ -11,7 +11,22 @@ import pytest
 
 from ops.report import charts
 from ops.report.page import MARK, as_json, page, some
-from ops.report.report import Chart, Cost, Curve, Evaluation, Happening, Mistake, Pace, Planned, Replica, Report, Span
+from ops.report.report import (
+    Axis,
+    Chart,
+    Cost,
+    Curve,
+    Evaluation,
+    Happening,
+    Mistake,
+    Pace,
+    Planned,
+    Replica,
+    Report,
+    Span,
+    Tried,
+    Tuning,
+)
 
 EVIL = "<script>alert('x')</script>&\"<img src=//x>"
 SEEN = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;&lt;img src=//x&gt;"
@@ -42,6 +57,20 @@ REPORT = Report(
     evaluation=Evaluation(40, ["cat", "dog"], [[3, 1], [0, 4]], [Mistake(0, 1, "iVBORw0KGgo=")]),
     planned=Planned("2026-01-30T12:00:00.000Z", 20.0, 25.0, -20.0, 3.5, "processors"),
 )
+TUNED = replace(
+    REPORT,
+    tuning=Tuning(
+        "loss",
+        "MINIMIZE",
+        3,
+        [Axis("rate", "words")],
+        [
+            Tried(2, "SUCCEEDED", 0.25, {"rate": "0.5"}, "worker-0", 1, 8.0),
+            Tried(1, "SUCCEEDED", 0.75, {"rate": "0.1"}, "master-0", 0, 9.0),
+            Tried(3, "FAILED", None, {"rate": "0.9"}, "master-0", 0, 1.0),
+        ],
+    ),
+)
 
 
 class Tags(HTMLParser):
@@ -69,7 +98,7 @@ def evil(value: Any) -> Any:
     if isinstance(value, dict):
         return {EVIL: EVIL}
     if hasattr(value, "__dataclass_fields__"):
-        kept = {"image", "time", "state", "createTime"}
+        kept = {"image", "time", "state", "createTime", "kind"}
         names = value.__dataclass_fields__
         return replace(value, **{name: evil(getattr(value, name)) for name in names if name not in kept})
     return value
@@ -91,6 +120,7 @@ WICKED = replace(
     errorLines=[EVIL, EVIL],
     evaluation=evil(REPORT.evaluation),
     planned=evil(REPORT.planned),
+    tuning=evil(TUNED.tuning),
     notes=[EVIL],
 )
 
@@ -141,6 +171,35 @@ def test_the_page_says_what_the_report_says() -> None:
     assert "<title>Job job01</title>" in html
     assert '<td class="right" style="--n:38">3</td><td class="wrong" style="--n:50">1</td>' in html
     assert MARK in html[:512]
+
+
+def test_trials_are_drawn_and_listed_the_best_first() -> None:
+    html = page([TUNED])
+    assert "3 of 3 trials, to MINIMIZE loss; the best is first." in html
+    assert html.index('<tr><th scope="row">2</th><td>SUCCEEDED</td><td>0.25</td><td>0.5</td>') < html.index(
+        '<tr><th scope="row">1</th><td>SUCCEEDED</td><td>0.75</td><td>0.1</td>'
+    )
+    assert '<tr><th scope="row">3</th><td>FAILED</td><td>\u2013</td><td>0.9</td>' in html
+    assert "loss of 2 trials; the best is trial 2 with 0.25" in html
+    assert "loss by rate; the best has 0.5" in html
+    assert "of trial 2, the best" in html, "the evaluation is that of one trial"
+    none = replace(TUNED, charts=[], tuning=Tuning("loss", "MINIMIZE", 3, [Axis("rate", "log")], []))
+    assert "0 of 3 trials" in page([none])
+    assert "<h2>Curves</h2>" not in page([none])
+
+
+def test_of_the_trials_the_best_so_far_is_a_line() -> None:
+    assert TUNED.tuning
+    spec = charts.tried(TUNED.tuning)
+    line, dots = (layer["data"]["values"] for layer in spec["layer"])
+    assert dots == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
+    assert line == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
+    up = charts.tried(replace(TUNED.tuning, goal="MAXIMIZE"))
+    assert up["layer"][0]["data"]["values"] == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.75}]
+    numbers = charts.by_parameter(TUNED.tuning, Axis("rate", "log"))
+    assert numbers["encoding"]["x"]["scale"]["type"] == "log"
+    assert numbers["layer"][1]["data"]["values"] == [{"x": 0.5, "y": 0.25}], "the best in another colour"
+    assert charts.svg(numbers).startswith("<svg")
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -1,0 +1,201 @@
+"""The tuning of hyperparameters, in Cloud ML's names: `HyperparameterSpec` of a job, and what became of its trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from jobs.checked import Record
+from jobs.times import now
+
+METRIC_TAG = "training/hptuning/metric"
+"""What Cloud ML took for hyperparameterMetricTag where a job named none, and `cloudml-hypertune` reports as."""
+MOST_MEASUREMENTS = 200
+
+
+class Goal(StrEnum):
+    MAXIMIZE = "MAXIMIZE"
+    MINIMIZE = "MINIMIZE"
+
+
+class Algorithm(StrEnum):
+    ALGORITHM_UNSPECIFIED = "ALGORITHM_UNSPECIFIED"
+    GRID_SEARCH = "GRID_SEARCH"
+    RANDOM_SEARCH = "RANDOM_SEARCH"
+
+
+class ParameterType(StrEnum):
+    DOUBLE = "DOUBLE"
+    INTEGER = "INTEGER"
+    CATEGORICAL = "CATEGORICAL"
+    DISCRETE = "DISCRETE"
+
+
+class ScaleType(StrEnum):
+    NONE = "NONE"
+    UNIT_LINEAR_SCALE = "UNIT_LINEAR_SCALE"
+    UNIT_LOG_SCALE = "UNIT_LOG_SCALE"
+    UNIT_REVERSE_LOG_SCALE = "UNIT_REVERSE_LOG_SCALE"
+
+
+class TrialState(StrEnum):
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One hyperparameter: numbers from minValue to maxValue, both of them among those that are tried, or a list of values."""
+
+    parameterName: str
+    type: ParameterType
+    minValue: float | None = None
+    maxValue: float | None = None
+    categoricalValues: list[str] = field(default_factory=list)
+    discreteValues: list[float] = field(default_factory=list)
+    scaleType: ScaleType = ScaleType.NONE
+
+    @property
+    def choices(self) -> list[str] | range | None:
+        """Its values in their order, where there are finitely many; those of a range as numbers."""
+        if self.type is ParameterType.CATEGORICAL:
+            return self.categoricalValues
+        if self.type is ParameterType.DISCRETE:
+            return [shown(value) for value in self.discreteValues]
+        if self.type is ParameterType.INTEGER:
+            return range(int(self.minValue or 0), int(self.maxValue or 0) + 1)
+        return None
+
+    def can_be(self, value: str | None) -> bool:
+        """True for a value that a trial can have been passed."""
+        if value is None or self.type in (ParameterType.CATEGORICAL, ParameterType.DISCRETE):
+            return value in (self.choices or ())
+        try:
+            return (self.minValue or 0.0) <= float(value) <= (self.maxValue or 0.0)
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The metric at a global step."""
+
+    trainingStep: int
+    objectiveValue: float
+
+
+@dataclass(frozen=True)
+class Known:
+    """What came out of a trial of an earlier job."""
+
+    hyperparameters: dict[str, str]
+    objectiveValue: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a job tunes. `jobDir` is the folder in which each trial has its own, `1`, `2` and so on, and jobDirFlag the flag by
+    which a trial is told it, empty for a program that wants none. `earlier` are the trials of resumePreviousJobId.
+    """
+
+    params: list[Parameter]
+    goal: Goal = Goal.MAXIMIZE
+    hyperparameterMetricTag: str = METRIC_TAG
+    maxTrials: int = 1
+    maxParallelTrials: int = 1
+    maxFailedTrials: int = 3
+    algorithm: Algorithm = Algorithm.ALGORITHM_UNSPECIFIED
+    enableTrialEarlyStopping: bool = False
+    resumePreviousJobId: str = ""
+    jobDir: str = ""
+    jobDirFlag: str = ""
+    earlier: list[Known] = field(default_factory=list)
+
+    @property
+    def points(self) -> int | None:
+        """How many points a grid has; None where a parameter has no end of values."""
+        choices = [parameter.choices for parameter in self.params]
+        return math.prod(len(each or ()) for each in choices) if None not in choices else None
+
+    @property
+    def trials(self) -> int:
+        """How many trials there will be: maxTrials, or as many points as are left of a grid."""
+        if self.algorithm is not Algorithm.GRID_SEARCH or (points := self.points) is None:
+            return self.maxTrials
+        tried = {tuple(sorted(known.hyperparameters.items())) for known in self.earlier}
+        return min(self.maxTrials, points - len(tried))
+
+    def has(self, hyperparameters: Mapping[str, str]) -> bool:
+        """True for values that a trial of this study can have been passed: a record may be anybody's."""
+        return all(each.can_be(hyperparameters.get(each.parameterName)) for each in self.params)
+
+    def folder(self, trial: int) -> str:
+        """Where a trial's output goes, as Cloud ML had it."""
+        return f"{self.jobDir}/{trial}"
+
+    def better(self, value: float, other: float) -> bool:
+        return value > other if self.goal is Goal.MAXIMIZE else value < other
+
+
+@dataclass(frozen=True)
+class Trial(Record):
+    """`jobs/<id>/trials/<trialId>.json`: written by the replica that it names, and by none else but one that takes it over.
+
+    `restarts` counts the starts that were not the first, of whatever cause, `host` is the host of the replica. allMetrics are
+    in the order of time; of very many only some are kept, the last among them. finalMetric is None until it has ended, and for
+    one that FAILED.
+    """
+
+    kind: ClassVar[str] = "the record of a trial"
+
+    trialId: int
+    hyperparameters: dict[str, str]
+    replica: str
+    host: str = ""
+    state: TrialState = TrialState.RUNNING
+    restarts: int = 0
+    startTime: str = field(default_factory=now)
+    endTime: str | None = None
+    allMetrics: list[Measurement] = field(default_factory=list)
+    finalMetric: Measurement | None = None
+    isTrialStoppedEarly: bool = False
+    errorMessage: str = ""
+
+    @property
+    def final(self) -> bool:
+        return self.state is not TrialState.RUNNING
+
+
+def shown(value: float) -> str:
+    """A number as a trial is passed it: 32 for 32.0."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def ranked(study: Study, trials: Iterable[Trial]) -> list[Trial]:
+    """The best first; those that have come to no value last, in the order of their numbers."""
+    sign = -1 if study.goal is Goal.MAXIMIZE else 1
+
+    def place(trial: Trial) -> tuple[bool, float, int]:
+        final = trial.finalMetric
+        return final is None, sign * final.objectiveValue if final else 0.0, trial.trialId
+
+    return sorted(trials, key=place)
+
+
+def best(study: Study, trials: Iterable[Trial]) -> Trial | None:
+    """The one with the best metric at its end; of equals the first."""
+    return next((trial for trial in ranked(study, trials) if trial.finalMetric), None)
+
+
+def thinned(measurements: list[Measurement]) -> list[Measurement]:
+    """Every other one where there are too many, the last among them."""
+    return measurements if len(measurements) <= MOST_MEASUREMENTS else measurements[::-2][::-1]
+
+
+def words(hyperparameters: Mapping[str, str]) -> list[str]:
+    """As a trial is passed them; with an equals sign, as a value may begin with a minus."""
+    return [f"--{name}={value}" for name, value in hyperparameters.items()]

@@ -1,0 +1,83 @@
+"""The trials of a job that tunes hyperparameters, as its log tells them: how many are done, the best, and who runs which."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ops import terminal
+from ops.screen.picture import Row, Span, bar
+from ops.screen.series import Pace, Series, sparkline
+
+_BEGUN = re.compile(r"Trial (\d+) of (\d+)(?:, again \(.*?\))?: (.*)")
+_DONE = re.compile(r"Trial (\d+) SUCCEEDED: (\S.*) (\S+) at step (\d+)")
+_FAILED = re.compile(r"error: trial (\d+) FAILED")
+_SPARK = 32
+
+
+class Trials:
+    """Of a job whose `hyperparameters:` are `given`."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._less_is_better = given.get("goal") == "MINIMIZE"
+        self._total: int | None = None
+        self._words: dict[int, str] = {}
+        self._ended: dict[int, float | None] = {}
+        self._of: dict[str, int] = {}
+        self._metric = ""
+        self._best: int | None = None
+        self._values, self._pace = Series(), Pace()
+
+    def line(self, message: str, replica: str, moment: float, now: float) -> None:
+        """A line of a replica's log, which may be one of its trial's."""
+        if begun := _BEGUN.fullmatch(message):
+            number, self._total = int(begun[1]), int(begun[2])
+            self._words[number], self._of[replica] = begun[3], number
+            if self._pace.count is None:
+                self._pace.mark(moment, 0, now)
+        elif done := _DONE.match(message):
+            self._metric = done[2]
+            self._end(int(done[1]), _number(done[3]), moment, now)
+        elif failed := _FAILED.match(message):
+            self._end(int(failed[1]), None, moment, now)
+
+    def of(self, replica: str) -> int | None:
+        """The trial that a replica runs."""
+        return self._of.get(replica)
+
+    def rows(self, final: bool, now: float) -> list[Row]:
+        """How far it is, and the best so far."""
+        if self._total is None:
+            return []
+        share = len(self._ended) / self._total
+        spans = [f"{'trials':<8} {len(self._ended)} of {self._total}  {bar(share, _SPARK)} {share:.0%}"]
+        left = None if final else self._pace.seconds_to(self._total, now)
+        if left:
+            spans.append(f"  {terminal.duration(left)} to go")
+        rows = [Row.of(*spans)]
+        if self._best is not None:
+            shape = Span(sparkline(self._values.values, _SPARK), "cyan")
+            rows.append(Row.of(f"{self._metric:<8} ", shape))
+            best = f"{'best':<8} {self._ended[self._best]:.6g}, trial {self._best}: {self._words.get(self._best, '')}"
+            rows.append(Row.of(Span(best, "bold")))
+        return rows
+
+    def _end(self, number: int, value: float | None, moment: float, now: float) -> None:
+        self._ended[number] = value
+        self._pace.mark(moment, len(self._ended), now)
+        if value is None:
+            return
+        self._values.add(value)
+        best = self._ended[self._best] if self._best is not None else None
+        if best is None or (value < best if self._less_is_better else value > best):
+            self._best = number
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

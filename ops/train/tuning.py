@@ -1,0 +1,246 @@
+"""`hyperparameters:` of config.yaml, as Cloud ML had it: checked, and made the study of a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from infra.spec import Role
+from jobs.study import METRIC_TAG, Algorithm, Goal, Known, Parameter, ParameterType, ScaleType, Study, Trial
+from ops import checks
+from ops.checks import Check, check_mapping
+from ops.cluster.inventory import Inventory
+from ops.errors import UsageError, meant
+from ops.terminal import plural
+from ops.train import arguments
+
+MOST_TRIALS = 1000
+_FAILED_LEAST, _FAILED_SHARE = 3, 4
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
+# What Google's API called what was left open, and what it then meant.
+_GOALS = (*Goal, "GOAL_TYPE_UNSPECIFIED")
+# By type, the keys that say what its values are.
+_VALUES = {
+    ParameterType.DOUBLE: ("minValue", "maxValue"),
+    ParameterType.INTEGER: ("minValue", "maxValue"),
+    ParameterType.CATEGORICAL: ("categoricalValues",),
+    ParameterType.DISCRETE: ("discreteValues",),
+}
+
+
+def number(value: Any, path: str) -> float:
+    """A number; also as a string, as many config files have Google's, and as YAML takes 1e-4."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise UsageError(f"{path} must be a number, not {value!r}") from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        raise UsageError(f"{path} must be a number, not {value!r}")
+    return value
+
+
+def _numbers(value: Any, path: str) -> list[float]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{path} must be a list of numbers, such as [16, 32, 64], not {value!r}")
+    found = [number(item, f"{path}[{place}]") for place, item in enumerate(value)]
+    return _once(found, path)
+
+
+def _words(value: Any, path: str) -> list[str]:
+    found = checks.texts(value, path)
+    if not found:
+        raise UsageError(f"{path} is empty: name the values that are to be tried")
+    return _once(found, path)
+
+
+def _once(values: list[Any], path: str) -> list[Any]:
+    if twice := [value for place, value in enumerate(values) if value in values[:place]]:
+        raise UsageError(f"{path} has {twice[0]!r} twice: say it once")
+    return values
+
+
+def _name(value: Any, path: str) -> str:
+    """The flag that a trial is passed is made of it."""
+    name = checks.text(value, path).removeprefix("--")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{path} {value!r} is no name of a flag: letters, digits, _ and -, such as learning-rate")
+    return name
+
+
+def _some(value: Any, path: str) -> int:
+    given = checks.count(value, path)
+    if not 1 <= given <= MOST_TRIALS:
+        raise UsageError(f"{path} must be from 1 to {MOST_TRIALS}, not {value!r}")
+    return given
+
+
+_PARAMETER: Mapping[str, Check] = {
+    "parameterName": _name,
+    "type": checks.one_of(tuple(ParameterType)),
+    "minValue": number,
+    "maxValue": number,
+    "categoricalValues": _words,
+    "discreteValues": _numbers,
+    "scaleType": checks.one_of(tuple(ScaleType)),
+}
+
+
+def _parameter(value: Any, path: str) -> dict[str, Any]:
+    given = check_mapping(value, _PARAMETER, path)
+    for key in ("parameterName", "type"):
+        if key not in given:
+            raise UsageError(f"{path}.{key} is missing: a hyperparameter has a parameterName and a type")
+    kind = ParameterType(given["type"])
+    wanted = _VALUES[kind]
+    if missing := [key for key in wanted if key not in given]:
+        raise UsageError(f"{path}.{missing[0]} is missing: one of type {kind} has {' and '.join(wanted)}")
+    if other := [key for keys in _VALUES.values() for key in keys if key in given and key not in wanted]:
+        raise UsageError(f"{path}.{other[0]} goes with another type: one of type {kind} has {' and '.join(wanted)}")
+    if "minValue" in given:
+        _check_range(given, kind, path)
+    elif kind is ParameterType.CATEGORICAL and given.get("scaleType", ScaleType.NONE) != ScaleType.NONE:
+        raise UsageError(f"{path}.scaleType is {given['scaleType']}, and words have no scale: take it out")
+    return given
+
+
+def _check_range(given: Mapping[str, Any], kind: ParameterType, path: str) -> None:
+    low, high, scale = given["minValue"], given["maxValue"], given.get("scaleType")
+    if kind is ParameterType.INTEGER and (broken := [each for each in (low, high) if not float(each).is_integer()]):
+        raise UsageError(f"{path} is of type INTEGER, and {broken[0]} is no whole number; DOUBLE has such")
+    if low >= high:
+        raise UsageError(f"{path}.minValue {low} is not below maxValue {high}: turn them round, or take the parameter out")
+    if scale in _LOGS and low <= 0:
+        raise UsageError(f"{path}.minValue {low} has no logarithm, and scaleType is {scale}: take one above 0")
+
+
+def _parameters(value: Any, path: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{path} must be a list of hyperparameters, each with parameterName, type and values, not {value!r}")
+    found = [_parameter(item, f"{path}[{place}]") for place, item in enumerate(value)]
+    _once([each["parameterName"] for each in found], f"{path}: parameterName")
+    return found
+
+
+_KEYS: Mapping[str, Check] = {
+    "goal": checks.one_of(_GOALS),
+    "params": _parameters,
+    "hyperparameterMetricTag": checks.text,
+    "maxTrials": _some,
+    "maxParallelTrials": _some,
+    "maxFailedTrials": checks.count,
+    "algorithm": checks.one_of(tuple(Algorithm)),
+    "enableTrialEarlyStopping": checks.truth,
+    "resumePreviousJobId": checks.text,
+}
+
+
+def hyperparameters(value: Any, path: str) -> dict[str, Any]:
+    """`trainingInput.hyperparameters`, each key checked, and that none contradicts another."""
+    given = check_mapping(value, _KEYS, path)
+    if "params" not in given:
+        raise UsageError(f"{path}.params is missing: say which hyperparameters are to be tuned")
+    if given.get("algorithm") == Algorithm.GRID_SEARCH:
+        for place, parameter in enumerate(given["params"]):
+            if parameter["type"] == ParameterType.DOUBLE:
+                raise UsageError(
+                    f"{path}.params[{place}] {parameter['parameterName']} is of type DOUBLE, of which there is no grid: "
+                    "name its values as DISCRETE, or take another algorithm"
+                )
+    failed, trials = given.get("maxFailedTrials", 0), given.get("maxTrials", 1)
+    if failed > trials:
+        raise UsageError(f"{path}.maxFailedTrials {failed} is more than there are trials, maxTrials {trials}")
+    return given
+
+
+def study(given: Mapping[str, Any] | None, args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study | None:
+    """The study of a job with these checked hyperparameters; None for a job without.
+
+    UsageError where trials would write over one another.
+    """
+    if given is None:
+        return None
+    if arguments.names_output(args):
+        raise UsageError(
+            f"the arguments name an output, and each trial needs its own: leave that out, JOB_DIR is {job_dir}/1 of trial 1, "
+            "and --job-dir, with a trainer whose code knows it"
+        )
+    goal = given.get("goal", Goal.MAXIMIZE)
+    trials = given.get("maxTrials", 1)
+    return Study(
+        params=[
+            Parameter(
+                parameterName=each["parameterName"],
+                type=ParameterType(each["type"]),
+                minValue=each.get("minValue"),
+                maxValue=each.get("maxValue"),
+                categoricalValues=each.get("categoricalValues", []),
+                discreteValues=each.get("discreteValues", []),
+                scaleType=ScaleType(each.get("scaleType", ScaleType.NONE)),
+            )
+            for each in given["params"]
+        ],
+        goal=Goal.MAXIMIZE if goal not in list(Goal) else Goal(goal),
+        hyperparameterMetricTag=given.get("hyperparameterMetricTag", METRIC_TAG),
+        maxTrials=trials,
+        maxParallelTrials=given.get("maxParallelTrials", 1),
+        maxFailedTrials=given.get("maxFailedTrials") or min(trials, max(_FAILED_LEAST, trials // _FAILED_SHARE)),
+        algorithm=Algorithm(given.get("algorithm", Algorithm.ALGORITHM_UNSPECIFIED)),
+        enableTrialEarlyStopping=given.get("enableTrialEarlyStopping", False),
+        resumePreviousJobId=given.get("resumePreviousJobId", ""),
+        jobDir=job_dir,
+        jobDirFlag=job_dir_flag or "",
+    )
+
+
+def hosts(given: Mapping[str, Any], inventory: Inventory) -> dict[Role, int]:
+    """The part of a cluster that runs so many trials at once, one on a host: the master and workers."""
+    most = min(given.get("maxParallelTrials", 1), given.get("maxTrials", 1), 1 + len(inventory.of_role(Role.WORKER)))
+    return {Role.MASTER: 1, **({Role.WORKER: most - 1} if most > 1 else {})}
+
+
+def fewer(given: Mapping[str, Any], inventory: Inventory) -> str:
+    """What is to be said where a cluster runs fewer trials at once than were asked for; empty where it does not."""
+    wanted = min(given.get("maxParallelTrials", 1), given.get("maxTrials", 1))
+    there = sum(hosts(given, inventory).values())
+    if wanted <= there:
+        return ""
+    hosts_of_it = f"stack {inventory.stack} has {plural(there, 'host')} for trials"
+    return f"maxParallelTrials is {wanted}, and {hosts_of_it}: so many run at once"
+
+
+def resumed(told: Study, earlier: Mapping[str, Any] | None, trials: Sequence[Trial]) -> Study:
+    """The study with what came out of an earlier one, whose checked hyperparameters are `earlier`, None where it had none.
+
+    UsageError where that tuned something else.
+    """
+    job_id = told.resumePreviousJobId
+    if earlier is None:
+        raise UsageError(f"resumePreviousJobId {job_id} tuned no hyperparameters: take it out")
+    before = study(earlier, (), "", None)
+    assert before
+    if before.params != told.params:
+        names = [each.parameterName for each in before.params]
+        changed = [each.parameterName for each in told.params if each not in before.params]
+        what = f"{changed[0]}{meant(changed[0], names)}" if changed else "fewer of them"
+        raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters, {what}: params must be the same")
+    for key in ("goal", "hyperparameterMetricTag"):
+        if (then := getattr(before, key)) != getattr(told, key):
+            raise UsageError(
+                f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(told, key)}: make them the same"
+            )
+    known = [Known(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
+    result = replace(told, earlier=known)
+    if not result.trials:
+        raise UsageError(f"every point of the grid was tried by {told.resumePreviousJobId}: nothing is left to do")
+    return result
+
+
+def line(told: Study) -> str:
+    """`24 trials, 5 at once: MAXIMIZE accuracy over learning-rate, units`."""
+    names = ", ".join(each.parameterName for each in told.params)
+    at_once = f", {told.maxParallelTrials} at once" if told.maxParallelTrials > 1 else ""
+    return f"{plural(told.trials, 'trial')}{at_once}: {told.goal} {told.hyperparameterMetricTag} over {names}"

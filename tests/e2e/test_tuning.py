@@ -1,0 +1,97 @@
+"""Tuning on real hosts: the public package `cloudml-hypertune` unchanged, a trial that is killed, a host that goes away."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from stacks import Stack
+
+from infra.lxd.api import client
+
+TUNED = ("--package", "tests/trainers/tuned", "--module", "tuned.task")
+PARAMS = [
+    {"parameterName": "learning-rate", "type": "DOUBLE", "minValue": 1e-4, "maxValue": 10, "scaleType": "UNIT_LOG_SCALE"},
+    {"parameterName": "units", "type": "DISCRETE", "discreteValues": [16, 32, 64]},
+]
+
+
+def config(folder: Path, args: list[str], scheduling: dict[str, Any] | None = None, **keys: object) -> str:
+    told = {"hyperparameterMetricTag": "accuracy", "params": PARAMS, **keys}
+    given = {"scaleTier": "BASIC", "args": args, "hyperparameters": told, "scheduling": scheduling or {}}
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({"trainingInput": given}))
+    return str(path)
+
+
+def trials(cluster: Stack, job_id: str) -> dict[int, dict[str, Any]]:
+    return {trial["trialId"]: trial for trial in cluster.describe(job_id)["trainingOutput"]["trials"]}
+
+
+def test_every_trial_comes_to_its_end_whatever_dies(cluster: Stack, tmp_path: Path) -> None:
+    path = config(
+        tmp_path,
+        ["--steps", "8", "--seconds", "1"],
+        {"lostAfterSeconds": 8, "heartbeatSeconds": 2},
+        maxTrials=7,
+        maxParallelTrials=3,
+    )
+    assert cluster.fab("train", "tuned", *TUNED, "--config", path, "--no-follow").code == 0
+    deadline = time.monotonic() + 60
+    while {trial["replica"] for trial in trials(cluster, "tuned").values()} != {"master-0", "worker-0", "worker-1"}:
+        assert time.monotonic() < deadline, "not every host has a trial"
+        time.sleep(0.5)
+    (lost,) = (number for number, trial in trials(cluster, "tuned").items() if trial["replica"] == "worker-1")
+    try:
+        client(cluster.names.project).instances.get("worker-1").stop(force=True, wait=True)
+        assert cluster.ssh("worker-0", "sudo pkill -KILL -f [t]uned.task").code == 0
+        record = cluster.wait("tuned", "SUCCEEDED", "FAILED")
+    finally:
+        cluster.up()
+    assert record["state"] == "SUCCEEDED", record["errorMessage"]
+    found = trials(cluster, "tuned")
+    assert sorted(found) == [1, 2, 3, 4, 5, 6, 7]
+    assert {trial["state"] for trial in found.values()} == {"SUCCEEDED"}
+    assert found[lost]["replica"] != "worker-1", "another host has run it"
+    assert sum(trial["restarts"] for trial in found.values()) == 2
+    for number, trial in found.items():
+        told = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/tuned/output/{number}/done.json").out)
+        assert told == {"trial": str(number), "units": int(trial["hyperparameters"]["units"])}
+        assert [each["trainingStep"] for each in trial["allMetrics"]] == [*range(1, 9)]
+        assert trial["finalMetric"] == trial["allMetrics"][-1]
+    values = [trial["finalMetric"]["objectiveValue"] for trial in found.values()]
+    assert values == sorted(values, reverse=True), "the best is first"
+    shown = cluster.fab("describe", "tuned").out
+    best = next(iter(found.values()))
+    assert f"7 of 7 done; best is trial {best['trialId']}, accuracy {best['finalMetric']['objectiveValue']:.6g}" in shown
+
+
+def test_a_metric_that_never_arrives_ends_it_and_says_what_came_instead(cluster: Stack, tmp_path: Path) -> None:
+    path = config(tmp_path, ["--steps", "1", "--tag", "score"], maxTrials=30, maxParallelTrials=3, maxFailedTrials=3)
+    ran = cluster.fab("train", "untold", *TUNED, "--config", path)
+    assert ran.code == 1, ran.text
+    message = cluster.describe("untold")["errorMessage"]
+    assert "3 trials FAILED, and maxFailedTrials is 3" in message
+    assert "it told no accuracy (hyperparameterMetricTag); it told score" in message
+    assert len(trials(cluster, "untold")) < 10, "it is not tried thirty times"
+
+
+def test_the_model_of_the_best_trial_is_the_jobs(cluster: Stack, tmp_path: Path) -> None:
+    params = [{"parameterName": "learning-rate", "type": "DISCRETE", "discreteValues": [0.0001, 0.1]}]
+    grid: dict[str, Any] = {"params": params, "algorithm": "GRID_SEARCH", "maxTrials": 9, "maxParallelTrials": 2}
+    path = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid)
+    ran = cluster.fab("train", "grid", "--config", path)
+    assert ran.code == 0, ran.text
+    found = trials(cluster, "grid")
+    assert [(number, trial["hyperparameters"]["learning-rate"]) for number, trial in found.items()] == [
+        (2, "0.1"),
+        (1, "0.0001"),
+    ]
+    made = json.loads(cluster.fab("export", "grid", "--dest", str(tmp_path / "model"), "--json").out)
+    assert made["source"].startswith("/bucket/jobs/grid/output/2/")
+    known = config(tmp_path, ["--model", "mlp", "--max-steps", "200"], **grid, resumePreviousJobId="grid")
+    refused = cluster.fab("train", "more", "--config", known)
+    assert (refused.code, "every point of the grid was tried by grid" in refused.err) == (2, True)

@@ -1,0 +1,296 @@
+"""`hyperparameters:` of config.yaml: what makes a study, how its trials are rendered, and what is said of each thing wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.spec import Role
+from jobs.records import JobRecord
+from jobs.study import (
+    METRIC_TAG,
+    Algorithm,
+    Goal,
+    Known,
+    Measurement,
+    Parameter,
+    ParameterType,
+    ScaleType,
+    Study,
+    Trial,
+    TrialState,
+    best,
+    shown,
+    thinned,
+)
+from ops.cluster.inventory import Inventory
+from ops.errors import UsageError
+from ops.show import trials
+from ops.train import tuning
+from ops.train.config import Flags, build_job
+from ops.train.render import plan
+
+PARAMS: list[dict[str, Any]] = [
+    {"parameterName": "rate", "type": "DOUBLE", "minValue": 1e-4, "maxValue": "0.1", "scaleType": "UNIT_LOG_SCALE"},
+    {"parameterName": "units", "type": "INTEGER", "minValue": 8, "maxValue": 64},
+    {"parameterName": "kind", "type": "CATEGORICAL", "categoricalValues": ["adam", "sgd"]},
+    {"parameterName": "--batch", "type": "DISCRETE", "discreteValues": [16, 32]},
+]
+KNOWS_JOB_DIR = {"trainer/task.py": b'parser.add_argument("--job-dir")'}
+
+
+def config(folder: Path, hyperparameters: object, **more: object) -> str:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({"trainingInput": {**more, "hyperparameters": hyperparameters}}))
+    return str(path)
+
+
+def study_of(folder: Path, inventory: Inventory, **keys: object) -> Study:
+    job = build_job(Flags("job01", config=config(folder, {"params": PARAMS, **keys})), inventory, files=KNOWS_JOB_DIR)
+    assert job.study
+    return job.study
+
+
+def test_cloud_mls_words_and_what_is_meant_without_them(standard: Inventory, tmp_path: Path) -> None:
+    assert study_of(tmp_path, standard) == Study(
+        [
+            Parameter("rate", ParameterType.DOUBLE, 1e-4, 0.1, scaleType=ScaleType.UNIT_LOG_SCALE),
+            Parameter("units", ParameterType.INTEGER, 8, 64),
+            Parameter("kind", ParameterType.CATEGORICAL, categoricalValues=["adam", "sgd"]),
+            Parameter("batch", ParameterType.DISCRETE, discreteValues=[16, 32]),
+        ],
+        Goal.MAXIMIZE,
+        METRIC_TAG,
+        maxTrials=1,
+        maxParallelTrials=1,
+        maxFailedTrials=1,
+        algorithm=Algorithm.ALGORITHM_UNSPECIFIED,
+        jobDir="/bucket/jobs/job01/output",
+        jobDirFlag="--job-dir",
+    )
+    told = study_of(
+        tmp_path,
+        standard,
+        goal="MINIMIZE",
+        hyperparameterMetricTag="loss",
+        maxTrials=40,
+        maxParallelTrials="3",
+        algorithm="RANDOM_SEARCH",
+        enableTrialEarlyStopping=True,
+    )
+    assert (told.goal, told.hyperparameterMetricTag, told.algorithm) == ("MINIMIZE", "loss", "RANDOM_SEARCH")
+    assert (told.maxTrials, told.maxParallelTrials, told.maxFailedTrials, told.enableTrialEarlyStopping) == (40, 3, 10, True)
+    assert study_of(tmp_path, standard, goal="GOAL_TYPE_UNSPECIFIED", maxTrials=8, maxFailedTrials=0).maxFailedTrials == 3
+
+
+def test_each_trial_is_a_cluster_of_its_own(standard: Inventory, tmp_path: Path) -> None:
+    path = config(tmp_path, {"params": PARAMS, "maxTrials": 9, "maxParallelTrials": 3}, args=["--steps", "5"])
+    job = build_job(Flags("job01", config=path), standard, files=KNOWS_JOB_DIR)
+    made = plan(standard, job, "")
+    assert made.replicas == ["master-0", "worker-0", "worker-1"]
+    assert (made.restartPolicy, made.expendable) == ("replica", [Role.WORKER])
+    assert made.args == ["--steps", "5"], "a trial's own folder is passed by who runs it"
+    placed = made.placed({"master-0": "worker-1", "worker-0": "master-0", "worker-1": "worker-0"})
+    for name in made.replicas:
+        task = placed.tasks[name]
+        told = json.loads(task.tfConfig)
+        host = placed.hosts[name]
+        assert told["cluster"] == {"chief": [f"{standard.host(host).address}:2222"]}
+        assert told["task"] == {"type": "chief", "index": 0}
+        assert (task.environment["TYPE"], task.environment["INDEX"], task.environment["RANK"]) == ("master", "0", "0")
+        assert task.environment["MASTER_ADDR"] == standard.host(host).address
+        assert task.environment["WORLD_SIZE"] == "1"
+
+
+def test_as_many_hosts_as_trials_at_once_and_not_more_than_there_are(standard: Inventory, tmp_path: Path) -> None:
+    def job(**keys: object) -> Any:
+        return build_job(Flags("j", config=config(tmp_path, {"params": PARAMS, **keys})), standard)
+
+    assert job().counts == {Role.MASTER: 1}
+    assert job(maxTrials=2, maxParallelTrials=9).counts == {Role.MASTER: 1, Role.WORKER: 1}
+    many = job(maxTrials=50, maxParallelTrials=20)
+    assert many.counts == {Role.MASTER: 1, Role.WORKER: 2}
+    assert many.notes == ("maxParallelTrials is 20, and stack test has 3 hosts for trials: so many run at once",)
+
+
+def test_a_scale_tier_of_several_hosts_is_passed_over_and_said(standard: Inventory, tmp_path: Path) -> None:
+    def notes(**more: object) -> tuple[str, ...]:
+        return build_job(Flags("j", config=config(tmp_path, {"params": PARAMS}, **more)), standard).notes
+
+    assert notes(scaleTier="BASIC") == ()
+    (said,) = notes(scaleTier="CUSTOM", masterType="n1-standard-8", workerCount=9, parameterServerCount=0)
+    assert said.startswith("masterType, workerCount in ")
+    assert said.endswith(": ignored, a trial has one host, and maxParallelTrials says how many")
+
+
+def test_a_jobs_own_folder_is_each_trials_parent(standard: Inventory, tmp_path: Path) -> None:
+    path = config(tmp_path, {"params": PARAMS}, jobDir="/bucket/mine")
+    job = build_job(Flags("job01", config=path), standard, files={"trainer/task.py": b""})
+    assert job.study
+    assert (job.study.folder(3), job.study.jobDirFlag, job.args) == ("/bucket/mine/3", "--job-dir", ())
+    job = build_job(Flags("job01", config=config(tmp_path, {"params": PARAMS})), standard, files={"trainer/task.py": b""})
+    assert job.study
+    assert job.study.jobDirFlag == "", "who knows no such flag is passed none"
+
+
+WORDS = {"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": ["a"]}
+ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "hyperparameters is not a mapping of keys to values; valid keys are goal, params"),
+        ({}, "hyperparameters.params is missing"),
+        ({"params": []}, "hyperparameters.params must be a list of hyperparameters"),
+        ({"params": [ONE], "parms": 1}, "hyperparameters.parms is unknown; valid are goal, params"),
+        ({"params": [ONE], "goal": "MAX"}, "hyperparameters.goal 'MAX' is unknown; valid are MAXIMIZE, MINIMIZE"),
+        ({"params": [ONE], "maxTrials": 0}, "hyperparameters.maxTrials must be from 1 to 1000, not 0"),
+        ({"params": [ONE], "maxTrials": 100000}, "hyperparameters.maxTrials must be from 1 to 1000"),
+        ({"params": [ONE], "maxTrials": "x"}, "hyperparameters.maxTrials must be a whole number"),
+        (
+            {"params": [ONE], "maxTrials": 2, "maxFailedTrials": 3},
+            "maxFailedTrials 3 is more than there are trials, maxTrials 2",
+        ),
+        ({"params": [ONE, ONE]}, "params: parameterName has 'x' twice"),
+        ({"params": [{"type": "INTEGER"}]}, "params[0].parameterName is missing"),
+        ({"params": [{"parameterName": "x"}]}, "params[0].type is missing"),
+        ({"params": [{**ONE, "type": "FLOAT"}]}, "params[0].type 'FLOAT' is unknown; valid are DOUBLE, INTEGER"),
+        ({"params": [{**ONE, "parameterName": "a b"}]}, "params[0].parameterName 'a b' is no name of a flag"),
+        ({"params": [{**ONE, "minValue": 9}]}, "params[0].minValue 9 is not below maxValue 9"),
+        ({"params": [{**ONE, "minValue": 10}]}, "params[0].minValue 10 is not below maxValue 9"),
+        ({"params": [{**ONE, "maxValue": 9.5}]}, "params[0] is of type INTEGER, and 9.5 is no whole number"),
+        ({"params": [{**ONE, "maxValue": "nan"}]}, "params[0].maxValue must be a number"),
+        ({"params": [{**ONE, "maxValue": True}]}, "params[0].maxValue must be a number, not True"),
+        ({"params": [{**ONE, "minValue": 0, "scaleType": "UNIT_LOG_SCALE"}]}, "minValue 0 has no logarithm"),
+        ({"params": [{**ONE, "scaleType": "LOG"}]}, "params[0].scaleType 'LOG' is unknown; valid are NONE"),
+        ({"params": [{**ONE, "categoricalValues": ["a"]}]}, "params[0].categoricalValues goes with another type"),
+        ({"params": [{"parameterName": "x", "type": "DOUBLE", "minValue": 1}]}, "params[0].maxValue is missing"),
+        ({"params": [{"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": []}]}, "categoricalValues is empty"),
+        ({"params": [{"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": ["a", "a"]}]}, "has 'a' twice"),
+        ({"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": "8"}]}, "must be a list of numbers"),
+        (
+            {"params": [{"parameterName": "x", "type": "DISCRETE", "discreteValues": [8, "b"]}]},
+            "discreteValues[1] must be a number",
+        ),
+        (
+            {
+                "params": [
+                    {"parameterName": "x", "type": "CATEGORICAL", "categoricalValues": ["a"], "scaleType": "UNIT_LOG_SCALE"}
+                ]
+            },
+            "words have no scale",
+        ),
+        (
+            {"algorithm": "GRID_SEARCH", "params": [{"parameterName": "x", "type": "DOUBLE", "minValue": 1, "maxValue": 2}]},
+            "params[0] x is of type DOUBLE, of which there is no grid",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(standard: Inventory, tmp_path: Path, given: object, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        build_job(Flags("job01", config=config(tmp_path, given)), standard)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "config.yaml: trainingInput.hyperparameters" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (Flags("j", replicas="worker=2"), "--replicas: "),
+        (Flags("j", scale_tier="BASIC"), "--scale-tier: "),
+        (Flags("j", resume="old"), "resumePreviousJobId goes on"),
+        (Flags("j", args="--output_path /bucket/x"), "each trial needs its own"),
+    ],
+)
+def test_flags_that_do_not_go_with_it(standard: Inventory, tmp_path: Path, flags: Flags, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build_job(replace(flags, config=config(tmp_path, {"params": PARAMS})), standard)
+
+
+def trial(number: int, value: float | None, **more: Any) -> Trial:
+    final = Measurement(9, value) if value is not None else None
+    state = TrialState.SUCCEEDED if final else TrialState.FAILED
+    return Trial(number, {"x": str(number)}, "master-0", **{"state": state, "finalMetric": final, **more})
+
+
+def test_going_on_from_an_earlier_study() -> None:
+    given = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
+    told = tuning.study(given, (), "/o", None)
+    assert told
+    found = tuning.resumed(told, {"params": [ONE]}, [trial(1, 0.5), trial(2, None)])
+    assert found.earlier == [Known({"x": "1"}, 0.5)]
+    for earlier, said in (
+        (None, "tuned no hyperparameters"),
+        ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters, x"),
+        ({"params": [ONE, {**ONE, "parameterName": "y"}]}, "tuned other hyperparameters, fewer of them"),
+        ({"params": [ONE], "goal": "MINIMIZE"}, "had goal MINIMIZE, and this one MAXIMIZE"),
+        ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            tuning.resumed(told, earlier, [])
+    grid = tuning.study({**given, "algorithm": "GRID_SEARCH"}, (), "/o", None)
+    assert grid
+    with pytest.raises(UsageError, match="every point of the grid was tried by old"):
+        tuning.resumed(grid, {"params": [ONE]}, [trial(number, 0.5) for number in range(1, 10)])
+
+
+def test_the_best_comes_first() -> None:
+    up = Study([], goal=Goal.MAXIMIZE)
+    down = Study([], goal=Goal.MINIMIZE)
+    tried = [trial(1, 0.5), trial(2, None), trial(3, 0.9), trial(4, 0.5), trial(5, 0.9)]
+    first, last = best(up, tried), best(down, tried)
+    assert first
+    assert last
+    assert (first.trialId, last.trialId) == (3, 1)
+    assert best(up, [trial(1, None)]) is None
+
+
+def test_numbers_are_passed_as_one_would_type_them() -> None:
+    assert [shown(value) for value in (32.0, 32, 0.5, -3.0, 1e20)] == ["32", "32", "0.5", "-3", "1e+20"]
+
+
+def test_of_many_measurements_some_are_kept_and_the_last_always() -> None:
+    many = [Measurement(step, 0.0) for step in range(401)]
+    kept = thinned(many)
+    assert len(kept) == 201
+    assert kept[-1] == many[-1]
+    assert thinned(many[:200]) == many[:200]
+
+
+HYPERPARAMETERS = {"params": [ONE], "maxTrials": 3, "hyperparameterMetricTag": "score"}
+
+
+def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
+    tried = [trial(1, 0.5), trial(2, None, errorMessage="it told no score: how"), trial(3, 0.75, restarts=2)]
+    assert trials.summary(record, tried) == "3 of 3 done, 1 FAILED; best is trial 3, score 0.75: --x=3"
+    assert trials.summary(record, []) == "0 of 3 done"
+    assert trials.summary(JobRecord("job01"), []) == ""
+    trials.show(record, tried)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[0][:5] == ["TRIAL", "STATE", "SCORE", "STEP", "x"]
+    assert [line[0] for line in lines[1:]] == ["3", "1", "2"]
+    assert lines[1][1:5] == ["SUCCEEDED", "0.75", "9", "3"]
+    told = trials.output(record, tried)["trainingOutput"]
+    assert (told["completedTrialCount"], told["isHyperparameterTuningJob"], told["hyperparameterMetricTag"]) == (
+        3,
+        True,
+        "score",
+    )
+    assert [each["trialId"] for each in told["trials"]] == [3, 1, 2]
+    assert told["trials"][0]["finalMetric"] == {"trainingStep": 9, "objectiveValue": 0.75}
+    assert trials.output(JobRecord("job01"), []) == {}
+
+
+def test_a_trial_that_ran_when_its_job_ended_has_ended_with_it() -> None:
+    running = Trial(1, {"x": "1"}, "master-0")
+    record = JobRecord("job01")
+    assert trials.state(record, running) == "RUNNING"
+    assert trials.state(record.ended("", cancelled=True), running) == "CANCELLED"

@@ -1,0 +1,110 @@
+"""What a trial tells, by each of the ways: the public package, metrics.json, summaries for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import hypertune
+import pytest
+
+from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
+from trainer.runtime import import_tensorflow
+from tuner.measure import Metrics
+from tuner.stopping import ENOUGH, lags
+
+tf = import_tensorflow()
+
+
+@pytest.fixture
+def metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Metrics:
+    file = tmp_path / "scratch" / "output.metrics"
+    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(file))
+    monkeypatch.setenv("CLOUD_ML_TRIAL_ID", "3")
+    return Metrics("accuracy", file, str(tmp_path / "output"))
+
+
+def test_the_public_package_unchanged(metrics: Metrics) -> None:
+    assert metrics.reported() == []
+    reporter = hypertune.HyperTune()
+    for step in range(150):  # it keeps the last hundred, and we looked before they were gone
+        reporter.report_hyperparameter_tuning_metric("accuracy", step / 1000, step)
+        if step == 90:
+            assert len(metrics.reported()) == 91
+    assert metrics.reported() == [Measurement(step, step / 1000) for step in range(150)]
+    reporter.report_hyperparameter_tuning_metric("loss", 0.2, 150)
+    assert metrics.whole()[-1] == Measurement(149, 0.149)
+    assert metrics.others == {"loss"}
+
+
+def test_half_a_line_is_looked_at_again(metrics: Metrics) -> None:
+    reporter = hypertune.HyperTune()
+    reporter.report_hyperparameter_tuning_metric("accuracy", 0.5, 1)
+    file = Path(reporter.metric_path)
+    whole = file.read_text()
+    for content in (whole[:20], "no JSON\n[1]\n" + whole, '{"accuracy": "x", "global_step": "1", "timestamp": 1}\n' + whole):
+        file.write_text(content)
+        metrics.reported()
+    assert metrics.reported() == [Measurement(1, 0.5)]
+
+
+def test_what_was_reported_counts_before_files(metrics: Metrics, tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/metrics.json").write_text(json.dumps({"steps": 400, "accuracy": 0.9, "loss": 0.3, "name": "x"}))
+    assert metrics.whole() == [Measurement(400, 0.9)]
+    assert metrics.others == {"loss"}
+    hypertune.HyperTune().report_hyperparameter_tuning_metric("accuracy", 0.7, 5)
+    assert metrics.whole() == [Measurement(5, 0.7)]
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"accuracy": true}', '{"accuracy": "0.9"}', ""])
+def test_a_file_that_tells_nothing(metrics: Metrics, tmp_path: Path, content: str) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/metrics.json").write_text(content)
+    assert metrics.in_file() == []
+
+
+def test_summaries_of_the_evaluation_before_those_of_training(metrics: Metrics, tmp_path: Path) -> None:
+    for run, value in (("train", 0.95), ("validation", 0.8)):
+        with tf.summary.create_file_writer(str(tmp_path / "output" / run)).as_default():
+            for step in (1, 2):
+                tf.summary.scalar("accuracy", value + step / 100, step)
+                tf.summary.scalar("loss", 1.0, step)
+    found = metrics.whole()
+    assert [each.trainingStep for each in found] == [1, 2]
+    assert [each.objectiveValue for each in found] == pytest.approx([0.81, 0.82])
+    assert "loss" in metrics.others
+    with tf.summary.create_file_writer(str(tmp_path / "output/validation")).as_default():
+        tf.summary.scalar("accuracy", 0.85, 3)
+    assert metrics.summarized()[-1].trainingStep == 3, "what came since"
+
+
+def test_a_tag_may_have_slashes_and_be_the_end_of_one(tmp_path: Path) -> None:
+    with tf.summary.create_file_writer(str(tmp_path / "summaries")).as_default():
+        tf.summary.scalar("eval/accuracy", 0.5, 7)
+        tf.summary.scalar("inaccuracy", 0.1, 7)
+    for tag in ("accuracy", "eval/accuracy", "summaries/eval/accuracy"):
+        assert Metrics(tag, tmp_path / "none", str(tmp_path)).whole() == [Measurement(7, 0.5)]
+    assert Metrics("ccuracy", tmp_path / "none", str(tmp_path)).whole() == []
+
+
+def ended(*values: float, early: bool = False) -> Trial:
+    measured = [Measurement(step, value) for step, value in enumerate(values, 1)]
+    return Trial(1, {}, "m", state=TrialState.SUCCEEDED, allMetrics=measured, isTrialStoppedEarly=early)
+
+
+def test_the_median_rule() -> None:
+    """Averages up to step 2 of five others: 0.2, 0.4, 0.5, 0.6, 0.8, of which 0.5 is in the middle."""
+    up = Study([Parameter("x", ParameterType.INTEGER, 1, 9)])
+    down = Study(up.params, goal=Goal.MINIMIZE)
+    others = [ended(value - 0.1, value + 0.1, 99.0) for value in (0.2, 0.4, 0.5, 0.6, 0.8)]
+    below, above = [Measurement(1, 0.1), Measurement(2, 0.49)], [Measurement(1, 0.51), Measurement(2, 0.52)]
+    assert lags(up, below, others)
+    assert not lags(up, above, others)
+    assert not lags(down, below, others)
+    assert lags(down, above, others)
+    assert not lags(up, [], others)
+    assert not lags(up, below, others[: ENOUGH - 1]), "too few to compare with"
+    assert not lags(up, below, [*others[:4], ended(0.5, 0.5, early=True)]), "one that was stopped is none of them"
+    late = [Trial(1, {}, "m", state=TrialState.SUCCEEDED, allMetrics=[Measurement(50, 0.9)])] * ENOUGH
+    assert not lags(up, below, late), "nobody told anything up to this step"

@@ -1,0 +1,68 @@
+"""A trial's process: ended with all that it started, and never without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tuner.process import Process
+
+ROOT = Path(__file__).resolve().parents[2]
+# In a group of its own, as a replica starts it: what it ends is the group's.
+HARNESS = """
+import os, sys
+from tuner.process import Process, _others
+child = Process(["sh", "-c", sys.argv[1]], dict(os.environ))
+"""
+
+
+def harness(code: str, script: str) -> str:
+    """What code prints that has a trial `child`, a shell with a script."""
+    ran = subprocess.run(
+        [sys.executable, "-c", HARNESS + code, script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        start_new_session=True,
+    )
+    return ran.stdout
+
+
+def test_its_exit_code_is_a_shells() -> None:
+    assert harness("print(child.wait(30))", "exit 3") == "3\n"
+    assert harness("print(child.wait(30))", "kill -9 $$") == "137\n"
+    assert harness("print(child.wait(0.1), child.out_of_memory); child.stop(5)", "sleep 60") == "None False\n"
+
+
+def test_what_it_leaves_behind_is_ended() -> None:
+    told = harness("print(child.wait(30)); print(_others())", "sleep 300 & sleep 300 & exit 0")
+    assert told == "0\n[]\n"
+
+
+def test_a_stop_is_a_request_first() -> None:
+    told = harness(
+        "import time; time.sleep(1); child.stop(20); print(_others())",
+        "trap 'echo saved; exit 0' TERM; while :; do sleep 0.1; done",
+    )
+    assert told == "saved\n[]\n"
+
+
+def test_one_that_does_not_stop_is_made_to() -> None:
+    start = time.monotonic()
+    assert (
+        harness("import time; time.sleep(1); child.stop(0.5); print(_others())", "trap '' TERM; sleep 300 & wait; sleep 300")
+        == "[]\n"
+    )
+    assert time.monotonic() - start < 60
+
+
+def test_it_is_of_the_group_of_who_starts_it(tmp_path: Path) -> None:
+    """So a replica that kills the group of its trainer misses no trial."""
+    child = Process(["sh", "-c", f"ps -o pgid= -p $$ > {tmp_path}/group; sleep 0"], {"PATH": os.environ["PATH"]})
+    child._process.wait(30)
+    assert int((tmp_path / "group").read_text()) == os.getpgrp()

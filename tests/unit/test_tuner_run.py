@@ -1,0 +1,349 @@
+"""Trials from the bucket: each is run once to its end, by whichever replica, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import HostFile, JobRecord, Plan
+from jobs.states import JobState
+from jobs.store import StoreError
+from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
+from ops.screen.trials import Trials
+from tuner.propose import propose
+from tuner.run import Tuner
+
+STUDY = Study(
+    [Parameter("x", ParameterType.INTEGER, 1, 100)],
+    hyperparameterMetricTag="score",
+    maxTrials=4,
+    maxFailedTrials=2,
+    jobDirFlag="--job-dir",
+)
+TF_CONFIG = '{"cluster": {"chief": ["10.0.0.2:2222"]}, "task": {"type": "chief", "index": 0}}'
+
+
+class Child:
+    """A trial that reports at each look what it is to, and ends with a code."""
+
+    out_of_memory = False
+
+    def __init__(self, looks: Sequence[Callable[[], None]] = (), code: int = 0) -> None:
+        self.looks, self.code, self.stopped = list(looks), code, False
+
+    def wait(self, _: float) -> int | None:
+        if not self.looks:
+            return self.code
+        self.looks.pop(0)()
+        return None
+
+    def stop(self, _: float) -> None:
+        self.stopped, self.looks = True, []
+
+
+def report(environment: Mapping[str, str], step: int, value: float, tag: str = "score") -> None:
+    """As cloudml-hypertune has it."""
+    line = {"timestamp": step, "trial": environment["CLOUD_ML_TRIAL_ID"], tag: str(value), "global_step": str(step)}
+    with Path(environment["CLOUD_ML_HP_METRIC_FILE"]).open("a") as file:
+        file.write(json.dumps({**line, "checkpoint_path": ""}) + "\n")
+
+
+class World:
+    """A bucket with a job that tunes, and its replicas."""
+
+    def __init__(self, folder: Path, study: Study = STUDY) -> None:
+        self.ledger = Ledger(Folder(folder))
+        self.study = replace(study, jobDir=f"{folder}/output")
+        names = ["master-0", "worker-0"]
+        self.plan = Plan("job01", names, "mine.task", ["--steps", "9"], {}, study=self.study, maxRestarts=2)
+        self.job = self.ledger.create_job(JobRecord("job01", state=JobState.RUNNING))
+        self.spawned: list[tuple[str, list[str], Mapping[str, str]]] = []
+        self.child: Callable[[str, Mapping[str, str]], Child] = self.good
+
+    def good(self, _: str, environment: Mapping[str, str]) -> Child:
+        return Child([lambda: report(environment, 10, float(environment["CLOUD_ML_TRIAL_ID"]))])
+
+    def tuner(self, name: str, ledger: Ledger | None = None) -> Tuner:
+        def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> Child:
+            self.spawned.append((name, list(argv), environment))
+            return self.child(name, environment)
+
+        host = HostFile(name, "", 0.01, "/venv/python")
+        return Tuner(ledger or self.ledger, self.plan, self.study, name, host, propose, spawn)
+
+    def trials(self) -> list[Trial]:
+        return self.ledger.trials("job01")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
+    return World(tmp_path)
+
+
+def test_all_trials_are_run_and_the_chief_tells_the_best(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.tuner("master-0").run() == 0
+    trials = world.trials()
+    assert [(trial.trialId, trial.state, trial.replica) for trial in trials] == [
+        (number, TrialState.SUCCEEDED, "master-0") for number in (1, 2, 3, 4)
+    ]
+    assert [trial.finalMetric for trial in trials] == [Measurement(10, float(number)) for number in (1, 2, 3, 4)]
+    told = capsys.readouterr().out.splitlines()
+    x = trials[3].hyperparameters["x"]
+    assert told[-2:] == [
+        f"Trials: 4 done, 0 FAILED; best is trial 4: --x={x}",
+        "Final metrics after 10 steps, score: 4",
+    ]
+
+
+def test_a_trial_is_passed_what_cloud_ml_passed(world: World, tmp_path: Path) -> None:
+    world.tuner("master-0").run()
+    _, argv, environment = world.spawned[1]
+    x = world.trials()[1].hyperparameters["x"]
+    folder = f"{tmp_path}/output/2"
+    assert argv == ["/venv/python", "-m", "mine.task", "--steps", "9", "--job-dir", folder, f"--x={x}"]
+    assert environment["CLOUD_ML_TRIAL_ID"] == "2"
+    assert environment["JOB_DIR"] == folder
+    assert Path(folder).is_dir()
+    assert json.loads(environment["TF_CONFIG"]) == {
+        "cluster": {"chief": ["10.0.0.2:2222"]},
+        "task": {"type": "chief", "index": 0, "trial": "2"},
+    }
+
+
+def test_a_program_that_wants_no_folder_is_passed_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    world = World(tmp_path, replace(STUDY, jobDirFlag="", maxTrials=1))
+    world.plan = replace(world.plan, command=["./run.sh"], python="/own/python")
+    world.tuner("master-0").run()
+    assert world.spawned[0][1] == ["./run.sh", "--steps", "9", f"--x={world.trials()[0].hyperparameters['x']}"]
+
+
+def test_several_replicas_run_each_trial_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
+    world = World(tmp_path, replace(STUDY, maxTrials=24))
+    codes: dict[str, int] = {}
+    names = ["master-0", *(f"worker-{number}" for number in range(5))]
+    threads = [threading.Thread(target=lambda n=name: codes.update({n: world.tuner(n).run()})) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert codes == dict.fromkeys(names, 0)
+    assert sorted(environment["CLOUD_ML_TRIAL_ID"] for _, _, environment in world.spawned) == sorted(map(str, range(1, 25)))
+    assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 24
+
+
+def test_a_trial_of_a_replica_that_is_gone_is_run_again(world: World) -> None:
+    left = world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
+    tuner = world.tuner("master-0")
+    assert tuner._claim([left.record]) is not None, "worker-0 lives: the next trial"
+    assert [trial.replica for trial in world.trials()] == ["worker-0", "master-0"]
+    gone = replace(world.job.record, lost=["worker-0"])
+    world.ledger.change_job(world.job, gone)
+    assert world.tuner("master-0").run() == 0
+    first = world.trials()[0]
+    assert (first.replica, first.restarts, first.state) == ("master-0", 1, TrialState.SUCCEEDED)
+    assert len(world.trials()) == 4
+
+
+def test_a_replica_that_comes_back_goes_on_with_its_own_trial(world: World) -> None:
+    world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
+    world.tuner("worker-0").run()
+    assert world.spawned[0][1][-1] == "--x=7"
+    assert world.trials()[0].restarts == 1
+
+
+def test_a_trial_that_was_taken_over_is_let_go(world: World) -> None:
+    """A host that was only away: what it has to say of the trial is not heard any more."""
+    children: list[Child] = []
+
+    def taken(_: str, environment: Mapping[str, str]) -> Child:
+        def take() -> None:
+            stored = world.ledger.trial("job01", 1)
+            assert stored
+            world.ledger.change_trial("job01", stored, replace(stored.record, replica="master-0", restarts=1))
+            report(environment, 1, 0.5)
+
+        children.append(Child([take, lambda: None, lambda: None]))
+        return children[-1]
+
+    world.child = taken
+    tuner = world.tuner("worker-0")
+    claimed = tuner._claim([])
+    assert claimed
+    tuner._run(claimed)
+    assert children[0].stopped
+    first = world.trials()[0]
+    assert (first.replica, first.state, first.allMetrics) == ("master-0", TrialState.RUNNING, [])
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "why"),
+    [
+        (3, 1.0, "it ended with status 3, as the log of master-0 tells"),
+        (0, float("nan"), "its last score was nan"),
+        (0, None, "it told no score (hyperparameterMetricTag)"),
+    ],
+)
+def test_too_many_that_fail_end_it(
+    world: World, code: int, value: float | None, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bad(_: str, environment: Mapping[str, str]) -> Child:
+        return Child([lambda: report(environment, 1, value) if value is not None else None], code)
+
+    world.child = bad
+    assert world.tuner("master-0").run() == 1
+    assert [trial.state for trial in world.trials()] == [TrialState.FAILED] * 2
+    assert all(trial.errorMessage.startswith(why) for trial in world.trials())
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: 2 trials FAILED, and maxFailedTrials is 2; trial 2 (--x=")
+    assert why in last
+
+
+def test_a_wrong_tag_is_told_what_there_was_instead(world: World) -> None:
+    world.child = lambda _, environment: Child([lambda: report(environment, 1, 0.5, "accuracy")])
+    world.tuner("master-0").run()
+    assert "it told no score (hyperparameterMetricTag); it told accuracy: " in world.trials()[0].errorMessage
+
+
+def test_a_kill_is_no_verdict_until_it_has_come_too_often(world: World) -> None:
+    codes = iter([137, 137, 0, 0, 0, 0])
+
+    def killed(_: str, environment: Mapping[str, str]) -> Child:
+        code = next(codes)
+        return Child([] if code else [lambda: report(environment, 1, 0.5)], code)
+
+    world.child = killed
+    assert world.tuner("master-0").run() == 0
+    assert [(trial.state, trial.restarts) for trial in world.trials()][:2] == [
+        (TrialState.SUCCEEDED, 2),
+        (TrialState.SUCCEEDED, 0),
+    ]
+
+
+def test_one_that_is_killed_each_time_has_failed(world: World) -> None:
+    world.child = lambda *_: Child([], 137)
+    assert world.tuner("master-0").run() == 1
+    assert [trial.restarts for trial in world.trials()] == [2, 2]
+    assert world.trials()[0].errorMessage.startswith("it ended with signal 9 (SIGKILL)")
+
+
+def test_one_that_ran_out_of_memory_is_not_run_again(world: World) -> None:
+    child = Child([], 137)
+    child.out_of_memory = True
+    world.child = lambda *_: child
+    world.tuner("master-0").run()
+    assert [(trial.state, trial.restarts) for trial in world.trials()] == [(TrialState.FAILED, 0)] * 2
+    assert "out of memory" in world.trials()[0].errorMessage
+
+
+def test_a_host_that_kills_whatever_has_it_does_not_get_it_for_ever(world: World) -> None:
+    world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "master-0", restarts=2))
+    world.tuner("master-0").run()
+    assert world.trials()[0].state is TrialState.FAILED
+    assert "3 times" in world.trials()[0].errorMessage
+
+
+def test_one_that_lags_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
+    world = World(tmp_path, replace(STUDY, maxTrials=6, enableTrialEarlyStopping=True))
+    children: list[Child] = []
+
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        value = 0.1 if environment["CLOUD_ML_TRIAL_ID"] == "6" else 0.9
+        looks = [lambda step=step: report(environment, step, value) for step in (1, 2, 3)]
+        children.append(Child(looks))
+        return children[-1]
+
+    world.child = child
+    assert world.tuner("master-0").run() == 0
+    assert [trial.isTrialStoppedEarly for trial in world.trials()] == [False] * 5 + [True]
+    assert [each.stopped for each in children] == [False] * 5 + [True]
+    last = world.trials()[5]
+    assert (last.state, last.finalMetric) == (TrialState.SUCCEEDED, Measurement(1, 0.1))
+
+
+def test_a_stop_ends_it_and_leaves_the_trial_to_be_run_again(world: World) -> None:
+    def stopped(_: str, environment: Mapping[str, str]) -> Child:
+        return Child([tuner.terminate], 143)
+
+    world.child = stopped
+    tuner = world.tuner("master-0")
+    assert tuner.run() == 143
+    assert [trial.state for trial in world.trials()] == [TrialState.RUNNING]
+
+
+class Flaky(Folder):
+    """A bucket that fails now and then, before a call or after its effect."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        super().__init__(folder)
+        self._chance = chance
+
+    def _fail(self) -> None:
+        if self._chance.random() < 0.2:
+            raise StoreError("the bucket is away")
+
+    def scan(self, pattern: str) -> dict[str, bytes]:
+        self._fail()
+        return super().scan(pattern)
+
+    def create(self, name: str, content: bytes) -> str:
+        self._fail()
+        version = super().create(name, content)
+        self._fail()
+        return version
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        self._fail()
+        new = super().replace(name, content, version)
+        self._fail()
+        return new
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bucket_that_fails_loses_nothing(world: World, tmp_path: Path, seed: int) -> None:
+    flaky = Ledger(Flaky(tmp_path, random.Random(seed)), sleep=lambda _: None)
+    assert world.tuner("master-0", flaky).run() == 0
+    assert [(trial.trialId, trial.state) for trial in world.trials()] == [(n, TrialState.SUCCEEDED) for n in (1, 2, 3, 4)]
+
+
+def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words are the tuner's, and who reads them is ops.screen: here both are real."""
+    values = iter([(0, 0.5), (3, 0.0), (0, 0.75), (0, 0.25)])
+
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        code, value = next(values)
+        return Child([lambda: report(environment, 10, value)], code)
+
+    world.child = child
+    assert world.tuner("master-0").run() == 0
+    said = capsys.readouterr()
+    screen = Trials({"goal": "MAXIMIZE"})
+    for at, line in enumerate(sorted([*said.out.splitlines(), *said.err.splitlines()], key=_number_in)):
+        screen.line(line, "master-0", float(at), float(at))
+    shown = [row.text for row in screen.rows(False, 10.0)]
+    assert shown[0].startswith("trials   4 of 4  ")
+    x = world.trials()[2].hyperparameters["x"]
+    assert shown[1].startswith("score ")
+    assert shown[2] == f"best     0.75, trial 3: --x={x}"
+    assert screen.of("master-0") == 4
+    less = Trials({"goal": "MINIMIZE"})
+    for line in said.out.splitlines():
+        less.line(line, "master-0", 0.0, 0.0)
+    assert less.rows(True, 1.0)[-1].text.startswith("best     0.25, trial 4")
+
+
+def _number_in(line: str) -> int:
+    found = re.search(r"[Tt]rial (\d+)", line)
+    return int(found[1]) if found else 99

@@ -1,0 +1,74 @@
+"""A trial's process and all that it starts, in the group of this process, so that who kills that group misses none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from replica.memory import oom_kills
+
+_LOOK_SECONDS = 0.1
+
+
+class Process:
+    """A trial that runs; its output is this process's own."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it; OSError where that cannot be."""
+        self._oom_kills = oom_kills()
+        self._process = subprocess.Popen(
+            [argument.encode("utf-8", "surrogateescape") for argument in argv], env=environment, stdin=subprocess.DEVNULL
+        )
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code as a shell gives it, once the trial and all that it started have ended; None after so many seconds."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        _end_others()
+        return 128 - code if code < 0 else code
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM now, and SIGKILL after so many seconds."""
+        for pid in _others():
+            _signal(pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        _end_others()
+        self._process.wait()
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+        return oom_kills() > self._oom_kills
+
+
+def _end_others() -> None:
+    """SIGKILL to all others of the group, and to those that they start meanwhile."""
+    while left := _others():
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _others() -> list[int]:
+    """The processes of this one's group, but for itself and those that are dead and wait for their parent."""
+    group, own, found = os.getpgrp(), os.getpid(), []
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and (pid := int(path.name)) != own:
+            with suppress(OSError, ValueError, IndexError):
+                state, _, of_group = (path / "stat").read_text().rpartition(") ")[2].split()[:3]
+                if int(of_group) == group and state not in "ZX":
+                    found.append(pid)
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,123 @@
+"""What a trial is to try: a pure function of what is known of the others, by Optuna's samplers.
+
+Cloud ML's scale types are distributions of Optuna's: UNIT_LINEAR_SCALE uniform, UNIT_LOG_SCALE uniform in the logarithm,
+UNIT_REVERSE_LOG_SCALE uniform in the logarithm of the distance from above, min + max - x.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as State
+
+from jobs.study import Algorithm, Goal, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, shown
+
+# What was tried before is proposed again only where so many seeds come to nothing else.
+_SEEDS = 20
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # or each study would say that it was made
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
+_STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLETE, TrialState.FAILED: State.FAIL}
+
+
+def propose(study: Study, trials: Sequence[Trial], number: int, seed: int = 0) -> dict[str, str]:
+    """The hyperparameters of the trial with this number, as it is passed them, in the order of the study's.
+
+    The same for the same trials. A grid that is used up is a ValueError.
+    """
+    tried = [*(known.hyperparameters for known in study.earlier), *(trial.hyperparameters for trial in trials)]
+    drawn = [] if study.algorithm is Algorithm.GRID_SEARCH else _sampled(study, trials, number, seed)
+    last = None
+    for last in drawn:
+        if last not in tried:
+            return last
+    # Of a few points it may be hard to hit just one that is left.
+    left = _grid(study) if study.points is not None else iter(())
+    if found := next((point for point in left if point not in tried), last):
+        return found
+    raise ValueError("every point of the grid was tried")
+
+
+def _grid(study: Study) -> Iterator[dict[str, str]]:
+    """Every point, the last parameter changing first."""
+    names = [parameter.parameterName for parameter in study.params]
+    for values in itertools.product(*(parameter.choices or () for parameter in study.params)):
+        yield dict(zip(names, map(str, values), strict=True))
+
+
+def _sampled(study: Study, trials: Sequence[Trial], number: int, seed: int) -> Iterator[dict[str, str]]:
+    direction: Literal["maximize", "minimize"] = "maximize" if study.goal is Goal.MAXIMIZE else "minimize"
+    known = _known(study, trials)
+    for again in range(_SEEDS):
+        sampler = _sampler(study, (seed * 1_000_003 + number) * _SEEDS + again)
+        told = optuna.create_study(direction=direction, sampler=sampler)
+        told.add_trials(known)
+        drawn = told.ask({each.parameterName: _distribution(each) for each in study.params}).params
+        yield {each.parameterName: _text(each, drawn[each.parameterName]) for each in study.params}
+
+
+def _sampler(study: Study, seed: int) -> BaseSampler:
+    """Trials that run count as bad ones meanwhile (`constant_liar`), so that those at the same time try something else."""
+    if study.algorithm is Algorithm.RANDOM_SEARCH:
+        return RandomSampler(seed=seed)
+    first = max(4, min(10, study.maxTrials // 4))
+    return TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=first)
+
+
+def _known(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
+    space = {each.parameterName: _distribution(each) for each in study.params}
+
+    def frozen(state: State, told: Mapping[str, str], value: float | None) -> FrozenTrial:
+        params = {each.parameterName: _inner(each, told[each.parameterName]) for each in study.params}
+        return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
+
+    found = [frozen(State.COMPLETE, known.hyperparameters, known.objectiveValue) for known in study.earlier]
+    for trial in filter(lambda trial: study.has(trial.hyperparameters), trials):
+        value = trial.finalMetric.objectiveValue if trial.finalMetric else None
+        found.append(frozen(_STATES[trial.state], trial.hyperparameters, value))
+    return found
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    """Of a DISCRETE one its place in the list, so that neighbours are known to be that."""
+    if parameter.type is ParameterType.CATEGORICAL:
+        return CategoricalDistribution(parameter.categoricalValues)
+    if parameter.type is ParameterType.DISCRETE:
+        return IntDistribution(0, len(parameter.discreteValues) - 1)
+    low, high = parameter.minValue or 0.0, parameter.maxValue or 0.0
+    log = parameter.scaleType in (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
+    if parameter.type is ParameterType.INTEGER:
+        return IntDistribution(int(low), int(high), log=log)
+    return FloatDistribution(low, high, log=log)
+
+
+def _text(parameter: Parameter, drawn: Any) -> str:
+    """What a trial is passed for what was drawn."""
+    if parameter.type is ParameterType.CATEGORICAL:
+        return str(drawn)
+    if parameter.type is ParameterType.DISCRETE:
+        return shown(parameter.discreteValues[drawn])
+    low, high = parameter.minValue or 0.0, parameter.maxValue or 0.0
+    value = low + high - drawn if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else drawn
+    if parameter.type is ParameterType.INTEGER:
+        return str(int(value))
+    rounded = float(f"{value:.6g}")  # no more digits than a person would choose
+    return shown(rounded if low <= rounded <= high else value)
+
+
+def _inner(parameter: Parameter, told: str) -> Any:
+    """What must have been drawn for what a trial was passed."""
+    if parameter.type is ParameterType.CATEGORICAL:
+        return told
+    if parameter.type is ParameterType.DISCRETE:
+        return [shown(value) for value in parameter.discreteValues].index(told)
+    low, high = parameter.minValue or 0.0, parameter.maxValue or 0.0
+    value = float(told)
+    drawn = low + high - value if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else value
+    return int(drawn) if parameter.type is ParameterType.INTEGER else min(max(drawn, low), high)

@@ -1,0 +1,290 @@
+"""The trials that one replica of a job runs. There is no master of them: each replica takes what is to be done from the bucket.
+
+A trial is one record, which is created, taken over and ended by conditional writes alone. So two replicas never begin the same
+number, and of two who believe that they have a trial one is told that it has not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from jobs.checked import RecordError
+from jobs.ledger import Ledger, Stored
+from jobs.limited import Limited
+from jobs.open import open_store
+from jobs.records import HostFile, Plan
+from jobs.store import Conflict, StoreError
+from jobs.study import Measurement, Study, Trial, TrialState, best, thinned, words
+from jobs.times import now
+from replica import config
+from replica.decide import end_of
+from tuner.measure import Metrics
+from tuner.process import Process
+from tuner.stopping import lags
+
+FAILED, TERMINATED = 1, 128 + signal.SIGTERM
+_STORE_SECONDS = 20.0
+_SUMMARIES_SECONDS = 5.0
+
+
+class Child(Protocol):
+    """A trial's process."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code once it has ended; None after so many seconds."""
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM now, SIGKILL after so many seconds."""
+
+
+Spawn = Callable[[Sequence[str], Mapping[str, str]], Child]
+
+
+def main(job_id: str, name: str) -> int:
+    """The exit code: 0 when all trials are done, 1 where too many of them FAILED, 143 where it was stopped."""
+    try:
+        host, _ = config.load(os.environ)
+        ledger = Ledger(Limited(open_store(host.bucket), _STORE_SECONDS))
+        plan = _plan(ledger, job_id, host.pollSeconds)
+        from tuner.propose import propose
+    except ImportError as error:
+        return _fail(f"the hosts have no {error.name}, as they are older than the tuning of hyperparameters: pulumi up")
+    except (config.ConfigError, RecordError, StoreError) as error:
+        return _fail(str(error))
+    assert plan.study
+    tuner = Tuner(ledger, plan, plan.study, name, host, propose, Process)
+    signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
+    return tuner.run()
+
+
+def _plan(ledger: Ledger, job_id: str, seconds: float) -> Plan:
+    while True:
+        try:
+            if plan := ledger.plan(job_id):
+                return plan
+        except StoreError as error:
+            _say(f"the bucket does not answer: {error}")
+        time.sleep(seconds)
+
+
+class Tuner:
+    """One replica's part of a study."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        plan: Plan,
+        study: Study,
+        name: str,
+        host: HostFile,
+        propose: Callable[[Study, Sequence[Trial], int], dict[str, str]],
+        spawn: Spawn,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
+        self._propose, self._spawn, self._sleep = propose, spawn, sleep
+        self._terminated = False
+
+    def terminate(self) -> None:
+        """The job, or this host's part of it, is being stopped; its trial is told so by the same signal."""
+        self._terminated = True
+
+    def run(self) -> int:
+        """Run trials for as long as there are any to run; the exit code."""
+        while not self._terminated:
+            try:
+                trials = self._ledger.trials(self._plan.jobId)
+                if (code := self._over(trials)) is not None:
+                    return code
+                claimed = self._claim(trials)
+            except (Conflict, StoreError, RecordError) as error:
+                if not isinstance(error, Conflict):
+                    _say(f"the trials cannot be seen, and are looked at again: {error}")
+                    self._sleep(self._host.pollSeconds)
+                continue
+            if claimed:
+                self._run(claimed)
+            else:
+                self._sleep(self._host.pollSeconds)
+        return TERMINATED
+
+    def _over(self, trials: Sequence[Trial]) -> int | None:
+        """The exit code once there is nothing left to do, or to wait for."""
+        study, failed = self._study, [trial for trial in trials if trial.state is TrialState.FAILED]
+        if len(failed) >= study.maxFailedTrials:
+            last = failed[-1]
+            return _fail(
+                f"{len(failed)} trials FAILED, and maxFailedTrials is {study.maxFailedTrials}; "
+                f"trial {last.trialId} ({' '.join(words(last.hyperparameters))}): {last.errorMessage}"
+            )
+        if len(trials) < study.trials or any(not trial.final for trial in trials):
+            return None
+        first = best(study, trials)
+        if first is None or first.finalMetric is None:
+            return _fail(f"no trial came to a value of {study.hyperparameterMetricTag}")
+        if self._name == self._plan.chief:
+            tag, final = study.hyperparameterMetricTag, first.finalMetric
+            early = sum(trial.isTrialStoppedEarly for trial in trials)
+            counts = f"{len(failed)} FAILED{f', {early} stopped early' if early else ''}"
+            _say(
+                f"Trials: {len(trials)} done, {counts}; best is trial {first.trialId}: {' '.join(words(first.hyperparameters))}"
+            )
+            _say(f"Final metrics after {final.trainingStep} steps, {tag}: {final.objectiveValue:.6g}")
+        return 0
+
+    def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
+        """A trial to run: one that this replica, or one that is gone, has not ended, else a new one; None for none left."""
+        job = self._ledger.job(self._plan.jobId)
+        gone = {self._name, *(job.record.lost if job else ()), *(job.record.without if job else ())}
+        for trial in trials:
+            if not trial.final and trial.replica in gone:
+                return self._again(trial)
+        if len(trials) >= self._study.trials:
+            return None
+        number = max((trial.trialId for trial in trials), default=0) + 1
+        hyperparameters = self._propose(self._study, trials, number)
+        return self._ledger.create_trial(self._plan.jobId, Trial(number, hyperparameters, self._name, self._host.name))
+
+    def _again(self, trial: Trial) -> Stored[Trial] | None:
+        stored = self._ledger.trial(self._plan.jobId, trial.trialId)
+        if stored is None or stored.record != trial:
+            return None  # it has got further meanwhile
+        mine = replace(trial, replica=self._name, host=self._host.name, restarts=trial.restarts + 1)
+        if trial.restarts >= self._plan.maxRestarts:
+            self._ended(stored, self._failed(trial, f"it was killed, or its host was, {trial.restarts + 1} times"))
+            return None
+        return self._ledger.change_trial(self._plan.jobId, stored, mine)
+
+    def _run(self, stored: Stored[Trial]) -> None:
+        """Run a trial to its end, or until another replica has it, or this one is stopped."""
+        trial, study = stored.record, self._study
+        with tempfile.TemporaryDirectory(prefix="trial-") as scratch:
+            file = Path(scratch, "output.metrics")
+            metrics = Metrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
+            again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
+            _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
+            try:
+                child = self._spawn(self._argv(trial), self._environment(trial, file))
+            except (OSError, ValueError) as error:
+                self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
+                return
+            watched = self._watch(stored, child, metrics)
+            if watched is None or self._terminated:
+                return
+            code, stored, early = watched
+            self._ended(stored, self._judged(stored.record, code, child.out_of_memory, metrics, early))
+
+    def _watch(self, stored: Stored[Trial], child: Child, metrics: Metrics) -> tuple[int, Stored[Trial], bool] | None:
+        """The exit code, the record as it is then, and whether it was stopped early; None where another has the trial."""
+        job_id, looked = self._plan.jobId, time.monotonic()
+        while (code := child.wait(self._host.pollSeconds)) is None:
+            measured = metrics.reported()
+            if not measured and self._study.enableTrialEarlyStopping and time.monotonic() - looked >= _SUMMARIES_SECONDS:
+                measured, looked = metrics.summarized(), time.monotonic()
+            told = thinned(_finite(measured))
+            if self._terminated or not told or told == stored.record.allMetrics:
+                continue
+            try:
+                stored = self._ledger.change_trial(job_id, stored, replace(stored.record, allMetrics=told))
+                if self._study.enableTrialEarlyStopping and lags(self._study, told, self._ledger.trials(job_id)):
+                    child.stop(self._plan.stopSeconds)
+                    return 0, stored, True
+            except Conflict:
+                _say(f"Trial {stored.record.trialId} is another replica's by now")
+                child.stop(self._plan.stopSeconds)
+                return None
+            except (StoreError, RecordError):
+                continue  # it is told again at the next look
+        return code, stored, False
+
+    def _judged(self, trial: Trial, code: int, out_of_memory: bool, metrics: Metrics, early: bool) -> Trial:
+        """What is to be said of a trial that has ended: FAILED unless its program went well and told a finite metric."""
+        if code:
+            # A kill of the process alone, too, is no verdict of the trainer's.
+            if code >= 128 and not out_of_memory and trial.restarts < self._plan.maxRestarts:
+                return trial
+            return self._failed(trial, f"it ended with {end_of(code, out_of_memory)}, as the log of {self._name} tells")
+        tag = self._study.hyperparameterMetricTag
+        try:
+            measured = metrics.reported() or trial.allMetrics if early else metrics.whole()
+        except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote
+            return self._failed(trial, f"what it told cannot be read: {error}")
+        if not measured:
+            others = f"; it told {', '.join(sorted(metrics.others))}" if metrics.others else ""
+            how = "cloudml-hypertune reports it, or metrics.json or a summary below JOB_DIR has it by this name"
+            return self._failed(trial, f"it told no {tag} (hyperparameterMetricTag){others}: {how}")
+        if not math.isfinite(measured[-1].objectiveValue):
+            return self._failed(trial, f"its last {tag} was {measured[-1].objectiveValue}")
+        told = thinned(_finite(measured))
+        return replace(
+            trial,
+            state=TrialState.SUCCEEDED,
+            endTime=now(),
+            allMetrics=told,
+            finalMetric=told[-1],
+            isTrialStoppedEarly=early,
+        )
+
+    def _failed(self, trial: Trial, why: str) -> Trial:
+        return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
+
+    def _ended(self, stored: Stored[Trial], trial: Trial) -> None:
+        """Write a trial's end, however long the bucket does not answer, and say it; nothing where it is another's by now."""
+        if trial.final:
+            while not self._terminated:
+                try:
+                    self._ledger.change_trial(self._plan.jobId, stored, trial)
+                    break
+                except Conflict:
+                    return
+                except StoreError as error:
+                    _say(f"the end of trial {trial.trialId} cannot be told yet: {error}")
+                    self._sleep(self._host.pollSeconds)
+        tag, final = self._study.hyperparameterMetricTag, trial.finalMetric
+        if final:
+            early = ", stopped early" if trial.isTrialStoppedEarly else ""
+            _say(f"Trial {trial.trialId} {trial.state}: {tag} {final.objectiveValue:.6g} at step {final.trainingStep}{early}")
+        elif trial.final:
+            _say(f"error: trial {trial.trialId} {trial.state}: {trial.errorMessage}", sys.stderr)
+
+    def _argv(self, trial: Trial) -> list[str]:
+        flag, folder = self._study.jobDirFlag, self._study.folder(trial.trialId)
+        python = self._plan.python or self._host.python
+        return [*self._plan.program(python), *((flag, folder) if flag else ()), *words(trial.hyperparameters)]
+
+    def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
+        """As Cloud ML had it: that of the job, with the trial's number, also in TF_CONFIG, and the file for its reports."""
+        folder, number = self._study.folder(trial.trialId), str(trial.trialId)
+        if folder.startswith("/"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        told = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        told["task"] = {**told.get("task", {}), "trial": number}
+        ours = {"CLOUD_ML_TRIAL_ID": number, "CLOUD_ML_HP_METRIC_FILE": str(file), "JOB_DIR": folder}
+        return {**os.environ, **ours, "TF_CONFIG": json.dumps(told)}
+
+
+def _finite(measured: Sequence[Measurement]) -> list[Measurement]:
+    return [each for each in measured if math.isfinite(each.objectiveValue)]
+
+
+def _fail(message: str) -> int:
+    _say(f"error: {message}", sys.stderr)
+    return FAILED
+
+
+def _say(line: str, stream: object = None) -> None:
+    print(line, file=stream or sys.stdout, flush=True)  # type: ignore[arg-type]

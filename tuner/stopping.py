@@ -1,0 +1,28 @@
+"""Whether a trial is worth going on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from jobs.study import Goal, Measurement, Study, Trial, TrialState
+
+ENOUGH = 5
+"""So many trials must have run to their end before another is held against them."""
+
+
+def lags(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial]) -> bool:
+    """True where a trial's best value so far is worse than the median of the others' averages up to the same step.
+
+    The others are those that ran to their end. Source: the median stopping rule of Golovin et al., Google Vizier (2017).
+    """
+    if not measured:
+        return False
+    step = max(each.trainingStep for each in measured)
+    ended = [trial for trial in trials if trial.state is TrialState.SUCCEEDED and not trial.isTrialStoppedEarly]
+    told = [[each.objectiveValue for each in trial.allMetrics if each.trainingStep <= step] for trial in ended]
+    averages = [fmean(values) for values in told if values]
+    if len(averages) < ENOUGH:
+        return False
+    values = [each.objectiveValue for each in measured]
+    return study.better(median(averages), max(values) if study.goal is Goal.MAXIMIZE else min(values))
