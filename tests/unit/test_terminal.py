@@ -23,8 +23,8 @@ def test_outside_a_terminal_it_is_told_from_time_to_time(capsys: pytest.CaptureF
         step.count = "8 of 8"
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("connecting 8 of 8 (")
-    assert len(lines) >= 3
-    assert set(lines[:-1]) == {"connecting 3 of 8 … 0 s"}
+    assert len(lines) >= 2
+    assert "connecting 3 of 8 … 0 s" in lines
 
 
 @pytest.mark.usefixtures("quick")
