@@ -30,7 +30,10 @@ $(VENV)/.done: pyproject.toml constraints.txt setup/constraints-dev.txt setup/re
 	fi
 	echo "venv: installing the packages of constraints.txt into $(VENV) (a minute or three, once)"
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --constraint setup/constraints-dev.txt --editable '.[dev]'
+	pins="--constraint constraints.txt --constraint setup/constraints-dev.txt"
+	$(BIN)/python setup/progress.py venv --log $(CACHE)/venv.log --match '^(?:Collecting|Requirement already satisfied:) (\S+)' \
+	  --total "$$(cat constraints.txt setup/constraints-dev.txt | grep -c ==)" -- \
+	  $(BIN)/pip install --progress-bar off --disable-pip-version-check $$pins --editable '.[dev]'
 	ln -sf ../../setup/pulumi.sh $(BIN)/pulumi
 	touch $@
 
@@ -43,14 +46,11 @@ lxd: venv ## LXD or Incus: yours if it answers, else Debian's, with a storage po
 image: lxd ## the hosts' image and their Python with TensorFlow, by Ansible
 	@if $(BIN)/python -m infra.lxd.image | sed 's/^/image: /'; then exit 0; fi
 	echo "image: Ansible is making it (about 2 minutes, once)"
-	mkdir -p $(CACHE)/image
-	log=$(CACHE)/image/ansible.log
 	cd ansible
-	if ! PATH="../$(BIN):$$PATH" ANSIBLE_CONFIG=ansible.cfg ../$(BIN)/ansible-playbook image.yml -e cache=$(CURDIR)/$(CACHE)/image >../$$log 2>&1; then
-	  tail -n 25 ../$$log >&2
-	  echo "image: Ansible failed, see $$log" >&2
-	  exit 1
-	fi
+	export PATH="$(CURDIR)/$(BIN):$$PATH" ANSIBLE_CONFIG=ansible.cfg
+	playbook="ansible-playbook image.yml -e cache=$(CURDIR)/$(CACHE)/image"
+	$(CURDIR)/$(BIN)/python ../setup/progress.py image --log ../$(CACHE)/image/ansible.log --match 'TASK \[(.*)\]' \
+	  --total "$$($$playbook --list-tasks 2>/dev/null | grep -c '^      .*TAGS:')" -- $$playbook
 	cd ..
 	$(BIN)/python -m infra.lxd.image import $(CACHE)/image | sed 's/^/image: /'
 
@@ -73,7 +73,7 @@ browser: ## Chromium and its driver for the tests of TensorBoard: yours if they 
 	echo "browser: installing Debian's chromium"
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null
 
-gcs: ## a double of Google's storage for the tests
+gcs: venv ## a double of Google's storage for the tests
 	@setup/fake-gcs.sh
 
 demo: setup ## STANDARD_1 up, train MNIST, show its logs, destroy

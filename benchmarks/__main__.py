@@ -17,7 +17,20 @@ from benchmarks.registry import REGISTRY, Benchmark, UnknownError, chosen
 from benchmarks.stack import BenchStack, say
 
 # Modules that register benchmarks; within a tier the rows run in this order.
-SUITE = ("program", "provision", "push", "commands", "jobs", "parts", "truth", "serving", "tuning", "training")
+SUITE = (
+    "program",
+    "provision",
+    "push",
+    "commands",
+    "jobs",
+    "parts",
+    "truth",
+    "serving",
+    "batch",
+    "screen",
+    "tuning",
+    "training",
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

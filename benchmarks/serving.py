@@ -21,7 +21,7 @@ from ops.cluster.fanout import Background
 from ops.train.push import PYTHON
 
 _HERE = Path(__file__).parent
-_MODEL = "bench"
+MODEL = "bench"
 _HOST = "master-0"
 _SECONDS = 5.0
 _CLIENTS = 32
@@ -30,21 +30,26 @@ _SWAPS = 20
 _KILLS, _KILL_SECONDS = 4, 20.0
 _ASKER = "worker-0"
 _KILL = "sudo -n systemctl kill --signal SIGKILL scaletier-serving"
-_PREDICT = f"/v1/models/{_MODEL}:predict"
+_PREDICT = f"/v1/models/{MODEL}:predict"
 # The server on one core and who asks it on the other: so that it has just the core that the peer has.
 _SERVER_CORE, _ASKING_CORE = "0", "1"
 
 
 @cache
-def _deployed(stack: BenchStack) -> str:
+def deployed(stack: BenchStack) -> str:
     """A cnn that was trained for a moment, deployed twice; where its job left it, as the hosts see it."""
     stack.require(ScaleTier.STANDARD_1)
     job = job_id("served")
     stack.fab("train", job, "--scale-tier", "BASIC", "--", "--model", "cnn", "--max-steps", "20")
     for version in ("v1", "v2"):
-        stack.fab("deploy", "--job", job, "--model", _MODEL, "--version", version)
-    (found,) = [v for v in json.loads(stack.fab("versions", _MODEL, "--json").out) if v["version"] == "v1"]
+        stack.fab("deploy", "--job", job, "--model", MODEL, "--version", version)
+    (found,) = [v for v in json.loads(stack.fab("versions", MODEL, "--json").out) if v["version"] == "v1"]
     return str(found["origin"])
+
+
+def stop_server(stack: BenchStack) -> None:
+    """Until something is deployed again: what is measured beside it has the processors for itself."""
+    must(stack.run(*stack.ssh(_HOST, "sudo -n systemctl stop scaletier-serving")), "stopping the server")
 
 
 def _on_host(stack: BenchStack, program: str, core: str, *arguments: object) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def _pin_server(stack: BenchStack) -> None:
 @cache
 def _compared(stack: BenchStack) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """In turn, `_TIMES` times: one client's requests, many clients' requests, and the model called in its own process."""
-    folder = _deployed(stack)
+    folder = deployed(stack)
     _pin_server(stack)
     one, many, called = [], [], []
     for number in range(_TIMES):
@@ -133,7 +138,7 @@ def predict_rate(stack: BenchStack) -> Figure:
 )
 def swap_failures(stack: BenchStack) -> Figure:
     """Asked all along by clients that never ask twice."""
-    _deployed(stack)
+    deployed(stack)
     ended: list[dict[str, Any]] = []
     seconds = 3.0 * _SWAPS
 
@@ -146,7 +151,7 @@ def swap_failures(stack: BenchStack) -> Figure:
     asking.start()
     began, swaps = time.monotonic(), 0
     while swaps < _SWAPS or time.monotonic() - began < seconds:
-        stack.fab("set-default", _MODEL, "v2" if swaps % 2 == 0 else "v1")
+        stack.fab("set-default", MODEL, "v2" if swaps % 2 == 0 else "v1")
         swaps += 1
         time.sleep(max(0.0, began + swaps * seconds / _SWAPS - time.monotonic()))
     asking.join()
@@ -167,7 +172,7 @@ def swap_failures(stack: BenchStack) -> Figure:
 )
 def kill_failures(stack: BenchStack) -> Figure:
     """SIGKILL for the unit's process, which systemd starts again; the next one when both answer. Clients are on a worker."""
-    _deployed(stack)
+    deployed(stack)
     with _two_servers(stack) as addresses:
         line = shlex.join([PYTHON, "-", _PREDICT, "4", str(_KILL_SECONDS * _KILLS), *addresses])
         asking = Background(
@@ -193,7 +198,7 @@ def _two_servers(stack: BenchStack) -> Iterator[list[str]]:
     """The addresses of two hosts that answer for the models; then the master does again."""
     request = ROOT / ".cache" / "bench-request.json"
     request.write_text(json.dumps({"key": 1, "image": [0.0] * 784}))
-    ask = ("predict", "--model", _MODEL, "--json-instances", str(request))
+    ask = ("predict", "--model", MODEL, "--json-instances", str(request))
     try:
         _servers(stack, 2)
         stack.fab(*ask)
@@ -213,7 +218,7 @@ def _servers(stack: BenchStack, count: int) -> None:
 def _await_both(stack: BenchStack) -> None:
     deadline = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < deadline:
-        found = json.loads(stack.fab("versions", _MODEL, "--json").out)
+        found = json.loads(stack.fab("versions", MODEL, "--json").out)
         if all(on["state"] == "AVAILABLE" for version in found for on in version["servers"]):
             return
         time.sleep(0.5)
@@ -229,16 +234,16 @@ def _await_both(stack: BenchStack) -> None:
 )
 def deploy_first_answer(stack: BenchStack) -> Figure:
     """Ours also starts two commands, copies 13 MB into the bucket and starts a unit; the peer has the files already."""
-    folder = _deployed(stack)
+    folder = deployed(stack)
     job = folder.split("/")[3]
     ours, theirs = [], []
     for version in ("v1", "v2", "v1"):  # the default goes last, whichever it is
-        stack.run("fab", "delete-version", _MODEL, version, "--yes")
+        stack.run("fab", "delete-version", MODEL, version, "--yes")
     request = ROOT / ".cache" / "bench-request.json"
     request.write_text(json.dumps({"key": 1, "image": [0.0] * 784}))
     try:
         for number in range(_TIMES):
-            must(stack.run(*stack.ssh(_HOST, "sudo -n systemctl stop scaletier-serving")), "stopping the server")
+            stop_server(stack)
             model = f"first{number}_{job_id('m')}"
             began = time.monotonic()
             stack.fab("deploy", "--job", job, "--model", model, "--version", "v1")

@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -271,16 +272,19 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
                 self.print_columns([(name, _first_line(self.collection[name])) for name in names])
 
     def print_task_help(self, name: str) -> None:
-        """A task's usage, what it does, and its flags."""
+        """A task's usage, what it does, its flags, and examples."""
         task = self.collection[name]
         words = "".join(f" [{word.upper()}{' …' * (task.words.count(word) > 1)}]" for word in dict.fromkeys(task.words))
         context = self.parser.contexts[name]
         rest = f" [{DASHES} {task.rest}]" if task.rest else ""
         _say(f"Usage: {self.binary} {name}{words} [--flags]{rest}\n")
-        for line in (inspect.getdoc(task) or "").splitlines():
-            _say(f"{self.leading_indent}{line}" if line else "")
-        _say()
+        for paragraph in _paragraphs(task):
+            if not _is_example(paragraph):
+                _say(f"{textwrap.indent(paragraph, self.leading_indent)}\n")
         self.print_columns(context.help_tuples())
+        _say("Examples:\n")
+        for example in examples(task):
+            _say(f"{self.leading_indent}{example}")
 
     def no_tasks_given(self) -> NoReturn:
         """Fabric would show its own flags."""
@@ -290,6 +294,19 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
 
 def _say(line: str = "") -> None:
     sys.stdout.write(f"{line}\n")
+
+
+def examples(task: Task) -> list[str]:
+    """The command lines in a task's documentation: they are paragraphs of their own."""
+    return [line for paragraph in _paragraphs(task) if _is_example(paragraph) for line in paragraph.splitlines()]
+
+
+def _is_example(paragraph: str) -> bool:
+    return paragraph.startswith("fab ")
+
+
+def _paragraphs(task: Task) -> list[str]:
+    return (inspect.getdoc(task) or "").split("\n\n")
 
 
 def _module(task: Task) -> str:

@@ -118,8 +118,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+_FIRST_SECONDS, _AGAIN_SECONDS = 2.0, 10.0
+
+
 class Step:
-    """Something that may take long: on a terminal a line that counts up after 2 s, elsewhere only its end.
+    """Something that may take long: on a terminal a line that counts up, elsewhere a line after 2 s, each 10 s, and at its end.
 
     `with Step("connecting", quiet=False) as step: step.count = "3 of 8"`
     """
@@ -132,23 +135,27 @@ class Step:
     def __enter__(self) -> Self:
         self._began = time.monotonic()
         self._live = colourful(sys.stderr)
-        if self._live:
-            self._thread = threading.Thread(target=self._draw, daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._draw if self._live else self._tell, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ended.set()
-        if self._live:
-            self._thread.join()
-            if self._shown:
-                sys.stderr.write("\r\033[K")
+        self._thread.join()
+        if self._shown:
+            sys.stderr.write("\r\033[K")
         took = time.monotonic() - self._began
         if kind is None and (self._always or took >= 2):
             note(f"{self._line()} ({duration(took)})")
 
     def _line(self) -> str:
         return f"{self.what} {self.count}".rstrip()
+
+    def _tell(self) -> None:
+        wait = _FIRST_SECONDS
+        while not self._ended.wait(wait):
+            note(f"{self._line()} … {time.monotonic() - self._began:.0f} s")
+            wait = _AGAIN_SECONDS
 
     def _draw(self) -> None:
         while not self._ended.wait(0.2):
@@ -176,11 +183,12 @@ def counter(step: Step, total: int) -> Callable[[object], None]:
 
 
 def sizer(step: Step, total: int) -> Callable[[int], None]:
-    """To be called with the bytes that have gone through."""
-    done = [0]
+    """To be called with the bytes that have gone through, by any thread."""
+    done, lock = [0], threading.Lock()
 
     def count(more: int) -> None:
-        done[0] += more
-        step.count = f"{size(done[0])} of {size(total)}"
+        with lock:
+            done[0] += more
+        step.count = f"{size(min(done[0], total))} of {size(total)}"
 
     return count

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
+from predictor.library import tensorflow
 from predictor.shards import File, Shard
-from serving.saved import tensorflow
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 4096
-_AT_ONCE = 4096
 _ENDED_EARLY = "cannot be read from here on"
 
 
@@ -30,43 +29,47 @@ def kind_of(head: bytes) -> tuple[bool, bool]:
 
 def looked_at(path: str) -> File:
     """A file with what is found out of it; one that is damaged has the records in front of the damage."""
-    tf = tensorflow()
+    errors = tensorflow().errors
     try:
-        with tf.io.gfile.GFile(path, "rb") as opened:
+        with tensorflow().file_io.FileIO(path, "rb") as opened:
             records, packed = kind_of(opened.read(_HEAD))
-    except (tf.errors.OpError, ValueError) as error:
+    except (errors.OpError, ValueError) as error:
         return File(path, damage=_said(error))
-    found = File(path, records, packed)
-    try:
-        many = _dataset(found).batch(_AT_ONCE)
-        return File(
-            path, records, packed, int(many.reduce(tf.constant(0, tf.int64), lambda n, rows: n + tf.size(rows, tf.int64)))
-        )
-    except tf.errors.OpError as error:
-        return File(path, records, packed, _readable(found), _said(error))
-
-
-def _readable(file: File) -> int:
-    """How many records come before the damage."""
     count = 0
     try:
-        for _ in _dataset(file).as_numpy_iterator():
+        for _ in _all(path, records, packed):
             count += 1
-    except tensorflow().errors.OpError:
-        pass
-    return count
+    except (errors.OpError, OSError, EOFError, zlib.error) as error:
+        return File(path, records, packed, count, _said(error))
+    return File(path, records, packed, count)
 
 
-def read(file: File, shard: Shard) -> Iterator[bytes]:
-    """The records, or lines without their ends, of a shard."""
-    found: Iterator[bytes] = _dataset(file).skip(shard.first).take(shard.count).as_numpy_iterator()
-    return found
+class Reader:
+    """Reads a file once for all the shards of it that are asked for in their order."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._at = 0
+        self._rest: Iterator[bytes] = iter(())
+
+    def read(self, file: File, shard: Shard) -> Iterator[bytes]:
+        """The records, or lines without their ends, of a shard. What the shard before was not read of is passed over."""
+        if file.path != self._path or shard.first < self._at:
+            self._path, self._at, self._rest = file.path, 0, _all(file.path, file.records, file.packed)
+        while self._at < shard.end and (record := next(self._rest, None)) is not None:
+            self._at += 1
+            if self._at > shard.first:
+                yield record
 
 
-def _dataset(file: File) -> Any:
-    data = tensorflow().data
-    make = data.TFRecordDataset if file.records else data.TextLineDataset
-    return make(file.path, compression_type="GZIP" if file.packed else "")
+def _all(path: str, records: bool, packed: bool) -> Iterator[bytes]:
+    """All records of a file, or its lines; an error where it is damaged."""
+    if records:
+        yield from tensorflow().record_io.RecordIterator(path, "GZIP" if packed else "")
+        return
+    with tensorflow().file_io.FileIO(path, "rb") as opened:
+        for line in gzip.GzipFile(fileobj=opened) if packed else opened:
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _said(error: Exception) -> str:

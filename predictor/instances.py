@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from predictor.library import tensorflow
 from serving.rest import RestError, Signature, Tensor
-from serving.saved import tensorflow
 
 _RAW = "_raw"
 KEY = "key"
@@ -31,9 +31,8 @@ def of_record(record: bytes, signature: Signature, key: int) -> Any:
     signature with one input of texts gets the record itself, where no feature has its name.
     """
     inputs = signature.inputs
-    train = tensorflow().train
     try:
-        found = train.Example.FromString(record).features.feature
+        found = tensorflow().example.Example.FromString(record).features.feature
     except Exception as error:  # noqa: BLE001  protobuf has errors of its own
         raise RestError(400, f"is no tf.train.Example: {error}") from None
     features = {name: _values(found[name]) for name in found}
@@ -57,18 +56,19 @@ def _values(feature: Any) -> list[Any]:
     return list(getattr(feature, kind).value) if kind else []
 
 
-def _bytes(values: list[Any], kind: np.dtype[Any]) -> list[Any]:
+def _bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
+    """The elements that one value of bytes is, as numbers of that kind; whatever else there is, as it is."""
     if len(values) != 1 or not isinstance(values[0], bytes):
         return values
     found = np.frombuffer(values[0], np.uint8)
-    return list((found / np.float32(255)).astype(kind) if kind.kind == "f" else found)
+    return (found / np.float32(255)).astype(kind) if kind.kind == "f" else found
 
 
-def _shaped(values: list[Any], tensor: Tensor) -> Any:
+def _shaped(values: Any, tensor: Tensor) -> Any:
     """As the input has it, without the first dimension; what has another size stays flat, which is refused later."""
     wanted = [-1 if size is None else size for size in (tensor.shape or (None, None))[1:]]
     known = math.prod(size for size in wanted if size >= 0)
     if wanted.count(-1) > 1 or not known or len(values) % known or (-1 not in wanted and len(values) != known):
         return values
-    array = np.array(values, object if tensor.dtype is None else None).reshape(wanted)
+    array = np.asarray(values, object if tensor.dtype is None else None).reshape(wanted)
     return array.tolist() if tensor.dtype is None or not wanted else array

@@ -15,8 +15,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from predictor.library import tensorflow
 from predictor.shards import Done, File, Shard, plan_from_json, plan_to_json
-from serving.saved import tensorflow
 
 ERRORS = "prediction.errors_stats-00000-of-00001"
 METRICS = "metrics.json"
@@ -36,8 +36,8 @@ class Output:
         self._folder = folder.rstrip("/")
 
     @property
-    def _gfile(self) -> Any:
-        return tensorflow().io.gfile
+    def _io(self) -> Any:
+        return tensorflow().file_io
 
     def plan(self) -> list[File] | None:
         """How the input is cut, once that was found out."""
@@ -55,7 +55,7 @@ class Output:
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
         """Those that are still to do; none of them where all was done and put together."""
         try:
-            there = set(self._gfile.listdir(f"{self._folder}/{_PARTS}"))
+            there = set(self._io.list_directory_v2(f"{self._folder}/{_PARTS}"))
         except tensorflow().errors.NotFoundError:
             return []
         return [shard for shard in shards if _part(shard).rpartition("/")[2] not in there]
@@ -92,12 +92,12 @@ class Output:
 
     def tidy(self) -> None:
         """Forget what is of no use any more."""
-        if self._gfile.exists(f"{self._folder}/{_PARTS}"):
-            self._gfile.rmtree(f"{self._folder}/{_PARTS}")
+        if self._io.file_exists_v2(f"{self._folder}/{_PARTS}"):
+            self._io.delete_recursively_v2(f"{self._folder}/{_PARTS}")
 
     def _read(self, name: str) -> bytes | None:
         try:
-            with self._gfile.GFile(f"{self._folder}/{name}", "rb") as file:
+            with self._io.FileIO(f"{self._folder}/{name}", "rb") as file:
                 content: bytes = file.read()
                 return content
         except tensorflow().errors.NotFoundError:
@@ -105,12 +105,12 @@ class Output:
 
     def _write(self, name: str, pieces: Iterable[bytes]) -> None:
         path, part = f"{self._folder}/{name}", f"{self._folder}/{_PARTS}/.{name.rpartition('/')[2]}.{os.getpid()}"
-        self._gfile.makedirs(f"{self._folder}/{_PARTS}")
-        with self._gfile.GFile(part, "wb") as file:
+        self._io.recursive_create_dir_v2(f"{self._folder}/{_PARTS}")
+        with self._io.FileIO(part, "wb") as file:
             file.write(b"")  # without a byte, too, it is to be there
             for piece in pieces:
                 file.write(piece)
-        self._gfile.rename(part, path, overwrite=True)
+        self._io.rename_v2(part, path, overwrite=True)
 
 
 def _part(shard: Shard) -> str:

@@ -14,14 +14,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from predictor.inputs import looked_at, read
+from predictor.inputs import Reader, looked_at
+from predictor.library import tensorflow
 from predictor.output import Output
 from predictor.predicting import Predicting, done_of
 from predictor.request import Request
+from predictor.saved import Saved
 from predictor.shards import File, Shard, cut, mine
 from serving.fetched import fetch
 from serving.rest import SIGNATURE, RestError
-from serving.saved import Saved, tensorflow
 
 _POLL_SECONDS = 0.25
 
@@ -81,8 +82,9 @@ def _predict_mine(request: Request, output: Output, signature: str, rank: int, r
         return
     with tempfile.TemporaryDirectory(prefix="model-") as scratch:
         predicting = _loaded(request, signature, Path(scratch))
+        reader = Reader()
         for shard in todo:
-            _predict(predicting, output, files[shard.file], shard, len(shards))
+            _predict(predicting, reader, output, files[shard.file], shard, len(shards))
 
 
 def _plan(output: Output) -> list[File] | None:
@@ -95,11 +97,11 @@ def _plan(output: Output) -> list[File] | None:
 
 
 def _loaded(request: Request, signature: str, scratch: Path) -> Predicting:
-    gfile, errors = tensorflow().io.gfile, tensorflow().errors
+    file_io, errors = tensorflow().file_io, tensorflow().errors
 
     def download(path: str, target: Path) -> bool:
         try:
-            gfile.copy(f"{request.folder}/{path}", str(target), overwrite=True)
+            file_io.copy_v2(f"{request.folder}/{path}", str(target), overwrite=True)
         except errors.NotFoundError:
             return False
         return True
@@ -113,14 +115,14 @@ def _loaded(request: Request, signature: str, scratch: Path) -> Predicting:
         raise BatchError(str(error), 2) from None
 
 
-def _predict(predicting: Predicting, output: Output, file: File, shard: Shard, shards: int) -> None:
+def _predict(predicting: Predicting, reader: Reader, output: Output, file: File, shard: Shard, shards: int) -> None:
     start = time.monotonic()
     found = list[dict[str, object]]()
     counted = 0
 
     def results() -> Iterator[bytes]:
         nonlocal counted
-        for line in predicting.shard(file, shard, read(file, shard), found):
+        for line in predicting.shard(file, shard, reader.read(file, shard), found):
             counted += 1
             yield line
 

@@ -20,6 +20,9 @@ if ! recent_go; then
 fi
 say "building $version with $(go env GOVERSION): about 2 minutes, once"
 mkdir -p "$out"
-go build -mod=readonly -buildvcs=false -trimpath -o "$out/fake-gcs-server" -ldflags "-s -w" github.com/fsouza/fake-gcs-server
+package=github.com/fsouza/fake-gcs-server
+"$root/.venv/bin/python" "$root/setup/progress.py" fake-gcs --log "$out/build.log" --match '^([\w./-]+)$' \
+  --total "$(go list -mod=readonly -deps $package | wc -l)" -- \
+  go build -v -mod=readonly -buildvcs=false -trimpath -o "$out/fake-gcs-server" -ldflags "-s -w" $package
 echo "$version" >"$out/version"
 say "built $version"

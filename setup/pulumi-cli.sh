@@ -25,18 +25,26 @@ own() {
 
 recent_go() { command -v go >/dev/null && printf '%s\n%s\n' go1.25.11 "$(go env GOVERSION)" | sort -VC; }
 
+# Go names each package that it compiles, if it was not compiled before.
+compile() {
+  name=$1 package=$2
+  shift 2
+  "$root/.venv/bin/python" "$root/setup/progress.py" "$name" --log "$out/$name.log" --match '^([\w./-]+)$' \
+    --total "$(go list -mod=readonly -deps "$package" | wc -l)" -- go build -v -mod=readonly -buildvcs=false -trimpath "$@" "$package"
+}
+
 build() {
   say "building the CLI $version with $(go env GOVERSION): about 4 minutes, once"
   mkdir -p "$out"
   cd "$root/setup/pulumi"
-  go build -mod=readonly -buildvcs=false -trimpath -o "$out/pulumi" \
-    -ldflags "-s -w -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=$version" github.com/pulumi/pulumi/pkg/v3/cmd/pulumi
+  compile pulumi github.com/pulumi/pulumi/pkg/v3/cmd/pulumi -o "$out/pulumi" \
+    -ldflags "-s -w -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=$version"
   sdk=$(go list -mod=readonly -m -f '{{.Dir}}' github.com/pulumi/pulumi/sdk/v3)
   install -m 0755 "$sdk/python/cmd/pulumi-language-python-exec" "$sdk/python/dist/pulumi-resource-pulumi-python" "$out"
   say "building the Python language host: half a minute"
   cd "$root/setup/language-python"
-  go build -mod=readonly -buildvcs=false -trimpath -o "$out/pulumi-language-python" -ldflags "-s -w" \
-    github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python
+  compile language-host github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python \
+    -o "$out/pulumi-language-python" -ldflags "-s -w"
 }
 
 installer() {

@@ -9,7 +9,11 @@ from tasks import JSON, task
 
 @task(help={"json": JSON})
 def hosts(_: Any, json: bool = False) -> int:
-    """List the hosts of the cluster, and whether each of them answers; exit code 1 where none does."""
+    """List the hosts of the cluster, and whether each of them answers; exit code 1 where none does.
+
+    fab hosts
+    fab hosts --json
+    """
     from ops.cluster.cluster import Cluster
     from ops.show.views import hosts as run
 
@@ -19,6 +23,9 @@ def hosts(_: Any, json: bool = False) -> int:
 @task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
 def top(_: Any, once: bool = False, json: bool = False) -> int:
     """Show the whole cluster until Ctrl-C: what each host does and uses, the jobs that run and wait, and the cost so far.
+
+    fab top
+    fab top --once
 
     One table where there is no terminal. The figures are what the replicas themselves told last: no host is asked.
     """
@@ -30,7 +37,11 @@ def top(_: Any, once: bool = False, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def cost(_: Any, json: bool = False) -> int:
-    """Show what the hosts that are up have cost so far by list price, role by role, and what each job has."""
+    """Show what the hosts that are up have cost so far by list price, role by role, and what each job has.
+
+    fab cost
+    fab cost --json
+    """
     from ops.cluster.cluster import Cluster
     from ops.show.cost import cost as run
 

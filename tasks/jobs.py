@@ -109,7 +109,11 @@ def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool
 
 @task(words=["job"], help={"job": JOB, "json": JSON})
 def describe(_: Any, job: str | None = None, json: bool = False) -> int:
-    """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed."""
+    """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed.
+
+    fab describe
+    fab describe job01 --json
+    """
     from ops.cluster.cluster import Cluster
     from ops.show.views import describe as run
 
@@ -155,7 +159,10 @@ def logs(
 
 @task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})
 def wait(_: Any, job: str | None = None, json: bool = False) -> int:
-    """Wait until a job has ended; exit code 0 only if it SUCCEEDED."""
+    """Wait until a job has ended; exit code 0 only if it SUCCEEDED.
+
+    fab wait job01
+    """
     from ops.cluster.cluster import Cluster
     from ops.train.wait import wait as run
 
@@ -167,7 +174,11 @@ def wait(_: Any, job: str | None = None, json: bool = False) -> int:
     help={"job": "id of the job (default: the one that goes on, if it is the only one)", "json": f"{JSON}: its record"},
 )
 def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
-    """Cancel a job and wait until it has stopped. Works also when some hosts do not answer."""
+    """Cancel a job and wait until it has stopped. Works also when some hosts do not answer.
+
+    fab cancel
+    fab cancel job01
+    """
     from ops.cluster.cluster import Cluster
     from ops.train.cancel import cancel as run
 
@@ -184,7 +195,11 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     },
 )
 def reproduce(_: Any, original: str | None = None, job: str | None = None, follow: bool = True, json: bool = False) -> int:
-    """Run a past job again from the bucket alone, as its manifest says, and say what differs."""
+    """Run a past job again from the bucket alone, as its manifest says, and say what differs.
+
+    fab reproduce job01
+    fab reproduce job01 --job again --no-follow
+    """
     from ops.cluster.cluster import Cluster
     from ops.train.reproduce import reproduce as run
 
@@ -281,7 +296,11 @@ def render(
     secret_file: str | None = None,
     json: bool = False,
 ) -> int:
-    """Print every file that fab train would write on every host, and touch nothing."""
+    """Print every file that fab train would write on every host, and touch nothing.
+
+    fab render
+    fab render --replicas worker=2 --strategy sync
+    """
     given = locals()
     from ops.cluster.inventory import load
     from ops.train.config import Flags
@@ -292,7 +311,11 @@ def render(
 
 @task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
 def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete a job that has ended, with its package, logs and output; an output elsewhere (--job-dir) stays. Asks first."""
+    """Delete a job that has ended, with its package, logs and output; an output elsewhere (--job-dir) stays. Asks first.
+
+    fab delete job01
+    fab delete job01 --yes
+    """
     from ops.cluster.cluster import Cluster
     from ops.train.delete import delete as run
 
@@ -301,7 +324,10 @@ def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False
 
 @task(help={"keep": "how many of the newest that have ended stay", "yes": "do not ask", "json": JSON})
 def prune(_: Any, keep: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete all jobs that have ended but the newest: fab prune --keep 10. Asks first."""
+    """Delete all jobs that have ended but the newest. Asks first.
+
+    fab prune --keep 10
+    """
     from ops.cluster.cluster import Cluster
     from ops.train.delete import prune as run
 

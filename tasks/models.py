@@ -38,7 +38,11 @@ def deploy(
 
 @task(help={"json": JSON})
 def models(_: Any, json: bool = False) -> int:
-    """List the models that were deployed."""
+    """List the models that were deployed.
+
+    fab models
+    fab models --json
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import models as run
 
@@ -47,7 +51,11 @@ def models(_: Any, json: bool = False) -> int:
 
 @task(words=["model"], help={"model": MODEL, "json": JSON})
 def versions(_: Any, model: str | None = None, json: bool = False) -> int:
-    """List a model's versions."""
+    """List a model's versions.
+
+    fab versions
+    fab versions mnist --json
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import versions as run
 
@@ -56,7 +64,10 @@ def versions(_: Any, model: str | None = None, json: bool = False) -> int:
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
 def set_default(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
-    """Make a version the one that answers where none is named: fab set-default mnist v2. No request fails meanwhile."""
+    """Make a version the one that answers where none is named. No request fails meanwhile.
+
+    fab set-default mnist v2
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import set_default as run
 
@@ -65,7 +76,10 @@ def set_default(_: Any, model: str | None = None, version: str | None = None, js
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "json": JSON})
 def undeploy(_: Any, model: str | None = None, version: str | None = None, json: bool = False) -> int:
-    """Take a version off the model server: fab undeploy mnist v1. It is kept, and fab deploy brings it back."""
+    """Take a version off the model server. It is kept, and fab deploy brings it back.
+
+    fab undeploy mnist v1
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import undeploy as run
 
@@ -74,7 +88,11 @@ def undeploy(_: Any, model: str | None = None, version: str | None = None, json:
 
 @task(words=["model", "version"], help={"model": MODEL, "version": "one of its versions", "yes": "do not ask", "json": JSON})
 def delete_version(_: Any, model: str | None = None, version: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete a version with its files: fab delete-version mnist v1. Its name stays taken. Asks first."""
+    """Delete a version with its files. Its name stays taken. Asks first.
+
+    fab delete-version mnist v1
+    fab delete-version mnist v1 --yes
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.versions import delete_version as run
 
@@ -92,6 +110,7 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
         "input": "with --batch: the files, such as '/bucket/data/digits/*.json', with a JSON value on each line, or TFRecords",
         "output": "with --batch: folder in the bucket for the predictions, new or empty",
         "job": f"with --batch: {NEW_JOB} (default: predictor and the time)",
+        "replicas": "with --batch: how many of the master and the workers predict (default: as many as the input is worth)",
         "follow": "with --batch: show the logs until the job ends; --no-follow starts it and returns",
         "json": f"{JSON}; with --batch the job's record",
     },
@@ -106,6 +125,7 @@ def predict(
     input_: str | None = None,
     output: str | None = None,
     job: str | None = None,
+    replicas: str | None = None,
     follow: bool = True,
     json: bool = False,
 ) -> int:
@@ -117,11 +137,13 @@ def predict(
     """
     from ops.cluster.cluster import Cluster
 
-    if batch or input_ or output or job or not follow:
+    with_batch = {"--input": input_, "--output": output, "--job": job, "--replicas": replicas, "--no-follow": not follow}
+    if batch or any(with_batch.values()):
         from ops.models import batch as batches
 
-        batches.check_flags(batch, json_instances, input_, output, job, follow)
-        return batches.batch(Cluster.load(), batches.Asked(model, version, input_, output, signature, job), follow, json)
+        batches.check_flags(batch, json_instances, with_batch)
+        asked = batches.Asked(model, version, input_, output, signature, job, replicas)
+        return batches.batch(Cluster.load(), asked, follow, json)
     from ops.models.predict import predict as run
 
     return run(Cluster.load(), model, version, json_instances, signature, json)
@@ -129,7 +151,11 @@ def predict(
 
 @task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
 def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
-    """Open a port of this machine that leads to the model server, for curl and other clients, until Ctrl-C."""
+    """Open a port of this machine that leads to the model server, for curl and other clients, until Ctrl-C.
+
+    fab serve
+    fab serve mnist --port 8600
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.predict import serve as run
 
@@ -140,7 +166,11 @@ def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     name="try", words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8700, or the next that is free)"}
 )
 def try_(_: Any, model: str | None = None, port: str | None = None) -> int:
-    """Show a page on which you draw a digit, and all deployed versions of a model answer as you draw, until Ctrl-C."""
+    """Show a page on which you draw a digit, and all deployed versions of a model answer as you draw, until Ctrl-C.
+
+    fab try
+    fab try mnist --port 8800
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.trying import trying as run
     from ops.train.train import MNIST
@@ -150,7 +180,11 @@ def try_(_: Any, model: str | None = None, port: str | None = None) -> int:
 
 @task(help={"output": "file to write", "count": "how many images (default: 10)"})
 def make_request(_: Any, output: str | None = None, count: str = "10") -> int:
-    """Write test images of MNIST to a file that fab predict reads: fab make-request --output request.json."""
+    """Write test images of MNIST to a file that fab predict reads.
+
+    fab make-request --output request.json
+    fab make-request --output request.json --count 100
+    """
     from ops.models.request import make_request as run
     from ops.train.train import MNIST
 

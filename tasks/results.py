@@ -36,7 +36,11 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
     },
 )
 def export(_: Any, job: str | None = None, dest: str | None = None, json: bool = False) -> int:
-    """Fetch the newest SavedModel that a job exported, or have one made of its latest checkpoint; show its signatures."""
+    """Fetch the newest SavedModel that a job exported, or have one made of its latest checkpoint; show its signatures.
+
+    fab export job01
+    fab export job01 /tmp/model
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.export import export as run
 
@@ -76,7 +80,11 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
     },
 )
 def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
-    """Show a job in TensorBoard, also while it runs: it is started where the data is, and ends with Ctrl-C."""
+    """Show a job in TensorBoard, also while it runs: it is started where the data is, and ends with Ctrl-C.
+
+    fab tensorboard job01
+    fab tensorboard --all
+    """
     from ops.cluster.cluster import Cluster
     from ops.models.tensorboard import tensorboard as run
 

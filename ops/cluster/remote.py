@@ -107,8 +107,8 @@ class Fleet:
                 self._open[name] = connection
             return connection
 
-    def run(self, name: str, command: str, stdin: bytes | None = None) -> Ran:
-        """Run a command line on a host over one channel, the bytes on its stdin."""
+    def run(self, name: str, command: str, stdin: bytes | None = None, sent: Callable[[int], None] = lambda _: None) -> Ran:
+        """Run a command line on a host over one channel, the bytes on its stdin; `sent` is told of each piece that has gone."""
         try:
             channel = self.connection(name).create_session()
             with channel:
@@ -118,16 +118,19 @@ class Fleet:
                     # A command that ends before it has read all says why by its exit code.
                     with contextlib.suppress(OSError):
                         for start in range(0, len(stdin), _BURST):  # sendall copies all that it has left for each packet
-                            channel.sendall(stdin[start : start + _BURST])
+                            channel.sendall(piece := stdin[start : start + _BURST])
+                            sent(len(piece))
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
                 return Ran(name, channel.recv_exit_status(), output.decode("utf-8", "replace"))
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(name, f"({self._addresses[name]}) broke off: {error}") from error
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+    def must(
+        self, name: str, command: str, what: str, stdin: bytes | None = None, sent: Callable[[int], None] = lambda _: None
+    ) -> str:
         """The output of a command that has to succeed; HostError with the end of its output if it does not."""
-        ran = self.run(name, command, stdin)
+        ran = self.run(name, command, stdin, sent)
         if ran.exited:
             raise HostError(name, f"{what} with exit code {ran.exited}", ran.exited, ran.output)
         return ran.output

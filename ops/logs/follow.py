@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from jobs.lease import Watch
 from jobs.ledger import Ledger
@@ -44,6 +47,8 @@ TICK = Note("")
 """Nothing has happened for a moment."""
 _TICK_SECONDS = 0.25
 _QUIET_SECONDS = 0.5
+# What the leader says in its log when it has changed the job's record.
+_TURN = re.compile(rf"job ({'|'.join(JobState)})\b")
 
 
 class Follower:
@@ -69,6 +74,8 @@ class Follower:
         self._replicas = list(replicas)
         self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._ending = threading.Event()
+        self._look = threading.Event()
+        self._channels: dict[str, Any] = {}
         self._running = len(self._replicas)
         self._silence = Watch(time.monotonic)
         self._tender = Tender(ledger, Watch(time.monotonic), me())
@@ -107,8 +114,13 @@ class Follower:
             self._end()
 
     def _end(self) -> None:
+        """Nobody wants more: the hosts print what is written by now, and end their channels."""
         self._ending.set()
         self._placed.set()
+        self._look.set()
+        for channel in list(self._channels.values()):
+            with suppress(OSError):  # it broke off, which who reads it will say
+                channel.shutdown_write()
 
     def _guard(self, work: Callable[..., None], *args: object) -> None:
         try:
@@ -134,6 +146,8 @@ class Follower:
                         last, at_last = line.time, set()
                     at_last.add(line)
                     self._queue.put(line)
+                    if _TURN.match(line.message):
+                        self._look.set()
                 return
             except HostError as error:
                 if not broken:
@@ -148,18 +162,11 @@ class Follower:
         try:
             with connection.create_session() as channel:
                 channel.exec_command(follow_command(self._job_id, lines))
-                channel.settimeout(0.2)
-                rest, told = b"", False
-                while True:
-                    if self._ending.is_set() and not told:
-                        channel.shutdown_write()
-                        told = True
-                    try:
-                        data = channel.recv(1 << 16)
-                    except TimeoutError:
-                        continue
-                    if not data:
-                        break
+                self._channels[name] = channel
+                if self._ending.is_set():  # looked at behind that: whoever ends it may not have seen this one
+                    channel.shutdown_write()
+                rest = b""
+                while data := channel.recv(1 << 16):
                     *complete, rest = (rest + data).split(b"\n")
                     yield from (line.decode("utf-8", "replace") for line in complete)
         except (OSError, EOFError) as error:
@@ -168,13 +175,14 @@ class Follower:
             if type(error).__module__.startswith("paramiko"):
                 raise HostError(host, f"broke off: {error}") from error
             raise
-        if not told:
+        if not self._ending.is_set():
             raise HostError(host, "broke off")
 
     def _watch(self) -> None:
         """Put the job's record into the queue when its state changes, and end all when it is final."""
         state, final_since, failing = "", 0.0, False
         while not self._ending.is_set():
+            self._look.clear()  # what is told from here on is for the next look
             record = None
             try:
                 record = find_job(self._ledger, self._job_id)
@@ -201,7 +209,7 @@ class Follower:
                     self._queue.put(record)  # once more, with what became of each replica
                     self._end()
                     return
-            self._ending.wait(0.25 if final_since else self._fleet.inventory.poll_seconds)
+            self._look.wait(0.25 if final_since else self._fleet.inventory.poll_seconds)
 
     def _queued(self) -> None:
         """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""

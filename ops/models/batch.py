@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
 from infra.spec import Role
+from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import HERE
+from ops.cluster.inventory import HERE, Inventory
 from ops.errors import UsageError, meant
 from ops.models.export import MODEL
 from ops.models.savedmodel import signatures
@@ -27,7 +28,9 @@ from serving.records import Model, ModelError, Version, VersionState, folder_of
 PACKAGE = HERE / "predictor"
 _MODULE = "predictor.task"
 # Of the model server, what says how a request and an answer look: a batch is answered as it answers.
-_SERVER = tuple(f"serving/{name}.py" for name in ("__init__", "fetched", "rest", "saved"))
+_SERVER = tuple(f"serving/{name}.py" for name in ("__init__", "fetched", "rest"))
+# What a replica has to do before it is worth its start: some ten thousand images of MNIST, a few seconds of a processor.
+_PAYS = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
 _URL = re.compile(r"gs://[^/]+")
 
@@ -42,6 +45,7 @@ class Asked:
     output: str | None
     signature: str | None = None
     job_id: str | None = None
+    replicas: str | None = None
 
 
 def batch(cluster: Cluster, asked: Asked, follow: bool, as_json: bool) -> int:
@@ -56,11 +60,6 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
         raise UsageError(f"--input is missing: files in the bucket, such as {inventory.bucket}/data/digits/*.json")
     if asked.output is None:
         raise UsageError(f"--output is missing: a folder in the bucket, such as {inventory.bucket}/predictions/digits")
-    if not inventory.of_role(Role.WORKER):
-        raise UsageError(
-            f"--batch needs a worker, and stack {inventory.stack} ({inventory.scale_tier}) has none: ask the model server with "
-            "--json-instances, or run pulumi config set scaleTier STANDARD_1 && pulumi up"
-        )
     model = existing_model(catalog_of(cluster), asked.model)
     version = _version(model, asked.version)
     source = folder_of(model.name, version.name)
@@ -68,12 +67,12 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
     output = asked.output.rstrip("/")
     check_job_dir(output, inventory.bucket, f"{inventory.bucket}/predictions", "--output")
     inputs = matching(cluster, asked.pattern)
-    _check_output(cluster, output, inputs)
-    request = Request(inputs, f"{inventory.bucket}/{source}", version.files)
+    _check_output(cluster, output, list(inputs))
+    request = Request(tuple(inputs), f"{inventory.bucket}/{source}", version.files)
     flags = Flags(
         job_id=asked.job_id,
         module=_MODULE,
-        replicas=Role.WORKER,
+        replicas=_replicas(inventory, sum(inputs.values()), asked.replicas),
         job_dir=output,
         more_args=["--data", asked.pattern, *(["--signature", asked.signature] if asked.signature is not None else [])],
     )
@@ -85,6 +84,24 @@ def program(request: Request) -> Program:
     found = package.find(PACKAGE)
     files = {**found.files, **{path: (HERE / path).read_bytes() for path in _SERVER}, FILE: request.to_json()}
     return Program(package.Source(found.name, files, None, found.folder))
+
+
+def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:
+    """How many hosts predict, as `Flags` has it: as many as are asked for, else as an input of so many bytes pays for."""
+    there = 1 + len(inventory.of_role(Role.WORKER))
+    if asked is not None and not (asked.isdecimal() and 1 <= int(asked) <= there):
+        raise UsageError(f"--replicas {asked!r} is no number of the hosts that predict: stack {inventory.stack} has {there}")
+    count = int(asked) if asked is not None else paid_for(size, there, inventory.shared_cpus)
+    if asked is None and count < there:
+        shared = f"the hosts share {terminal.plural(inventory.shared_cpus or 0, 'processor')}"
+        why = shared if count < size // _PAYS else f"{terminal.size(size)} of input are not worth more"
+        terminal.note(f"{terminal.plural(count, 'replica')} of {there}, as {why}: --replicas {there} takes all")
+    return f"{Role.WORKER}={count - 1}"
+
+
+def paid_for(size: int, there: int, shared_cpus: int | None) -> int:
+    """How many replicas an input of so many bytes is worth; where hosts share processors, not more than these."""
+    return max(1, min(there, size // _PAYS, shared_cpus or there))
 
 
 def _version(model: Model, name: str | None) -> Version:
@@ -117,8 +134,11 @@ def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
         )
 
 
-def matching(cluster: Cluster, pattern: str) -> tuple[str, ...]:
-    """The files that a pattern means, as the hosts see them, in the order of their names; UsageError where there is none."""
+def matching(cluster: Cluster, pattern: str) -> dict[str, int]:
+    """The files that a pattern means, as the hosts see them, in the order of their names, each with its size in bytes.
+
+    UsageError where there is none.
+    """
     if (reached := _bucket_of(cluster, pattern)) is None:
         raise UsageError(
             f"--input {pattern!r} is not in the bucket, where hosts find it: fab data put PATH puts a file or a folder there, "
@@ -128,11 +148,11 @@ def matching(cluster: Cluster, pattern: str) -> tuple[str, ...]:
     parts = pattern.removeprefix(f"{top}/").split("/")
     fixed = next((place for place, part in enumerate(parts) if _GLOB.search(part)), len(parts))
     folder = "/".join(parts[:fixed])
-    there = [f"{folder}/{path}".strip("/") for path in bucket.walk(folder)]
+    there = {f"{folder}/{path}".strip("/"): size for path, size in bucket.walk(folder).items()}
     whole = [re.compile(translate(part)) for part in parts]
     found = sorted(path for path in there if _matches(path.split("/"), whole, parts))
     if found:
-        return tuple(f"{top}/{path}" for path in found)
+        return {f"{top}/{path}": there[path] for path in found}
     if there and fixed == len(parts):
         raise UsageError(f"--input {pattern} is a folder: say which of its files, such as {pattern.rstrip('/')}/*")
     raise UsageError(
@@ -168,14 +188,11 @@ def _check_output(cluster: Cluster, output: str, inputs: Sequence[str]) -> None:
         raise UsageError(f"--output {output} is not empty: give another, as what is there is left as it is")
 
 
-def check_flags(
-    batch: bool, instances: str | None, pattern: str | None, output: str | None, job_id: str | None, follow: bool
-) -> None:
-    """UsageError for a flag that goes with --batch alone, or without it alone."""
+def check_flags(batch: bool, instances: str | None, with_batch: Mapping[str, object]) -> None:
+    """UsageError for a flag that goes with --batch alone, of which `with_batch` has the values, or without it alone."""
     if batch and instances is not None:
         raise UsageError(
             "--json-instances is asked of the model server, and --batch is a job: --input names its files in the bucket"
         )
-    with_batch = {"--input": pattern, "--output": output, "--job": job_id, "--no-follow": None if follow else ""}
-    if not batch and (given := [flag for flag, value in with_batch.items() if value is not None]):
+    if not batch and (given := [flag for flag, value in with_batch.items() if value]):
         raise UsageError(f"{given[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH")

@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from ops.models.versions import catalog_of, existing_model, served_model
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 _STDIN = "-"
+# The server takes 16 MiB in a request.
+_MOST_BYTES = 16_000_000
 
 
 def predict(
@@ -33,16 +36,27 @@ def predict(
     name = record.name
     if version is not None and version not in (there := [v.name for v in record.there]):
         raise UsageError(f"model {name} has no version {version!r}; there are {', '.join(there) or 'none'}")
+    requests = [*bodies(asked, {} if signature is None else {"signature_name": signature})]
+    if len(requests) > 1:
+        version = version or record.default or None  # one answers all of them, also where the default changes meanwhile
     where = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
-    body: dict[str, Any] = {"instances": asked}
-    if signature is not None:
-        body["signature_name"] = signature
-    found = _ask(cluster, f"{where}:predict", json.dumps(body).encode())
+    found = [row for answer in _ask(cluster, f"{where}:predict", requests) for row in answer["predictions"]]
     if as_json:
-        terminal.as_json(found)
+        terminal.as_json({"predictions": found})
         return DONE
-    show(found["predictions"])
+    show(found)
     return DONE
+
+
+def bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterator[bytes]:
+    """Requests that together ask for all of the instances, in their order, each no larger than the server takes."""
+    rows = [json.dumps(instance).encode() for instance in instances]
+    head, most = json.dumps(more)[1:-1].encode(), _MOST_BYTES - len(json.dumps(more))
+    while rows:
+        sizes = accumulate(len(row) + 1 for row in rows)
+        count = max(1, sum(1 for _ in takewhile(lambda size: size <= most, sizes)))
+        yield b'{"instances": [' + b",".join(rows[:count]) + b"]" + (b", " + head if head else b"") + b"}"
+        rows = rows[count:]
 
 
 def read_instances(path: str | None) -> list[Any]:
@@ -91,21 +105,31 @@ def _no_number(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _ask(cluster: Cluster, path: str, body: bytes) -> dict[str, Any]:
-    """The answer; asked again while servers load the model. Hosts that are new get their server, and need no deployment."""
-    deadline = time.monotonic() + _READY_SECONDS
-    with terminal.Step("asking the model server"), reach.reached(cluster) as servers:
+def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
+    """The answers, one request after the other. Hosts that are new get their server, and need no deployment."""
+    with terminal.Step("asking the model server") as step, reach.reached(cluster) as servers:
         servers.bring()
-        while True:
-            status, said = servers.ask("POST", path, body)
-            if status == 200:
-                servers.settle()
-                found: dict[str, Any] = said
-                return found
-            why = said.get("error", "") if isinstance(said, dict) else ""
-            if status not in (503, reach.NOBODY) or time.monotonic() > deadline:
-                raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
-            time.sleep(_POLL_SECONDS)
+        done = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
+        found = []
+        for body in requests:
+            found.append(_answer(servers, path, body))
+            done(body)
+        servers.settle()
+        return found
+
+
+def _answer(servers: reach.Servers, path: str, body: bytes) -> dict[str, Any]:
+    """The answer; asked again while servers load the model."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while True:
+        status, said = servers.ask("POST", path, body)
+        if status == 200:
+            found: dict[str, Any] = said
+            return found
+        why = said.get("error", "") if isinstance(said, dict) else ""
+        if status not in (503, reach.NOBODY) or time.monotonic() > deadline:
+            raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
+        time.sleep(_POLL_SECONDS)
 
 
 def show(predictions: list[Any]) -> None:

@@ -8,9 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-import jinja2
-
-from ops import terminal
+from ops import pages, terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import first_free, local_ports
 from ops.errors import DONE, OpsError, UsageError
@@ -76,14 +74,7 @@ def _check(site: Site, servers: reach.Servers, record: Model) -> None:
 
 def files(model: str, data: Path) -> dict[str, tuple[str, bytes]]:
     """What the page is made of, by path: kind and content."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    html = environment.get_template("page.html.j2").render(model=model, images=ten(data))
+    html = pages.environment(_FOLDER).get_template("page.html.j2").render(model=model, images=ten(data))
     return {"/": (HTML, html.encode())} | {
         f"/{name}": (kind, (_FOLDER / name).read_bytes())
         for name, kind in (("page.css", CSS), ("page.js", JS), ("digit.js", JS))

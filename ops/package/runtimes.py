@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ops import terminal
-from ops.cluster.inventory import Inventory
+from ops.cluster.inventory import Inventory, Runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import hostpython
 from ops.package.pip import pip, run
@@ -93,26 +93,30 @@ def _of(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
 
 def python(inventory: Inventory, runtime: Runtime) -> str:
     """Its Python, as the hosts see it."""
-    return f"{inventory.require_runtimes(f'runtime {runtime.name}').on_hosts}/{runtime.key}/bin/python"
+    return _seen(inventory.require_runtimes(f"runtime {runtime.name}"), runtime.key)
+
+
+def _seen(kept: Runtimes, key: str) -> str:
+    return f"{kept.on_hosts}/{key}/bin/python"
 
 
 def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
     """The Python of a job's own, by its manifest, as the hosts see it; None where it had none, or they see none."""
     told = manifest.get("runtime", {}).get("key")
     known = inventory.runtimes is not None and isinstance(told, str) and _KEY.fullmatch(told)
-    return f"{inventory.runtimes.on_hosts}/{told}/bin/python" if known and inventory.runtimes else None
+    return _seen(inventory.runtimes, told) if known and inventory.runtimes else None
 
 
 def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     """What is in it, name to version; made first where it was not made before. UsageError where pip finds no such thing."""
-    seen = python(inventory, runtime)
-    folder = inventory.require_runtimes(f"runtime {runtime.name}").here / runtime.key
+    kept = inventory.require_runtimes(f"runtime {runtime.name}")
+    folder = kept.here / runtime.key
     if not folder.is_dir():
         with (
             terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True),
             making(folder) as made,
         ):
-            _install(made, runtime, seen)
+            _install(made, runtime, _seen(kept, runtime.key))
     return installed(folder)
 
 

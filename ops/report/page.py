@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from jobs.times import seconds_between
-from ops import terminal
+from ops import pages, terminal
 from ops.report import charts, differences
 from ops.report.report import Chart, Curve, Difference, Report, Tuning
 from ops.train.render import TEMPLATES
@@ -76,13 +76,7 @@ def _clean(value: Any) -> Any:
 
 @cache
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment(TEMPLATES)
     environment.filters |= {
         "moment": moment,
         "duration": terminal.duration,

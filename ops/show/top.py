@@ -15,7 +15,9 @@ from ops.screen.picture import Picture, Row
 from ops.show.glance import Looker
 from ops.show.overview import Overview, overview, picture
 
-REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 0.4
+# A bucket that takes long to answer, or is paid by the read, is asked the less often: so much of the time goes into looking.
+_LOOKING = 0.1
 
 
 def top(cluster: Cluster, once: bool, as_json: bool) -> int:
@@ -41,20 +43,26 @@ def _stay(cluster: Cluster, looker: Looker, seen: Overview) -> None:
     """Until Ctrl-C; what was seen last is left behind."""
     from ops.screen.draw import Screen, leave
 
-    pause = max(REFRESH_SECONDS, cluster.inventory.poll_seconds)
-    said = ""
+    said, took = "", 0.0
     try:
         with Screen() as screen:
             while True:
                 screen.show(picture(seen, said, screen.lines))
-                time.sleep(pause)
+                time.sleep(pause(took))
+                began = time.monotonic()
                 try:
                     seen, said = _look(cluster, looker), ""
                 except (StoreError, RecordError, OpsError) as error:
                     said = f"the bucket does not answer ({one_line(error)}): this is of {terminal.local_time(seen.time)}"
+                took = time.monotonic() - began
     except KeyboardInterrupt:
         leave(picture(seen, said))
         sys.stdout.flush()
+
+
+def pause(took: float) -> float:
+    """Seconds until the next look, where the last one took so long."""
+    return max(REFRESH_SECONDS - took, took * (1 / _LOOKING - 1))
 
 
 def _print(shown: Picture) -> None:

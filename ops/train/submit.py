@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ from ops.train.part import would_do
 from ops.train.render import DATA
 
 _PUSH_SECONDS = 300.0
+_LARGE = 20_000_000
 _RENEW_SECONDS = leases.SECONDS / 5
 _SHARD = re.compile(r"(train|test)-\d{5}-of-\d{5}\.tfrecord(\.gz)?")
 
@@ -124,7 +125,7 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
         what = "telling" if ahead else "starting"
         hosts = _concerned(inventory, submitter)
         with terminal.Step(f"{job_id}: {what} {terminal.plural(len(hosts), 'host')}", always=True) as step:
-            _push(cluster.fleet, submission, plan, hosts, not ahead, terminal.counter(step, len(hosts)))
+            _push(cluster.fleet, submission, plan, hosts, not ahead, step)
             _joined(uploads)
         renewal.check()
         submitter.hand_over()
@@ -206,7 +207,7 @@ def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
 
 
 def _push(
-    fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, done: Callable[[str], None]
+    fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.Step
 ) -> None:
     """Bring every host its units and the code of the replica, and wake it; its package, too, where it is to start now."""
     inventory, job_id = submission.inventory, submission.job.id
@@ -215,9 +216,14 @@ def _push(
     shared = push.shared_stream(code, job_id, package, plan.packageSha256, submission.package.executables)
     files, secrets = render.render(inventory), render.secret_files(submission.job)
     command = push.take_in_command(version)
+    size = len(shared) * len(hosts)
+    # What is large is counted by bytes, as its hosts are all done at once.
+    sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None
+    done = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
 
     def take_in(name: str) -> None:
-        fleet.must(name, command, "could not start its replica, it ended", shared + push.host_stream([*files[name], *secrets]))
+        stream = shared + push.host_stream([*files[name], *secrets])
+        fleet.must(name, command, "could not start its replica, it ended", stream, sent)
 
     outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, done)
     if outcome.failures:

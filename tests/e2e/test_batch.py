@@ -47,9 +47,8 @@ def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, t
     kill = f"until [ -e {_FIRST} ]; do sleep 0.01; done; sudo pkill -KILL -f [p]redictor.task"
     killer = subprocess.Popen(["ssh", "-F", str(model.folder / "ssh_config"), "worker-1", kill], env=model.env)
     try:
-        said = model.fab(
-            "predict", "batched", "--batch", "--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch"
-        )
+        flags = ("--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch", "--replicas", "3")
+        said = model.fab("predict", "batched", "--batch", *flags)
         assert said.code == 0, said.text
         assert killer.wait(timeout=10) == 0
     finally:

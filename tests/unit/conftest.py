@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from typing import Any
 
 import hypothesis
 import pytest
+import shapes
 from opsdata import inventory_json
 from replicahosts import Cluster, Make
 
+from ops import terminal
 from ops.cluster.inventory import Inventory, parse
 
 # Whatever else the machine does meanwhile, a property holds or does not.
@@ -54,6 +57,19 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         _guarded = False
 
 
+@pytest.fixture(autouse=True)
+def documented_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints for programs is, in every test, as docs/json.md says."""
+    printed = terminal.as_json
+
+    def checked(value: Any) -> None:
+        caller = sys._getframe(1)
+        shapes.check(f"{caller.f_globals['__name__']}.{caller.f_code.co_name}", json.loads(json.dumps(value)))
+        printed(value)
+
+    monkeypatch.setattr(terminal, "as_json", checked)
+
+
 @pytest.fixture
 def inventory(tmp_path: Path) -> Inventory:
     return parse(inventory_json(), tmp_path)
@@ -69,6 +85,17 @@ def served(tmp_path: Path) -> Inventory:
 def standard(tmp_path: Path) -> Inventory:
     """The same hosts, as if they were STANDARD_1's."""
     return parse(inventory_json(scaleTier="STANDARD_1"), tmp_path)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in the place of the package index."""
+    (folder := tmp_path / "index").mkdir()
+    for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import fabric
 import pytest
 from invoke import Collection
 
@@ -195,6 +197,36 @@ VALUED = {name: commandline.flags_with_values(context) | CORE for name, context 
 )
 def test_bare_words(line: str, means: str) -> None:
     assert commandline.spelled_out(line.split(), WORDS, VALUED) == means.split()
+
+
+EXAMPLES = {name: commandline.examples(COLLECTION[name]) for name in TASKS}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_s_help_ends_with_examples(fab: Fab, task: str) -> None:
+    said = fab(task, "--help").stdout
+    shown = "".join(f"  {example}\n" for example in EXAMPLES[task])
+    assert EXAMPLES[task]
+    assert said.endswith(f"\nExamples:\n\n{shown}")
+    assert said.count(EXAMPLES[task][0] + "\n") == 1, "and nowhere else"
+
+
+@pytest.mark.parametrize(("task", "line"), [(task, line) for task, lines in EXAMPLES.items() for line in lines])
+def test_an_example_is_a_command_line(task: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed by the program itself, which runs nothing."""
+    words = shlex.split(line.partition(" < ")[0], comments=True)
+    monkeypatch.setattr(sys, "argv", words)
+    program = commandline.Program(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config)
+    program.create_config()
+    program.parse_core(words)
+    program.parse_collection()
+    program.parse_tasks()
+    (context,) = program.tasks
+    assert context.name == task
+    given = {arg.name for arg in context.args.values() if arg.got_value}
+    rest = words.index("--") if "--" in words else len(words)
+    assert bool(given) == (rest > 2), "whatever is said is heard"
+    assert rest == len(words) or COLLECTION[task].rest
 
 
 @pytest.mark.parametrize("line", ["jobs logs all", "logs a b jobs", "hosts --json train"])

@@ -28,7 +28,7 @@ WITHIN = {
     "fabfile.py": {"tasks"},
     "replica": {"replica", "jobs"},
     "serving": {"serving", "jobs"},
-    "predictor": {"predictor", "serving.fetched", "serving.rest", "serving.saved"},
+    "predictor": {"predictor", "serving.fetched", "serving.rest"},
     "trainer": {"trainer"},
     "tuner": {"tuner", "jobs", "replica.config", "replica.decide", "replica.memory"},
 }

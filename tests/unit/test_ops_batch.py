@@ -17,7 +17,7 @@ from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
-from ops.models.batch import Asked, check_flags, matching, prepare
+from ops.models.batch import Asked, check_flags, matching, paid_for, prepare
 from ops.models.versions import catalog_of
 from predictor.request import FILE, Request
 from serving.records import Version
@@ -56,7 +56,7 @@ def asked(cluster: Cluster, **given: str | None) -> Asked:
 
 def test_what_the_job_is(cluster: Cluster) -> None:
     bucket = cluster.inventory.bucket
-    submission = prepare(cluster, asked(cluster, job_id="batch1", signature="serving_default"))
+    submission = prepare(cluster, asked(cluster, job_id="batch1", signature="serving_default", replicas="3"))
     job = submission.job
     assert (job.id, job.module, job.job_dir) == ("batch1", "predictor.task", f"{bucket}/predicted")
     assert list(job.args) == [
@@ -69,7 +69,7 @@ def test_what_the_job_is(cluster: Cluster) -> None:
     )
     assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
     served = {path for path in submission.package.files if path.startswith("serving/")}
-    assert served == {f"serving/{name}.py" for name in ("__init__", "fetched", "rest", "saved")}
+    assert served == {f"serving/{name}.py" for name in ("__init__", "fetched", "rest")}
     assert submission.data == {}, "it trains on nothing"
     assert re.fullmatch(r"predictor_\d{8}_\d{6}", prepare(cluster, asked(cluster)).job.id)
 
@@ -116,11 +116,42 @@ def test_a_model_without_a_default(cluster: Cluster) -> None:
         prepare(cluster, asked(cluster))
 
 
-def test_a_cluster_without_a_worker(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("size", "there", "shared", "count"),
+    [
+        (0, 5, None, 1),
+        (8_420_000, 5, None, 1),
+        (16_000_000, 5, None, 2),
+        (1_000_000_000, 5, None, 5),
+        (1_000_000_000, 5, 2, 2),
+        (1_000_000_000, 1, 2, 1),
+        (8_000_000, 5, 2, 1),
+    ],
+)
+def test_how_many_replicas_an_input_is_worth(size: int, there: int, shared: int | None, count: int) -> None:
+    assert paid_for(size, there, shared) == count
+
+
+def replicas_of(cluster: Cluster, replicas: str | None = None) -> list[str]:
+    return list(prepare(cluster, asked(cluster, replicas=replicas)).part.replicas)
+
+
+def test_who_predicts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replicas_of(cluster) == ["master-0"]
+    assert capsys.readouterr().err == "1 replica of 3, as 4 B of input are not worth more: --replicas 3 takes all\n"
+    assert replicas_of(cluster, "2") == ["master-0", "worker-0"]
+    monkeypatch.setattr("ops.models.batch._PAYS", 1)
+    cluster.inventory = replace(cluster.inventory, shared_cpus=2)
+    capsys.readouterr()
+    assert replicas_of(cluster) == ["master-0", "worker-0"]
+    assert capsys.readouterr().err == "2 replicas of 3, as the hosts share 2 processors: --replicas 3 takes all\n"
     hosts = tuple(host for host in cluster.inventory.hosts if host.role is not Role.WORKER)
     cluster.inventory = replace(cluster.inventory, hosts=hosts)
-    with pytest.raises(UsageError, match=r"--batch needs a worker, and stack .* has none: ask the model server"):
-        prepare(cluster, asked(cluster))
+    assert replicas_of(cluster) == ["master-0"]
+    assert capsys.readouterr().err == "", "the master alone is all that there is"
+    for wrong in ("0", "2", "worker=2"):
+        with pytest.raises(UsageError, match=re.escape(f"--replicas {wrong!r} is no number of the hosts that predict: stack")):
+            replicas_of(cluster, wrong)
 
 
 @pytest.mark.parametrize(
@@ -136,20 +167,13 @@ def test_a_cluster_without_a_worker(cluster: Cluster) -> None:
 )
 def test_what_a_pattern_means(cluster: Cluster, pattern: str, names: list[str]) -> None:
     bucket = cluster.inventory.bucket
-    assert matching(cluster, f"{bucket}/{pattern}") == tuple(f"{bucket}/{name}" for name in names)
+    assert matching(cluster, f"{bucket}/{pattern}") == {f"{bucket}/{name}": 2 for name in names}
 
 
 def test_flags_that_do_not_go_together() -> None:
-    check_flags(True, None, "in", "out", "job01", False)
-    check_flags(False, "request.json", None, None, None, True)
+    check_flags(True, None, {"--input": "in", "--no-follow": True})
+    check_flags(False, "request.json", {"--input": None, "--no-follow": False})
     with pytest.raises(UsageError, match="--json-instances is asked of the model server, and --batch is a job"):
-        check_flags(True, "request.json", None, None, None, True)
-    alone: list[tuple[str, tuple[Any, ...]]] = [
-        ("--input", ("in", None, None, True)),
-        ("--output", (None, "out", None, True)),
-        ("--job", (None, None, "job01", True)),
-        ("--no-follow", (None, None, None, False)),
-    ]
-    for flag, given in alone:
-        with pytest.raises(UsageError, match=f"{flag} goes with --batch only"):
-            check_flags(False, None, *given)
+        check_flags(True, "request.json", {})
+    with pytest.raises(UsageError, match="--output goes with --batch only"):
+        check_flags(False, None, {"--input": None, "--output": "out"})

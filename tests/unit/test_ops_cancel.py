@@ -124,10 +124,13 @@ def test_a_job_whose_hosts_are_gone(cluster: Cluster, ledger: Ledger, clock: Clo
     assert [(entry.jobId, entry.held) for entry in ledger.queue().entries] == [("job02", True)]
 
 
-def test_a_queued_job_is_cancelled_at_once(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+def test_a_queued_job_is_cancelled_at_once(
+    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     put_job(ledger, job(JobState.QUEUED, holder=""))
     ledger.change_queue(lambda _: Queue([Entry("job00", HOSTS, held=True), Entry("job01", HOSTS), Entry("job02", HOSTS)]))
-    assert cancel(cluster, "job01") == DONE
+    assert cancel(cluster, "job01", as_json=True) == DONE
+    assert json.loads(capsys.readouterr().out)["state"] == "CANCELLED"
     assert clock.now == 100
     record = ledger.job("job01")
     assert record is not None

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opsdata import put_job
 
 from jobs.folder import Folder
@@ -258,6 +260,25 @@ def test_taken_off_and_brought_back(deployed: Deployed, capsys: pytest.CaptureFi
         deploy(cluster)
 
 
+def test_what_programs_hear_of_versions(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+
+    def said(*arguments: Any) -> Any:
+        call, *others = arguments
+        capsys.readouterr()
+        assert call(cluster, *others) == 0
+        return json.loads(capsys.readouterr().out)
+
+    made = said(versions.deploy, "mnist", "v2", "job01", None, True)
+    assert (made["model"], made["version"], made["state"], made["isDefault"]) == ("mnist", "v2", "READY", False)
+    assert [version["version"] for version in said(versions.versions, "mnist", True)] == ["v1", "v2"]
+    assert said(versions.set_default, "mnist", "v2", True)["isDefault"]
+    assert said(versions.undeploy, "mnist", "v1", True)["state"] == "UNDEPLOYED"
+    gone = said(versions.delete_version, "mnist", "v1", True, True)
+    assert gone == {"deleted": {"model": "mnist", "version": "v1"}, "default": "v2"}
+
+
 def test_a_version_that_is_not_there_is_not_brought_back(deployed: Deployed) -> None:
     cluster, _ = deployed()
     with pytest.raises(UsageError, match="version v1 of what"):
@@ -442,6 +463,32 @@ def test_predict(deployed: Deployed, instances: str, capsys: pytest.CaptureFixtu
         "/v1/models/mnist/versions/v1:predict",
         {"instances": [{"x": 1}, {"x": 2}], "signature_name": "other"},
     )
+
+
+@given(st.lists(st.text(max_size=40), min_size=1), st.sampled_from([{}, {"signature_name": "other"}]))
+def test_what_is_too_much_for_a_request_becomes_several(values: list[str], more: dict[str, str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "_MOST_BYTES", 150)
+        made = list(asking.bodies(values, more))
+    told = [json.loads(body) for body in made]
+    assert [value for body in told for value in body["instances"]] == values
+    assert all({key: value for key, value in body.items() if key != "instances"} == more for body in told)
+    assert all(len(raw) <= 170 for raw, body in zip(made, told, strict=True) if len(body["instances"]) > 1)
+    assert len(made) == 1 or len(b"".join(made)) > 150, "no more than it takes"
+
+
+def test_several_requests_are_answered_by_one_version(
+    deployed: Deployed, instances: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+    cluster, fake = deployed((200, {"predictions": [1]}), (200, {"predictions": [2]}))
+    monkeypatch.setattr(asking, "_MOST_BYTES", 1)
+    capsys.readouterr()
+    assert asking.predict(cluster, None, None, instances, None, True) == 0
+    assert json.loads(capsys.readouterr().out) == {"predictions": [1, 2]}
+    path = "/v1/models/mnist/versions/v1:predict"
+    assert fake.asked[-2:] == [("POST", path, {"instances": [{"x": 1}]}), ("POST", path, {"instances": [{"x": 2}]})]
 
 
 @pytest.mark.parametrize(

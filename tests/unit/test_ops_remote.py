@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +151,26 @@ def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
     assert [event for event in seen if isinstance(event, lines.Line)] == there[1:]
     assert [note.text for note in notes] == ["evaluator-0 (10.0.0.96) does not answer; trying again"]
     assert [event for event in seen if isinstance(event, str)] == ["PREPARING", "SUCCEEDED", "SUCCEEDED"]
+
+
+def test_who_follows_looks_at_the_record_when_the_log_says_that_it_changed(
+    cluster: Inventory, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
+    fleet.inventory = replace(cluster, poll_seconds=30.0)
+    ledger = Ledger(Folder(tmp_path / "bucket"))
+    record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
+    put_job(ledger, record)
+    log = tmp_path / "job01.jsonl"
+    log.write_text(lines.Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "at work").to_json() + "\n")
+    began = time.monotonic()
+    for event in Follower(fleet, ledger, record, ["ps-0"], None).events():
+        if isinstance(event, lines.Line) and event.message == "at work":
+            ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
+            put_job(ledger, record.to(JobState.SUCCEEDED))
+            with log.open("a") as out:
+                out.write(lines.Line("2026-01-31T12:00:01.000Z", "INFO", "ps-0", "job SUCCEEDED").to_json() + "\n")
+    assert time.monotonic() - began < 20
 
 
 def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:

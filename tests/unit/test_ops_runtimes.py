@@ -26,15 +26,9 @@ HOSTS_SEE = "/opt/scaletier/runtimes"
 
 
 @pytest.fixture(autouse=True)
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels in the place of the package index, and this Python in the place of the hosts'."""
-    (folder := tmp_path / "index").mkdir()
-    for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+def this_python(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This Python in the place of the hosts', and no index but our own."""
     monkeypatch.setattr(runtimes, "_BASE", sys.executable)
-    return folder
 
 
 @pytest.fixture

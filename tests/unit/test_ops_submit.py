@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import tarfile
 import threading
@@ -63,8 +64,10 @@ class FakeFleet:
                 self.sent[name] = stdin
         return self.answers(name, command) or Ran(name, 0, "")
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
+    def must(self, name: str, command: str, what: str, stdin: bytes | None = None, sent: Any = None) -> str:
         ran = self.run(name, command, stdin)
+        if sent:
+            sent(len(stdin or b""))
         if ran.exited:
             raise HostError(name, what, ran.exited, ran.output)
         return ran.output
@@ -238,6 +241,19 @@ class Interrupted(FakeFleet):
 
     def each(self, names: Any, work: Any, seconds: float, done: Any = None) -> Outcome[Any]:
         raise KeyboardInterrupt
+
+
+def test_what_is_large_is_counted_by_bytes(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(on(FakeFleet(submission.inventory), ledger), submission, may_wait=True)
+    assert re.match(r"job01: starting 5 hosts 5 of 5 \(", capsys.readouterr().err)
+    monkeypatch.setattr(module, "_LARGE", 1000)
+    job = replace(submission.job, id="job02")
+    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, job=job), may_wait=True)
+    said = re.match(r"job02: \w+ 5 hosts (\S+ kB) of (\S+ kB) \(", capsys.readouterr().err)
+    assert said
+    assert said[1] == said[2]
 
 
 def test_an_interrupt_is_undone(submission: Submission, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:

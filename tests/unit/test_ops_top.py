@@ -220,7 +220,7 @@ def test_it_stays_until_ctrl_c_also_where_the_bucket_fails(
             shown.append(seen[1].text if isinstance(seen[1], Row) else "")
 
     def sleep(seconds: float) -> None:
-        assert seconds == 2.0
+        assert seconds == module.REFRESH_SECONDS or len(shown) > 1
         store.away = len(shown) == 1
         if len(shown) == 3:
             raise KeyboardInterrupt
@@ -232,3 +232,8 @@ def test_it_stays_until_ctrl_c_also_where_the_bucket_fails(
     assert top(Cluster(inventory, object(), ledger=ledger), once=False, as_json=False) == 0  # type: ignore[arg-type]
     assert [text.partition(":")[0] for text in shown] == ["", "the bucket does not answer (no answer)", ""]
     assert len(left) == 1
+
+
+@pytest.mark.parametrize(("took", "seconds"), [(0.0, 0.4), (0.03, 0.37), (0.1, 0.9), (2.0, 18.0)])
+def test_a_bucket_that_is_slow_is_asked_less_often(took: float, seconds: float) -> None:
+    assert module.pause(took) == pytest.approx(seconds)

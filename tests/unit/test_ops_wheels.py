@@ -33,15 +33,9 @@ _PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-pa
 
 
 @pytest.fixture(autouse=True)
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels in the place of the package index, and a cache of its own."""
-    (folder := tmp_path / "index").mkdir()
-    for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of wheels, and no index but our own."""
     monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
-    return folder
 
 
 def wheel(

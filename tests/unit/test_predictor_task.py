@@ -5,17 +5,22 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from predictor import task
 from predictor.output import ERRORS, Output
 from predictor.request import Request
+from predictor.saved import Saved
 from predictor.shards import Done, Shard
+from serving.rest import RestError, Signature, Tensor
 from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -193,3 +198,43 @@ def test_the_command(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Request, "of_package", lambda: asked(a=b""))
     assert task.main(["--data", "a", "--job-dir", str(tmp_path / "other")]) == 1
     assert capsys.readouterr().err == "error: nothing could be read: all is empty\n"
+
+
+def test_a_part_of_tensorflow_is_enough(asked: Asked, tmp_path: Path) -> None:
+    """In a process of its own, where nothing else has imported all of it."""
+    request, out = asked(a=gzip.compress(lines(1, 2)), b=tfrecords(tmp_path / "scratch", range(3))), tmp_path / "out"
+    script = f"""
+import sys
+from predictor import task
+task._run(task.Request.from_json(sys.stdin.buffer.read()), task.Output({str(out)!r}), {DEFAULT!r}, 0, 1)
+print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], input=request.to_json(), capture_output=True, check=True)
+    assert results(out) == [2.0, 4.0, 0.0, 2.0, 4.0]
+    modules, keras = ran.stdout.decode().splitlines()[-1].split()
+    assert (int(modules) < 500, keras) == (True, "False")
+    assert b"deprecated" not in ran.stderr
+
+
+def test_texts_in_and_out_of_a_model(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.shout = tf.function(
+        lambda word: {"said": tf.strings.upper(word), "bytes": tf.strings.length(word)},
+        input_signature=[tf.TensorSpec([None], tf.string, "word")],
+    )
+    tf.saved_model.save(module, str(tmp_path), signatures={"shout": module.shout})
+    saved = Saved(tmp_path)
+    assert set(saved.signatures) == {"shout"}, "and none of TensorFlow's own"
+    assert saved.signatures["shout"] == Signature(
+        {"word": Tensor(None, (None,))}, {"said": Tensor(None, (None,)), "bytes": Tensor("int32", (None,))}
+    )
+    found = saved.run("shout", {"word": np.array([b"a", b"\xc3\xa9"], object)})
+    assert {name: array.tolist() for name, array in found.items()} == {"said": [b"A", b"\xc3\xa9"], "bytes": [1, 2]}
+    with pytest.raises(RestError, match="the model refuses the input"):
+        saved.run("shout", {"word": np.zeros((2, 2), np.float32)})
+
+
+def test_a_model_without_a_signature(tmp_path: Path) -> None:
+    tf.saved_model.save(tf.Module(), str(tmp_path))
+    with pytest.raises(ValueError, match="the model has no signature"):
+        Saved(tmp_path)

@@ -1,0 +1,90 @@
+"""Batch predictions: what a job, its replicas and its output add to one process that does the same."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from benchmarks.jobs import upload_data
+from benchmarks.measure import MeasureError, must
+from benchmarks.registry import Figure, benchmark
+from benchmarks.serving import MODEL, deployed, stop_server
+from benchmarks.stack import BenchStack, job_id, say
+from infra.spec import ScaleTier
+from ops.train.push import PYTHON
+
+_HOST = "master-0"
+_TEST = "test-00000-of-00001.tfrecord"
+_TIMES = {1: 5, 10: 3}
+_NOT_EQUAL = (
+    "TensorFlow, tf.data, the model, orjson into one file, by ssh on the master. Not equal: ours is a job with a queue, a log, "
+    "restarts and results by shard, and checks the model's hashes; the peer takes the model from where it lies"
+)
+
+
+@cache
+def _input(stack: BenchStack, copies: int) -> str:
+    """A pattern of so many copies of MNIST's 10,000 test images in the bucket."""
+    upload_data(stack.require(ScaleTier.STANDARD_1))
+    folder = f"/bucket/data/bench{copies}"
+    copy = f"for n in $(seq {copies}); do cp /bucket/data/mnist/{_TEST} {folder}/part-$n.tfrecord; done"
+    must(stack.run(*stack.ssh(_HOST, f"mkdir -p {folder} && {copy}")), "laying out the input")
+    return f"{folder}/*.tfrecord"
+
+
+def _batch(stack: BenchStack, copies: int) -> Figure:
+    folder = deployed(stack)
+    stop_server(stack)
+    pattern = _input(stack, copies)
+    ours, theirs = [], []
+    for number in range(_TIMES[copies]):
+        say(f"a batch of {copies} times 10,000, {number + 1} of {_TIMES[copies]}")
+        job = job_id("batch")
+        began = time.monotonic()
+        stack.fab("predict", MODEL, "--batch", "--input", pattern, "--output", f"/bucket/predictions/{job}", "--job", job)
+        ours.append(time.monotonic() - began)
+        theirs.append(_one_process(stack, folder, pattern, copies))
+    say(f"ours {_spread(ours)}, one process {_spread(theirs)}")
+    return Figure(median(ours), median(theirs))
+
+
+def _one_process(stack: BenchStack, folder: str, pattern: str, copies: int) -> float:
+    line = f"env TF_CPP_MIN_LOG_LEVEL=3 {PYTHON} - {shlex.quote(folder)} /tmp/predicted {pattern}"
+    program = Path(__file__).with_name("batch_once.py").read_bytes()
+    began = time.monotonic()
+    ran = must(stack.run(*stack.ssh(_HOST, line), stdin=program), "batch_once.py")
+    seconds = time.monotonic() - began
+    if ran.out.split() != [str(copies * 10_000)]:
+        raise MeasureError(f"one process predicted {ran.out.strip()} of {copies} times 10,000")
+    return seconds
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{min(seconds):.1f} to {max(seconds):.1f} s"
+
+
+@benchmark(
+    "batch-10000",
+    what="seconds of `fab predict --batch` of MNIST's 10,000 test images (cnn, STANDARD_1) to its end; medians of 5",
+    against=f"one process: {_NOT_EQUAL}",
+    bar=1.3,
+    aim=1.05,
+)
+def batch_10000(stack: BenchStack) -> Figure:
+    """Most of it is the start: fab, TensorFlow, and the same again for the peer without fab."""
+    return _batch(stack, 1)
+
+
+@benchmark(
+    "batch-100000",
+    what="the same of 100,000, in 10 files; medians of 3",
+    against="the same",
+    bar=1.0,
+    aim=0.8,
+)
+def batch_100000(stack: BenchStack) -> Figure:
+    """The predictions are most of it, and the replicas have every processor between them."""
+    return _batch(stack, 10)

@@ -1,0 +1,49 @@
+"""`python -m benchmarks.beats FOLDER`: a bucket that looks as 31 hosts keep it, until this process is ended.
+
+One job has all hosts of PREMIUM_1. Each replica's record is written every 5 s, each at a moment of its own, by the code that
+writes it on hosts; the leader renews the job's record as often.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from infra.spec import ScaleTier, preset
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.queue import Entry, Queue
+from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
+from jobs.states import JobState, ReplicaState
+from jobs.times import now
+
+JOB = "beats"
+_EVERY = Plan.heartbeatSeconds
+
+
+def main() -> None:
+    """Writes for ever."""
+    ledger = Ledger(Folder(Path(sys.argv[1])))
+    names = [replica.name for replica in preset(ScaleTier.PREMIUM_1).replicas]
+    ledger.change_queue(lambda _: Queue([Entry(JOB, names, held=True)]))
+    ledger.create_job(JobRecord(JOB, JobState.RUNNING, createTime=now(), startTime=now(), hosts=names))
+    versions: dict[str, str | None] = dict.fromkeys(names)
+    began, beat = time.monotonic(), 0
+    while True:
+        for place, name in enumerate(names):
+            time.sleep(max(0.0, began + _EVERY * (beat + place / len(names)) - time.monotonic()))
+            used = Usage(1.5 * beat * _EVERY, 1.5 - place / 100, 500_000_000 + 1_000_000 * beat)
+            record = ReplicaRecord(
+                name, ReplicaState.RUNNING, usage=used, lines=7 * beat, life="beats", beat=beat, startTime=now()
+            )
+            versions[name] = ledger.write_replica(JOB, record, versions[name])
+        stored = ledger.job(JOB)
+        assert stored is not None
+        ledger.change_job(stored, replace(stored.record, lease=stored.record.lease.renewed()))
+        beat += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A picture for docs/ of the screen of a job: what is heard of it in so many seconds, as a terminal then shows it.
+
+`fab train --job demo --no-follow -- --model cnn` and `python tests/e2e/screenshot.py demo 60 docs/screen.png`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from browser import Browser
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from ops.cluster.cluster import Cluster
+from ops.cluster.ledger import existing_job, replica_names
+from ops.logs.follow import Follower
+from ops.screen.draw import _Drawn
+from ops.screen.follow import take
+from ops.screen.job import JobScreen
+from ops.screen.picture import Picture
+
+_LINES, _COLUMNS = 30, 118
+
+
+def seen(job: str, seconds: float) -> Picture:
+    """The picture of a job that was followed for so long."""
+    cluster = Cluster.load()
+    record = existing_job(cluster.ledger, job)
+    names = replica_names(record)
+    screen, until = JobScreen(record, names), time.monotonic() + seconds
+    for event in Follower(cluster.fleet, cluster.ledger, record, names, None, ticks=True).events():
+        take(screen, event, time.time())
+        if time.monotonic() > until:
+            break
+    return screen.picture(time.time(), _LINES)
+
+
+def main(job: str, seconds: str, target: str) -> None:
+    """Follows the job and writes the picture."""
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False)
+    console.print(_Drawn(seen(job, float(seconds))))
+    svg = console.export_svg(title=f"fab train --job {job}", theme=MONOKAI)
+    width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
+        page = Path(folder) / "screen.html"
+        page.write_text(f'<body style="margin:0">{svg}</body>')
+        browser.emulate(900, round(900 * height / width), bars=False)
+        browser.open(page.as_uri())
+        browser.picture(Path(target), whole=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,142 @@
+"""docs/json.md: what it says is whole, what is not as it says is found. All JSON of other tests is compared with it, too."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from invoke import Collection
+from opsdata import put_job
+from shapes import DOCS, PRINTED, check, documented, wrong
+
+import fabfile
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import Event, JobRecord, ReplicaRecord, Usage
+from jobs.states import JobState, ReplicaState
+from jobs.study import Measurement, Trial, TrialState
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.logs.lines import Line
+from ops.report.report import Axis, Tried, Tuning
+from ops.show import trials
+from ops.train import train
+
+ROOT = DOCS.parents[1]
+
+
+def printers() -> set[str]:
+    """The functions of ops that call terminal.as_json."""
+    found = set()
+    for path in (ROOT / "ops").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                calls = (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
+                found |= {f"{module}.{function.name}" for name in calls if name == "terminal.as_json"}
+    return found
+
+
+def test_whoever_prints_json_is_known() -> None:
+    assert printers() == PRINTED.keys()
+
+
+def test_every_command_that_has_json_is_documented() -> None:
+    told = {word for heading in documented() for word in heading.split(", ")}
+    tasks = Collection.from_module(fabfile)
+    commands = {name for name in tasks.task_names if any(flag.name == "json" for flag in tasks[name].get_arguments())}
+    assert commands
+    assert {f"fab {name}" for name in commands} - told <= {"fab data"}, "data has its JSON with ls"
+
+
+def test_every_table_is_read() -> None:
+    rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    assert sum(len(row.split(" | ")[0].split("`")) // 2 for row in rows) == sum(map(len, documented().values()))
+
+
+def test_a_line_of_a_log() -> None:
+    line = Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "text")
+    assert list(wrong(json.loads(line.to_json()), documented()["fab logs"])) == []
+
+
+def test_records_with_all_that_they_may_have() -> None:
+    events = [Event("2026-01-31T12:00:00.000Z", "killed", 1.5)]
+    replica = ReplicaRecord("ps-0", ReplicaState.EXITED, 137, True, 2, usage=Usage(1.5, 0.5, 7), events=events)
+    job = JobRecord("job01", JobState.FAILED, hosts=["ps-0"], wants={"ps-0": ["ps-0"]}, lost=["ps-0"], events=events)
+    whole = replace(job, labels={"a": "b"}, hourlyCost=1.0, steps=5, replicas=[replica.to_dict()])
+    assert list(wrong(json.loads(json.dumps(whole.to_dict())), documented()["A job"])) == []
+
+
+def test_a_job_that_tunes() -> None:
+    learned = Measurement(5, 0.5)
+    tried = Trial(1, {"rate": "0.1"}, "master-0", state=TrialState.SUCCEEDED, allMetrics=[learned], finalMetric=learned)
+    parameter = {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1}
+    job = JobRecord("job01", JobState.RUNNING, trainingInput={"hyperparameters": {"goal": "MAXIMIZE", "params": [parameter]}})
+    told = {**job.to_dict(), **trials.output(job, [tried, replace(tried, trialId=2, finalMetric=None)])}
+    assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
+    told["trainingOutput"]["trials"][0]["more"] = 1
+    assert list(wrong(told, documented()["A job"])) == ["trainingOutput.trials[]: more is not documented"]
+    of_trial = Tried(1, "SUCCEEDED", 0.5, {"rate": "0.1"}, "master-0", 0, 1.5)
+    shown = {"tuning": asdict(Tuning("accuracy", "MAXIMIZE", 5, [Axis("rate", "log")], [of_trial]))}
+    report = {key: kind for key, kind in documented()["fab report"].items() if key.startswith("tuning")}
+    assert list(wrong(shown, report)) == []
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_job_that_is_followed_is_told_of_at_its_end(
+    as_json: bool, inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger(Folder(tmp_path))
+    put_job(ledger, JobRecord("job01"))
+    submission = SimpleNamespace(job=SimpleNamespace(id="job01"))
+
+    def run(*_: Any) -> int:
+        print("as it goes")
+        return 0
+
+    monkeypatch.setattr(train, "run", run)
+    cluster = Cluster(inventory, ledger=ledger)
+    assert train.run_told(cluster, lambda: submission, True, True, as_json, True) == 0  # type: ignore[arg-type,return-value]
+    said = capsys.readouterr()
+    if as_json:
+        assert (json.loads(said.out)["jobId"], said.err) == ("job01", "as it goes\n")
+    else:
+        assert said.out == "as it goes\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"folder": "/bucket/data", "files": [{"name": "a", "bytes": 1}]}, ""),
+        ({"folder": "/bucket/data", "files": []}, ""),
+        ({"folder": "/bucket/data", "files": [], "more": 1}, "more is not documented"),
+        ({"folder": "/bucket/data"}, "files is missing"),
+        ({"folder": 7, "files": []}, "folder is 7, and not string"),
+        ({"folder": "x", "files": [{"name": "a", "bytes": True}]}, "files[].bytes is True, and not integer"),
+        ({"folder": "x", "files": [{"name": "a", "bytes": 1, "x": 1}]}, "files[].x is not documented"),
+        ({"folder": ["x"], "files": []}, "folder is ['x'], and not string; folder is an array, which is not documented"),
+        ({"folder": "x", "files": "y"}, "files is 'y', which is not documented"),
+        ([], ". is an array, which is not documented"),
+    ],
+)
+def test_what_is_not_as_documented(value: Any, says: str) -> None:
+    assert "; ".join(wrong(value, documented()["fab data ls"])) == says
+
+
+def test_links_and_names_of_the_user_s_own() -> None:
+    versions = documented()["fab versions"]
+    (missing, *_) = wrong([{"model": "m"}], versions)
+    assert missing.startswith("[]: ")
+    assert missing.endswith(" is missing")
+    assert list(wrong([{"name": "x", "versions": {"tensorflow": 2}, "bytes": 1}], documented()["fab runtimes"])) == [
+        "[].versions{} is 2, and not string"
+    ]
+    with pytest.raises(AssertionError, match=r"fab data ls, in docs/json.md: x is not documented"):
+        check("ops.train.data.data", {"folder": "/bucket/data", "files": [], "x": 1})
+    with pytest.raises(AssertionError, match=r"ops.other prints JSON of which docs/json.md knows nothing"):
+        check("ops.other", {})
