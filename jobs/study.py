@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from jobs.checked import Record
-from jobs.times import now
+from jobs.times import now, seconds_between
 
 METRIC_TAG = "training/hptuning/metric"
 """What Cloud ML took for hyperparameterMetricTag where a job named none, and `cloudml-hypertune` reports as."""
@@ -19,6 +19,14 @@ MOST_MEASUREMENTS = 200
 class Goal(StrEnum):
     MAXIMIZE = "MAXIMIZE"
     MINIMIZE = "MINIMIZE"
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best of some values."""
+        return max(values) if self is Goal.MAXIMIZE else min(values)
+
+    def better(self, value: float, other: float) -> bool:
+        """True where a value is better than another."""
+        return value > other if self is Goal.MAXIMIZE else value < other
 
 
 class Algorithm(StrEnum):
@@ -137,9 +145,6 @@ class Study:
         """Where a trial's output goes, as Cloud ML had it."""
         return f"{self.jobDir}/{trial}"
 
-    def better(self, value: float, other: float) -> bool:
-        return value > other if self.goal is Goal.MAXIMIZE else value < other
-
 
 @dataclass(frozen=True)
 class Trial(Record):
@@ -168,6 +173,15 @@ class Trial(Record):
     @property
     def final(self) -> bool:
         return self.state is not TrialState.RUNNING
+
+    @property
+    def last(self) -> Measurement | None:
+        """The metric at its end, or what it has told last."""
+        return self.finalMetric or (self.allMetrics[-1] if self.allMetrics else None)
+
+    def seconds(self, until: str) -> float:
+        """How long it took, or has run by a moment."""
+        return max(seconds_between(self.startTime, self.endTime or until), 0.0)
 
 
 def shown(value: float) -> str:

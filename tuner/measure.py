@@ -46,12 +46,17 @@ class Metrics:
                 self._reported[float(told["timestamp"]), step] = Measurement(step, float(told[self._tag]))
         return [self._reported[key] for key in sorted(self._reported)]
 
-    def summarized(self) -> list[Measurement]:
-        """What the summaries for TensorBoard below the folder tell up to now, of an evaluation where several have the name."""
+    def evaluated(self) -> list[Measurement]:
+        """What the summaries for TensorBoard below the folder tell up to now of an evaluation, by which trials are judged."""
+        return self._summarized(evaluations_alone=True)
+
+    def _summarized(self, evaluations_alone: bool) -> list[Measurement]:
         if self._summaries is None:
             self._summaries = _multiplexer()
         self._summaries.AddRunsFromDirectory(self._folder).Reload()
         found = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
+        if evaluations_alone:
+            found = {path: points for path, points in found.items() if _EVALUATED.search(path)}
         if not found:
             return []
         return found[min(found, key=lambda path: (not _EVALUATED.search(path), path))]
@@ -73,12 +78,11 @@ class Metrics:
         return [Measurement(int(steps) if math.isfinite(steps) else 0, float(numbers[self._tag]))]
 
     def whole(self) -> list[Measurement]:
-        """All, at the trial's end: what was reported counts before what was left in files."""
-        if found := self.reported():
-            return found
-        last = self.in_file()
-        found = self.summarized() if not last else []
-        return [*found, *last]
+        """All, at the trial's end: what was reported, else what summaries tell, and behind that metrics.json.
+
+        Of several summaries of that name it is an evaluation's.
+        """
+        return self.reported() or [*self._summarized(evaluations_alone=False), *self.in_file()]
 
     def _scalars(self) -> Iterator[tuple[str, list[Measurement]]]:
         from tensorboard.util.tensor_util import make_ndarray

@@ -111,15 +111,14 @@ class Tuner:
                 if (code := self._over(trials)) is not None:
                     return code
                 claimed = self._claim(trials)
-            except (Conflict, StoreError, RecordError) as error:
-                if not isinstance(error, Conflict):
-                    _say(f"the trials cannot be seen, and are looked at again: {error}")
-                    self._sleep(self._host.pollSeconds)
+                if claimed:
+                    self._run(claimed)
+                    continue
+            except Conflict:
                 continue
-            if claimed:
-                self._run(claimed)
-            else:
-                self._sleep(self._host.pollSeconds)
+            except (OSError, RecordError) as error:  # a StoreError is one, and so is a folder that cannot be made now
+                _say(f"the bucket does not answer, and is asked again: {error}")
+            self._sleep(self._host.pollSeconds)
         return TERMINATED
 
     def _over(self, trials: Sequence[Trial]) -> int | None:
@@ -177,8 +176,9 @@ class Tuner:
             metrics = Metrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
             _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
+            environment = self._environment(trial, file)
             try:
-                child = self._spawn(self._argv(trial), self._environment(trial, file))
+                child = self._spawn(self._argv(trial), environment)
             except (OSError, ValueError) as error:
                 self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
                 return
@@ -194,7 +194,7 @@ class Tuner:
         while (code := child.wait(self._host.pollSeconds)) is None:
             measured = metrics.reported()
             if not measured and self._study.enableTrialEarlyStopping and time.monotonic() - looked >= _SUMMARIES_SECONDS:
-                measured, looked = metrics.summarized(), time.monotonic()
+                measured, looked = metrics.evaluated(), time.monotonic()
             told = thinned(_finite(measured))
             if self._terminated or not told or told == stored.record.allMetrics:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from jobs.study import Goal, Measurement, Study, Trial, TrialState
+from jobs.study import Measurement, Study, Trial, TrialState
 
 ENOUGH = 5
 """So many trials must have run to their end before another is held against them."""
@@ -24,5 +24,4 @@ def lags(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial])
     averages = [fmean(values) for values in told if values]
     if len(averages) < ENOUGH:
         return False
-    values = [each.objectiveValue for each in measured]
-    return study.better(median(averages), max(values) if study.goal is Goal.MAXIMIZE else min(values))
+    return study.goal.better(median(averages), study.goal.best(each.objectiveValue for each in measured))

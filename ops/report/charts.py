@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import vl_convert
 
-from ops.report.report import RESTARTING, RUNNING, WAITING, Axis, Chart, Curve, Happening, Pace, Span, Tuning
+from jobs.study import Goal
+from ops.report.report import RESTARTING, RUNNING, WAITING, Chart, Curve, Happening, Pace, Span, TunedParameter, Tuning
 
 COLOURS = 8
 _VERSION = "6.4"
@@ -113,9 +115,9 @@ def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: 
 
 def tried(tuning: Tuning) -> Spec:
     """The metric of each trial as a dot, in the order of their numbers, and the best so far as a line."""
-    points = sorted((each.trial, each.value) for each in tuning.trials if each.value is not None)
-    better = max if tuning.goal == "MAXIMIZE" else min
-    so_far = [(number, better(value for _, value in points[: place + 1])) for place, (number, _) in enumerate(points)]
+    points = sorted((each.trialId, each.value) for each in tuning.trials if each.value is not None)
+    bests = accumulate((value for _, value in points), lambda *both: Goal(tuning.goal).best(both))
+    so_far = [(number, value) for (number, _), value in zip(points, bests, strict=True)]
     line = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "color": "var(--c1)", "aria": False}
     dots = {"type": "circle", "size": 60, "opacity": 1, "color": "var(--c0)", "aria": False}
     x = {
@@ -136,7 +138,7 @@ def tried(tuning: Tuning) -> Spec:
     }
 
 
-def by_parameter(tuning: Tuning, axis: Axis) -> Spec:
+def by_parameter(tuning: Tuning, axis: TunedParameter) -> Spec:
     """The metric of each trial over one of the hyperparameters; the best trial in another colour, and larger."""
     told = [each for each in tuning.trials if each.value is not None]
     values = [

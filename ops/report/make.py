@@ -9,8 +9,8 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from jobs.records import JobRecord, ReplicaRecord
-from jobs.study import Parameter, ParameterType, ScaleType, Study, Trial, ranked
-from jobs.times import now, seconds_between
+from jobs.study import Parameter, ParameterType, ScaleType
+from jobs.times import seconds_between
 from ops.cluster.ledger import replica_names
 from ops.logs import progress
 from ops.logs.lines import Line
@@ -19,7 +19,6 @@ from ops.report.report import (
     RESTARTING,
     RUNNING,
     WAITING,
-    Axis,
     Chart,
     Cost,
     Curve,
@@ -28,11 +27,12 @@ from ops.report.report import (
     Replica,
     Report,
     Span,
-    Tried,
+    TrialRow,
+    TunedParameter,
     Tuning,
 )
 from ops.report.sources import Sources
-from ops.show.trials import state, study_of
+from ops.show.trials import Tuned
 from ops.train import compare
 
 MOST_CHARTS = 12
@@ -47,10 +47,10 @@ def make(sources: Sources) -> Report:
     record, notes = sources.record, list(sources.notes)
     end = record.endTime or sources.madeTime
     names = replica_names(record)
-    study = study_of(record)
-    charts = from_trials(study, sources.trials) if study else from_logs(sources.logs, names)
-    source = ("trials" if study else "log") if charts else ""
-    if not study and not charts and sources.scalars:
+    tuned = sources.tuned
+    charts = from_trials(tuned) if tuned else from_logs(sources.logs, names)
+    source = ("trials" if tuned else "log") if charts else ""
+    if not tuned and not charts and sources.scalars:
         charts, source = from_scalars(sources.scalars), "summaries"
     if len(charts) > MOST_CHARTS:
         notes.append(f"{len(charts) - MOST_CHARTS} more curves are not shown: fab tensorboard {record.jobId} has all")
@@ -70,7 +70,7 @@ def make(sources: Sources) -> Report:
         metrics=sources.metrics,
         charts=charts[:MOST_CHARTS],
         chartsFrom=source,
-        paces=[] if study else paces(record, sources.replicas, sources.logs),
+        paces=[] if tuned else paces(record, sources.replicas, sources.logs),
         spans=list(spans(record, sources.replicas, end)),
         replicas=[
             Replica(each.name, str(each.state), each.exitCode, each.restarts, record.placement.get(each.name))
@@ -83,7 +83,7 @@ def make(sources: Sources) -> Report:
         errorLines=error_lines(sources.logs),
         evaluation=sources.evaluation,
         planned=sources.planned,
-        tuning=tuning(record, study, sources.trials) if study else None,
+        tuning=tuning(tuned, end) if tuned else None,
         notes=notes,
     )
 
@@ -112,42 +112,38 @@ def from_logs(logs: Mapping[str, Sequence[Line]], names: Sequence[str]) -> list[
     return _charts(found)
 
 
-def from_trials(study: Study, trials: Sequence[Trial]) -> list[Chart]:
+def from_trials(tuned: Tuned) -> list[Chart]:
     """What the best of the trials told of the metric by step; empty where none told more than its end."""
-    told = [trial for trial in ranked(study, trials) if len(trial.allMetrics) > 1][:_MOST_TRIALS]
+    told = [trial for trial in tuned.ranked if len(trial.allMetrics) > 1][:_MOST_TRIALS]
     curves = [
         Curve(f"trial {trial.trialId}", [(each.trainingStep, each.objectiveValue) for each in trial.allMetrics])
         for trial in told
     ]
-    return [Chart(study.hyperparameterMetricTag, curves)] if curves else []
+    return [Chart(tuned.study.hyperparameterMetricTag, curves)] if curves else []
 
 
-def tuning(record: JobRecord, study: Study, trials: Sequence[Trial]) -> Tuning:
-    """What was tuned, and what came of it."""
+def tuning(tuned: Tuned, end: str) -> Tuning:
+    """What was tuned, and what has come of it up to a moment."""
+    study = tuned.study
     return Tuning(
         study.hyperparameterMetricTag,
         str(study.goal),
         study.trials,
-        [Axis(each.parameterName, _kind(each)) for each in study.params],
+        [TunedParameter(each.parameterName, _kind(each)) for each in study.params],
         [
-            Tried(
+            TrialRow(
                 trial.trialId,
-                state(record, trial),
-                _value(trial),
+                tuned.state(trial),
+                trial.last.objectiveValue if trial.last else None,
                 trial.hyperparameters,
                 trial.replica,
                 trial.restarts,
-                round(max(seconds_between(trial.startTime, trial.endTime or record.endTime or now()), 0.0), 3),
+                round(trial.seconds(end), 3),
             )
-            for trial in ranked(study, trials)
+            for trial in tuned.ranked
             if study.has(trial.hyperparameters)
         ],
     )
-
-
-def _value(trial: Trial) -> float | None:
-    final = trial.finalMetric or (trial.allMetrics[-1] if trial.allMetrics else None)
-    return final.objectiveValue if final else None
 
 
 def _kind(parameter: Parameter) -> str:

@@ -198,10 +198,10 @@ def tried_figures(tuning: Tuning) -> list[Figure]:
     told = [each for each in tuning.trials if each.value is not None]
     if not told:
         return []
-    ordered = sorted(told, key=lambda each: each.trial)
+    ordered = sorted(told, key=lambda each: each.trialId)
     first = told[0]
-    words = f"{tuning.metric} of {len(told)} trials; the best is trial {first.trial} with {number(first.value or 0.0)}"
-    rows = [[str(each.trial), number(each.value or 0.0)] for each in some(ordered)]
+    words = f"{tuning.metric} of {len(told)} trials; the best is trial {first.trialId} with {number(first.value or 0.0)}"
+    rows = [[str(each.trialId), number(each.value or 0.0)] for each in some(ordered)]
     picture = Markup(charts.svg(charts.tried(tuning)))  # noqa: S704  made by charts
     caption = "A dot is a trial, the line the best so far."
     figures = [Figure("Trials", picture, words, ["trial", tuning.metric], rows, caption)]

@@ -111,10 +111,10 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRow:
     """A trial: `value` of the metric at its end, or the last that it told, None for one that told none."""
 
-    trial: int
+    trialId: int
     state: str
     value: float | None
     hyperparameters: dict[str, str]
@@ -124,7 +124,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Axis:
+class TunedParameter:
     """A hyperparameter: its `kind` is `linear`, `log`, or `words` for values that are no numbers."""
 
     name: str
@@ -138,8 +138,8 @@ class Tuning:
     metric: str
     goal: str
     wanted: int
-    parameters: list[Axis]
-    trials: list[Tried]
+    parameters: list[TunedParameter]
+    trials: list[TrialRow]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from jobs.checked import RecordError
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import StoreError
-from jobs.study import Trial, best
 from jobs.times import now
 from ops import terminal
 from ops.cluster.cluster import Cluster
@@ -25,7 +24,8 @@ from ops.logs.read import read_logs
 from ops.plan import plan, planned
 from ops.report.evaluation import LARGEST_FILE, EvaluationError, parse
 from ops.report.report import Evaluation, Planned
-from ops.show.trials import study_of, trials_of
+from ops.show import trials
+from ops.show.trials import Tuned
 from ops.train.metrics import final_metrics, scalars
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ _POINTS = 1000
 @dataclass(frozen=True)
 class Sources:
     """What a report is made of. `logs` are each replica's lines, `scalars` those of summaries, by `run/tag`, where the logs
-    tell of no step; `madeTime` is the moment of the reading, RFC 3339. With `trials` the output is that of the best one.
+    tell of no step; `madeTime` is the moment of the reading, RFC 3339. Of a job that `tuned` the output is its best trial's.
     """
 
     record: JobRecord
@@ -47,7 +47,7 @@ class Sources:
     manifest: dict[str, Any] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     planned: Planned | None = None
-    trials: list[Trial] = field(default_factory=list)
+    tuned: Tuned | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -60,10 +60,9 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
     none: dict[str, list[Line]] = {}
     logs = _try(lambda: _logs(cluster, record), none, notes, "no log was read")
     output = _try(lambda: find(cluster, record), None, notes, "the output was not read")
-    no_trials: list[Trial] = []
-    trials = _try(lambda: trials_of(cluster.ledger, record), no_trials, notes, "the trials were not read")
-    if output and (study := study_of(record)) and (first := best(study, trials)):
-        output = output.part(str(first.trialId))
+    tuned = _try(lambda: trials.read(cluster.ledger, record), None, notes, "the trials were not read")
+    if output and tuned and tuned.best:
+        output = output.part(str(tuned.best.trialId))
     told = any(progress.trained(line.message) or progress.evaluated(line.message) for log in logs.values() for line in log)
     curves: dict[str, list[tuple[int, float]]] = {}
     if output and not told:
@@ -79,7 +78,7 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
         _try(lambda: _manifest(cluster, record.jobId), {}, notes, "the manifest was not read"),
         evaluation,
         _planned(cluster, record),
-        trials,
+        tuned,
         notes,
     )
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.study import Goal
 from ops import terminal
 from ops.screen.picture import Row, Span, bar
 from ops.screen.series import Pace, Series, sparkline
@@ -21,7 +22,7 @@ class Trials:
     """Of a job whose `hyperparameters:` are `given`."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self._less_is_better = given.get("goal") == "MINIMIZE"
+        self._goal = Goal.MINIMIZE if given.get("goal") == Goal.MINIMIZE else Goal.MAXIMIZE
         self._total: int | None = None
         self._words: dict[int, str] = {}
         self._ended: dict[int, float | None] = {}
@@ -39,12 +40,14 @@ class Trials:
                 self._pace.mark(moment, 0, now)
         elif done := _DONE.match(message):
             self._metric = done[2]
+            self._of.pop(replica, None)
             self._end(int(done[1]), _number(done[3]), moment, now)
         elif failed := _FAILED.match(message):
+            self._of.pop(replica, None)
             self._end(int(failed[1]), None, moment, now)
 
     def of(self, replica: str) -> int | None:
-        """The trial that a replica runs."""
+        """The trial that a replica runs; None between two."""
         return self._of.get(replica)
 
     def rows(self, final: bool, now: float) -> list[Row]:
@@ -71,7 +74,7 @@ class Trials:
             return
         self._values.add(value)
         best = self._ended[self._best] if self._best is not None else None
-        if best is None or (value < best if self._less_is_better else value > best):
+        if best is None or self._goal.better(value, best):
             self._best = number
 
 

@@ -3,101 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import Study, Trial, TrialState, best, ranked, words
-from jobs.times import now, seconds_between
+from jobs.times import now
 from ops import terminal
 from ops.errors import OpsError
-from ops.train import tuning
+from ops.train.tuning import HYPERPARAMETERS, build_study
 
 _MOST_ROWS = 30
-HYPERPARAMETERS = "hyperparameters"
 
 
-def study_of(record: JobRecord) -> Study | None:
-    """What a job tunes; None for any other job."""
+@dataclass(frozen=True)
+class Tuned:
+    """What a job tunes, and the trials that there are, in the order of their numbers."""
+
+    record: JobRecord
+    study: Study
+    trials: Sequence[Trial]
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The trials, the best first."""
+        return ranked(self.study, self.trials)
+
+    @property
+    def best(self) -> Trial | None:
+        """The best; None while none has come to a value."""
+        return best(self.study, self.trials)
+
+    def state(self, trial: Trial) -> str:
+        """That of the trial; one that was under way when its job ended has ended with it."""
+        return str(JobState.CANCELLED) if self.record.final and not trial.final else str(trial.state)
+
+    def output(self) -> dict[str, Any]:
+        """As Cloud ML's TrainingOutput has it, the best trial first."""
+        listed = [{**_plain(trial), "state": self.state(trial)} for trial in self.ranked]
+        return {
+            "completedTrialCount": sum(trial.final for trial in self.trials),
+            "isHyperparameterTuningJob": True,
+            "hyperparameterMetricTag": self.study.hyperparameterMetricTag,
+            "trials": listed,
+        }
+
+    def summary(self) -> str:
+        """`5 of 16 done, 1 FAILED; best is trial 3, accuracy 0.98: --units=32`."""
+        failed = sum(trial.state is TrialState.FAILED for trial in self.trials)
+        ended = sum(trial.final for trial in self.trials)
+        told = f"{ended} of {self.study.trials} done" + (f", {failed} FAILED" if failed else "")
+        if (first := self.best) is None or first.finalMetric is None:
+            return told
+        value = f"{self.study.hyperparameterMetricTag} {first.finalMetric.objectiveValue:.6g}"
+        return f"{told}; best is trial {first.trialId}, {value}: {' '.join(words(first.hyperparameters))}"
+
+    def show(self) -> None:
+        """The table of them; nothing for none."""
+        if not self.trials:
+            return
+        names = [each.parameterName for each in self.study.params]
+        metric = self.study.hyperparameterMetricTag.upper()
+        heads = ("TRIAL", "STATE", metric, "STEP", *names, "TOOK", "RESTARTS", "REPLICA", "ERROR")
+        terminal.out()
+        terminal.table(heads, [self._row(trial, names) for trial in self.ranked[:_MOST_ROWS]])
+        if (more := len(self.trials) - _MOST_ROWS) > 0:
+            terminal.note(f"{more} more trials: fab describe {self.record.jobId} --json has all")
+
+    def _row(self, trial: Trial, names: Sequence[str]) -> tuple[object, ...]:
+        last = trial.last
+        return (
+            str(trial.trialId),
+            self.state(trial) + (" early" if trial.isTrialStoppedEarly else ""),
+            f"{last.objectiveValue:.6g}" if last else None,
+            str(last.trainingStep) if last else None,
+            *(trial.hyperparameters.get(name) for name in names),
+            terminal.duration(trial.seconds(self.record.endTime or now())),
+            str(trial.restarts) if trial.restarts else None,
+            trial.replica,
+            trial.errorMessage.partition(":")[0] or None,
+        )
+
+
+def read(ledger: Ledger, record: JobRecord) -> Tuned | None:
+    """The study of a job, as its plan has it, and its trials; None for a job that tunes nothing."""
     given = record.trainingInput.get(HYPERPARAMETERS)
-    return tuning.study(given, (), "", None) if isinstance(given, dict) else None
+    if not isinstance(given, dict):
+        return None
+    plan = ledger.plan(record.jobId)
+    study = (plan.study if plan else None) or build_study(given, (), "", None)
+    return Tuned(record, study, ledger.trials(record.jobId))
 
 
-def trials_of(ledger: Ledger, record: JobRecord) -> list[Trial]:
-    """Its trials in the order of their numbers, none for any other job."""
-    return ledger.trials(record.jobId) if HYPERPARAMETERS in record.trainingInput else []
-
-
-def output(record: JobRecord, trials: Sequence[Trial]) -> dict[str, Any]:
-    """As Cloud ML's TrainingOutput has it, the best trial first; empty for a job that tunes nothing."""
-    if (study := study_of(record)) is None:
-        return {}
-    ended = sum(trial.final for trial in trials)
-    listed = [{**_plain(trial), "state": state(record, trial)} for trial in ranked(study, trials)]
-    told = {"isHyperparameterTuningJob": True, "hyperparameterMetricTag": study.hyperparameterMetricTag}
-    return {"trainingOutput": {"completedTrialCount": ended, **told, "trials": listed}}
+def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
+    """The best trial of a job that tunes; None for any other job. OpsError where none has come to a value yet."""
+    if (tuned := read(ledger, record)) is None:
+        return None
+    if (first := tuned.best) is None:
+        raise OpsError(f"no trial of job {record.jobId} ({record.state}) has come to a value: fab describe {record.jobId}")
+    return first
 
 
 def _plain(trial: Trial) -> dict[str, Any]:
     return {key: value for key, value in trial.to_dict().items() if key != "schema"}
-
-
-def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
-    """The best trial of a job that tunes, and which that is is said; None for any other job.
-
-    OpsError where none has come to a value yet.
-    """
-    if (study := study_of(record)) is None:
-        return None
-    if (first := best(study, ledger.trials(record.jobId))) is None:
-        raise OpsError(f"no trial of job {record.jobId} ({record.state}) has come to a value: fab describe {record.jobId}")
-    tried = " ".join(words(first.hyperparameters))
-    terminal.note(f"{record.jobId} tuned hyperparameters; trial {first.trialId} is the best: {tried}")
-    return first
-
-
-def state(record: JobRecord, trial: Trial) -> str:
-    """That of the trial; one that was under way when its job ended has ended with it."""
-    return str(JobState.CANCELLED) if record.final and not trial.final else str(trial.state)
-
-
-def summary(record: JobRecord, trials: Sequence[Trial]) -> str:
-    """`5 of 16 done, 1 FAILED; best is trial 3, accuracy 0.98`; empty for a job that tunes nothing."""
-    if (study := study_of(record)) is None:
-        return ""
-    failed = sum(trial.state is TrialState.FAILED for trial in trials)
-    told = f"{sum(trial.final for trial in trials)} of {study.trials} done" + (f", {failed} FAILED" if failed else "")
-    first = best(study, trials)
-    if first is None or first.finalMetric is None:
-        return told
-    value = f"{study.hyperparameterMetricTag} {first.finalMetric.objectiveValue:.6g}"
-    return f"{told}; best is trial {first.trialId}, {value}: {' '.join(words(first.hyperparameters))}"
-
-
-def show(record: JobRecord, trials: Sequence[Trial]) -> None:
-    """The table of them; nothing for none."""
-    if (study := study_of(record)) is None or not trials:
-        return
-    names = [each.parameterName for each in study.params]
-    heads = ("TRIAL", "STATE", study.hyperparameterMetricTag.upper(), "STEP", *names, "TOOK", "RESTARTS", "REPLICA", "ERROR")
-    terminal.out()
-    terminal.table(heads, [_row(record, trial, names) for trial in ranked(study, trials)[:_MOST_ROWS]])
-    if (more := len(trials) - _MOST_ROWS) > 0:
-        terminal.note(f"{more} more trials: fab describe {record.jobId} --json has all")
-
-
-def _row(record: JobRecord, trial: Trial, names: Sequence[str]) -> tuple[object, ...]:
-    final = trial.finalMetric or (trial.allMetrics[-1] if trial.allMetrics else None)
-    told = state(record, trial) + (" early" if trial.isTrialStoppedEarly else "")
-    return (
-        str(trial.trialId),
-        told,
-        f"{final.objectiveValue:.6g}" if final else None,
-        str(final.trainingStep) if final else None,
-        *(trial.hyperparameters.get(name) for name in names),
-        terminal.duration(seconds_between(trial.startTime, trial.endTime or record.endTime or now())),
-        str(trial.restarts) if trial.restarts else None,
-        trial.replica,
-        trial.errorMessage.partition(":")[0] or None,
-    )

@@ -22,6 +22,7 @@ from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.show import trials
 from ops.train import manifest
+from ops.train.tuning import HYPERPARAMETERS
 
 _HOSTS_SECONDS = 12.0
 
@@ -111,10 +112,10 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     record = existing_job(ledger, job_id)
     job_id = record.jobId
     replicas = replicas_of(ledger, record)
-    tried = trials.trials_of(ledger, record)
+    tuned = trials.read(ledger, record)
     if as_json:
         listed = [replica.to_dict() for replica in replicas]
-        terminal.as_json({**record.to_dict(), "replicas": listed, **trials.output(record, tried)})
+        terminal.as_json({**record.to_dict(), "replicas": listed, **({"trainingOutput": tuned.output()} if tuned else {})})
         return DONE
     queue = ledger.queue() if record.state is JobState.QUEUED else Queue()
     ahead = queue.ahead_of(job_id)
@@ -133,8 +134,8 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         "retries": record.attempt or None,
         "goes on without": ", ".join(record.without),
         "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
-        "trials": trials.summary(record, tried),
-        **{key: _shown(value) for key, value in record.trainingInput.items() if key != trials.HYPERPARAMETERS},
+        "trials": tuned.summary() if tuned else None,
+        **{key: _shown(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
         **manifest.lines(record.manifest),
     }
     for key, value in facts.items():
@@ -146,7 +147,8 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         elsewhere = any(replica != host for replica, host in record.placement.items())
         rows = [(*_replica_row(record, replica), record.placement.get(replica.name)) for replica in replicas]
         terminal.table(heads if elsewhere else heads[:-1], rows if elsewhere else [row[:-1] for row in rows])
-    trials.show(record, tried)
+    if tuned:
+        tuned.show()
     if events := _events(record, replicas):
         terminal.out()
         terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)

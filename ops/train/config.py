@@ -268,7 +268,7 @@ def build_job(
     asked_files = readers(folder, command, files or {})
     module = "" if command else flags.module or given.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0] or package)
-    tuned = given.get("hyperparameters")
+    tuned = given.get(tuning.HYPERPARAMETERS)
     asked = bool((flags.job_dir and flags.resume is None) or given.get("jobDir"))
     job_dir_flag = _job_dir_flag(args, declared, asked_files, asked)
     if job_dir_flag and asked and not tuned:
@@ -287,7 +287,7 @@ def build_job(
     if both := added.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
     runtime = _runtime(flags, given, inventory, where)
-    study = tuning.study(tuned, args, chosen_dir or default_dir, job_dir_flag)
+    study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
     shown = {
         **part.described(counts, inventory),
         **{key: given[key] for key in given if key not in _SAID_OTHERWISE},

@@ -8,12 +8,14 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
+from jobs.study import Known
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
@@ -70,7 +72,8 @@ def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> 
         terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
     runtime = _runtime(inventory, whole)
     built = read_package(cluster.bucket, original.jobId, whole, runtimes.build(inventory, runtime) if runtime else None)
-    job = build_job(inventory, whole, new_id, built, runtime)
+    plan = cluster.ledger.plan(original.jobId)
+    job = build_job(inventory, whole, new_id, built, runtime, plan.study.earlier if plan and plan.study else ())
     if (then := whole["cluster"]) != (today := manifest.cluster(job.part(inventory))):
         lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
@@ -111,9 +114,17 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installe
 
 
 def build_job(
-    inventory: Inventory, whole: Mapping[str, Any], new_id: str, package: Package, runtime: Runtime | None = None
+    inventory: Inventory,
+    whole: Mapping[str, Any],
+    new_id: str,
+    package: Package,
+    runtime: Runtime | None = None,
+    earlier: Sequence[Known] = (),
 ) -> Job:
-    """The job of a manifest under another id, with an output folder of its own; UsageError for a secret that is not set."""
+    """The job of a manifest under another id, with an output folder of its own; UsageError for a secret that is not set.
+
+    `earlier` is what it knew of a study before it.
+    """
     declared = package.declared
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
     config, args = whole["config"], redirected(whole["args"], folder)
@@ -124,7 +135,8 @@ def build_job(
     runs = {"command": [*command]} if command else {"pythonModule": whole["module"]}
     own = {"runtime": runtime.name} if runtime else {}
     flag = told_job_dir(args, declared, readers(whole.get("folder", ""), command, package.files))
-    study = tuning.study(config.get("hyperparameters"), args, folder, flag)
+    tuned = config.get(tuning.HYPERPARAMETERS)
+    study = replace(tuning.build_study(tuned, args, folder, flag), earlier=list(earlier)) if tuned else None
     shown = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
     return Job(
         id=new_id,

@@ -16,11 +16,13 @@ from ops.errors import UsageError, meant
 from ops.terminal import plural
 from ops.train import arguments
 
+HYPERPARAMETERS = "hyperparameters"
+"""The key of a job's trainingInput."""
 MOST_TRIALS = 1000
 _FAILED_LEAST, _FAILED_SHARE = 3, 4
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
-# What Google's API called what was left open, and what it then meant.
+# Google's API has a word for what was left open, and then meant MAXIMIZE.
 _GOALS = (*Goal, "GOAL_TYPE_UNSPECIFIED")
 # By type, the keys that say what its values are.
 _VALUES = {
@@ -156,13 +158,11 @@ def hyperparameters(value: Any, path: str) -> dict[str, Any]:
     return given
 
 
-def study(given: Mapping[str, Any] | None, args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study | None:
-    """The study of a job with these checked hyperparameters; None for a job without.
+def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study:
+    """The study of a job with these checked hyperparameters. `job_dir` is the folder in which each trial has its own.
 
     UsageError where trials would write over one another.
     """
-    if given is None:
-        return None
     if arguments.names_output(args):
         raise UsageError(
             f"the arguments name an output, and each trial needs its own: leave that out, JOB_DIR is {job_dir}/1 of trial 1, "
@@ -212,35 +212,27 @@ def fewer(given: Mapping[str, Any], inventory: Inventory) -> str:
     return f"maxParallelTrials is {wanted}, and {hosts_of_it}: so many run at once"
 
 
-def resumed(told: Study, earlier: Mapping[str, Any] | None, trials: Sequence[Trial]) -> Study:
+def resumed(study: Study, earlier: Mapping[str, Any] | None, trials: Sequence[Trial]) -> Study:
     """The study with what came out of an earlier one, whose checked hyperparameters are `earlier`, None where it had none.
 
     UsageError where that tuned something else.
     """
-    job_id = told.resumePreviousJobId
+    job_id = study.resumePreviousJobId
     if earlier is None:
         raise UsageError(f"resumePreviousJobId {job_id} tuned no hyperparameters: take it out")
-    before = study(earlier, (), "", None)
-    assert before
-    if before.params != told.params:
+    before = build_study(earlier, (), "", None)
+    if before.params != study.params:
         names = [each.parameterName for each in before.params]
-        changed = [each.parameterName for each in told.params if each not in before.params]
+        changed = [each.parameterName for each in study.params if each not in before.params]
         what = f"{changed[0]}{meant(changed[0], names)}" if changed else "fewer of them"
         raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters, {what}: params must be the same")
     for key in ("goal", "hyperparameterMetricTag"):
-        if (then := getattr(before, key)) != getattr(told, key):
+        if (then := getattr(before, key)) != getattr(study, key):
             raise UsageError(
-                f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(told, key)}: make them the same"
+                f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(study, key)}: make them the same"
             )
     known = [Known(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
-    result = replace(told, earlier=known)
+    result = replace(study, earlier=known)
     if not result.trials:
-        raise UsageError(f"every point of the grid was tried by {told.resumePreviousJobId}: nothing is left to do")
+        raise UsageError(f"every point of the grid was tried by {job_id}: nothing is left to do")
     return result
-
-
-def line(told: Study) -> str:
-    """`24 trials, 5 at once: MAXIMIZE accuracy over learning-rate, units`."""
-    names = ", ".join(each.parameterName for each in told.params)
-    at_once = f", {told.maxParallelTrials} at once" if told.maxParallelTrials > 1 else ""
-    return f"{plural(told.trials, 'trial')}{at_once}: {told.goal} {told.hyperparameterMetricTag} over {names}"

@@ -23,9 +23,9 @@ from jobs.study import Measurement, Trial, TrialState
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.logs.lines import Line
-from ops.report.report import Axis, Tried, Tuning
-from ops.show import trials
-from ops.train import train
+from ops.report.report import TrialRow, TunedParameter, Tuning
+from ops.show.trials import Tuned
+from ops.train import train, tuning
 
 ROOT = DOCS.parents[1]
 
@@ -77,12 +77,14 @@ def test_a_job_that_tunes() -> None:
     tried = Trial(1, {"rate": "0.1"}, "master-0", state=TrialState.SUCCEEDED, allMetrics=[learned], finalMetric=learned)
     parameter = {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1}
     job = JobRecord("job01", JobState.RUNNING, trainingInput={"hyperparameters": {"goal": "MAXIMIZE", "params": [parameter]}})
-    told = {**job.to_dict(), **trials.output(job, [tried, replace(tried, trialId=2, finalMetric=None)])}
+    study = tuning.build_study(job.trainingInput["hyperparameters"], (), "", None)
+    tuned = Tuned(job, study, [tried, replace(tried, trialId=2, finalMetric=None)])
+    told = {**job.to_dict(), "trainingOutput": tuned.output()}
     assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
     told["trainingOutput"]["trials"][0]["more"] = 1
     assert list(wrong(told, documented()["A job"])) == ["trainingOutput.trials[]: more is not documented"]
-    of_trial = Tried(1, "SUCCEEDED", 0.5, {"rate": "0.1"}, "master-0", 0, 1.5)
-    shown = {"tuning": asdict(Tuning("accuracy", "MAXIMIZE", 5, [Axis("rate", "log")], [of_trial]))}
+    of_trial = TrialRow(1, "SUCCEEDED", 0.5, {"rate": "0.1"}, "master-0", 0, 1.5)
+    shown = {"tuning": asdict(Tuning("accuracy", "MAXIMIZE", 5, [TunedParameter("rate", "log")], [of_trial]))}
     report = {key: kind for key, kind in documented()["fab report"].items() if key.startswith("tuning")}
     assert list(wrong(shown, report)) == []
 

@@ -17,7 +17,6 @@ from ops.logs.lines import Line
 from ops.report import differences, make, sources
 from ops.report.evaluation import EvaluationError, parse
 from ops.report.report import (
-    Axis,
     Chart,
     Cost,
     Curve,
@@ -28,10 +27,13 @@ from ops.report.report import (
     Replica,
     Report,
     Span,
-    Tried,
+    TrialRow,
+    TunedParameter,
     Tuning,
 )
 from ops.report.sources import Sources
+from ops.show.trials import Tuned
+from ops.train.tuning import build_study, hyperparameters
 
 DAY = "2026-01-31T12:00:{:06.3f}Z"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nrest").decode()
@@ -221,18 +223,19 @@ def test_a_job_that_tunes_is_told_by_its_trials_and_not_by_what_they_all_logged(
         Trial(4, {"rate": "far", "kind": "a"}, "not ours"),
     ]  # fmt: skip
     record = replace(JOB, trainingInput={**JOB.trainingInput, "hyperparameters": given})
-    report = make.make(replace(WHOLE, record=record, trials=trials))
+    study = build_study(hyperparameters(given, "hyperparameters"), (), "", None)
+    report = make.make(replace(WHOLE, record=record, tuned=Tuned(record, study, trials)))
     assert report.charts == [Chart("loss", [Curve("trial 2", [(1, 0.9), (2, 0.4)])])]
     assert (report.chartsFrom, report.paces) == ("trials", [])
     assert report.tuning == Tuning(
         "loss",
         "MINIMIZE",
         4,
-        [Axis("rate", "log"), Axis("kind", "words"), Axis("size", "linear")],
+        [TunedParameter("rate", "log"), TunedParameter("kind", "words"), TunedParameter("size", "linear")],
         [
-            Tried(2, "SUCCEEDED", 0.4, tried, "worker-0", 1, 8.0),
-            Tried(1, "SUCCEEDED", 0.9, tried, "master-0", 0, 10.0),
-            Tried(3, "FAILED", None, tried, "master-0", 0, 11.0),
+            TrialRow(2, "SUCCEEDED", 0.4, tried, "worker-0", 1, 8.0),
+            TrialRow(1, "SUCCEEDED", 0.9, tried, "master-0", 0, 10.0),
+            TrialRow(3, "FAILED", None, tried, "master-0", 0, 11.0),
         ],
     )
     assert make.make(WHOLE).tuning is None

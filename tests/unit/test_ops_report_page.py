@@ -12,7 +12,6 @@ import pytest
 from ops.report import charts
 from ops.report.page import MARK, as_json, page, some
 from ops.report.report import (
-    Axis,
     Chart,
     Cost,
     Curve,
@@ -24,7 +23,8 @@ from ops.report.report import (
     Replica,
     Report,
     Span,
-    Tried,
+    TrialRow,
+    TunedParameter,
     Tuning,
 )
 
@@ -63,11 +63,11 @@ TUNED = replace(
         "loss",
         "MINIMIZE",
         3,
-        [Axis("rate", "words")],
+        [TunedParameter("rate", "words")],
         [
-            Tried(2, "SUCCEEDED", 0.25, {"rate": "0.5"}, "worker-0", 1, 8.0),
-            Tried(1, "SUCCEEDED", 0.75, {"rate": "0.1"}, "master-0", 0, 9.0),
-            Tried(3, "FAILED", None, {"rate": "0.9"}, "master-0", 0, 1.0),
+            TrialRow(2, "SUCCEEDED", 0.25, {"rate": "0.5"}, "worker-0", 1, 8.0),
+            TrialRow(1, "SUCCEEDED", 0.75, {"rate": "0.1"}, "master-0", 0, 9.0),
+            TrialRow(3, "FAILED", None, {"rate": "0.9"}, "master-0", 0, 1.0),
         ],
     ),
 )
@@ -98,7 +98,7 @@ def evil(value: Any) -> Any:
     if isinstance(value, dict):
         return {EVIL: EVIL}
     if hasattr(value, "__dataclass_fields__"):
-        kept = {"image", "time", "state", "createTime", "kind"}
+        kept = {"image", "time", "state", "createTime", "kind", "goal"}
         names = value.__dataclass_fields__
         return replace(value, **{name: evil(getattr(value, name)) for name in names if name not in kept})
     return value
@@ -183,7 +183,7 @@ def test_trials_are_drawn_and_listed_the_best_first() -> None:
     assert "loss of 2 trials; the best is trial 2 with 0.25" in html
     assert "loss by rate; the best has 0.5" in html
     assert "of trial 2, the best" in html, "the evaluation is that of one trial"
-    none = replace(TUNED, charts=[], tuning=Tuning("loss", "MINIMIZE", 3, [Axis("rate", "log")], []))
+    none = replace(TUNED, charts=[], tuning=Tuning("loss", "MINIMIZE", 3, [TunedParameter("rate", "log")], []))
     assert "0 of 3 trials" in page([none])
     assert "<h2>Curves</h2>" not in page([none])
 
@@ -196,7 +196,7 @@ def test_of_the_trials_the_best_so_far_is_a_line() -> None:
     assert line == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
     up = charts.tried(replace(TUNED.tuning, goal="MAXIMIZE"))
     assert up["layer"][0]["data"]["values"] == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.75}]
-    numbers = charts.by_parameter(TUNED.tuning, Axis("rate", "log"))
+    numbers = charts.by_parameter(TUNED.tuning, TunedParameter("rate", "log"))
     assert numbers["encoding"]["x"]["scale"]["type"] == "log"
     assert numbers["layer"][1]["data"]["values"] == [{"x": 0.5, "y": 0.25}], "the best in another colour"
     assert charts.svg(numbers).startswith("<svg")

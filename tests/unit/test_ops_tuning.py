@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from infra.spec import Role
-from jobs.records import JobRecord
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import JobRecord, Plan
 from jobs.study import (
     METRIC_TAG,
     Algorithm,
@@ -31,6 +33,7 @@ from jobs.study import (
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.show import trials
+from ops.show.trials import Tuned
 from ops.train import tuning
 from ops.train.config import Flags, build_job
 from ops.train.render import plan
@@ -222,8 +225,7 @@ def trial(number: int, value: float | None, **more: Any) -> Trial:
 
 def test_going_on_from_an_earlier_study() -> None:
     given = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
-    told = tuning.study(given, (), "/o", None)
-    assert told
+    told = tuning.build_study(given, (), "/o", None)
     found = tuning.resumed(told, {"params": [ONE]}, [trial(1, 0.5), trial(2, None)])
     assert found.earlier == [Known({"x": "1"}, 0.5)]
     for earlier, said in (
@@ -235,8 +237,7 @@ def test_going_on_from_an_earlier_study() -> None:
     ):
         with pytest.raises(UsageError, match=said):
             tuning.resumed(told, earlier, [])
-    grid = tuning.study({**given, "algorithm": "GRID_SEARCH"}, (), "/o", None)
-    assert grid
+    grid = tuning.build_study({**given, "algorithm": "GRID_SEARCH"}, (), "/o", None)
     with pytest.raises(UsageError, match="every point of the grid was tried by old"):
         tuning.resumed(grid, {"params": [ONE]}, [trial(number, 0.5) for number in range(1, 10)])
 
@@ -269,16 +270,17 @@ HYPERPARAMETERS = {"params": [ONE], "maxTrials": 3, "hyperparameterMetricTag": "
 
 def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
     record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
+    study = tuning.build_study(HYPERPARAMETERS, (), "", None)
     tried = [trial(1, 0.5), trial(2, None, errorMessage="it told no score: how"), trial(3, 0.75, restarts=2)]
-    assert trials.summary(record, tried) == "3 of 3 done, 1 FAILED; best is trial 3, score 0.75: --x=3"
-    assert trials.summary(record, []) == "0 of 3 done"
-    assert trials.summary(JobRecord("job01"), []) == ""
-    trials.show(record, tried)
+    tuned = Tuned(record, study, tried)
+    assert tuned.summary() == "3 of 3 done, 1 FAILED; best is trial 3, score 0.75: --x=3"
+    assert Tuned(record, study, []).summary() == "0 of 3 done"
+    tuned.show()
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     assert lines[0][:5] == ["TRIAL", "STATE", "SCORE", "STEP", "x"]
     assert [line[0] for line in lines[1:]] == ["3", "1", "2"]
     assert lines[1][1:5] == ["SUCCEEDED", "0.75", "9", "3"]
-    told = trials.output(record, tried)["trainingOutput"]
+    told = tuned.output()
     assert (told["completedTrialCount"], told["isHyperparameterTuningJob"], told["hyperparameterMetricTag"]) == (
         3,
         True,
@@ -286,11 +288,25 @@ def test_what_describe_shows(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert [each["trialId"] for each in told["trials"]] == [3, 1, 2]
     assert told["trials"][0]["finalMetric"] == {"trainingStep": 9, "objectiveValue": 0.75}
-    assert trials.output(JobRecord("job01"), []) == {}
 
 
 def test_a_trial_that_ran_when_its_job_ended_has_ended_with_it() -> None:
     running = Trial(1, {"x": "1"}, "master-0")
-    record = JobRecord("job01")
-    assert trials.state(record, running) == "RUNNING"
-    assert trials.state(record.ended("", cancelled=True), running) == "CANCELLED"
+    study, record = Study([]), JobRecord("job01")
+    assert Tuned(record, study, [running]).state(running) == "RUNNING"
+    assert Tuned(record.ended("", cancelled=True), study, [running]).state(running) == "CANCELLED"
+
+
+def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
+    ledger = Ledger(Folder(tmp_path))
+    given = {**HYPERPARAMETERS, "algorithm": "GRID_SEARCH", "maxTrials": 9}
+    record = JobRecord("job01", trainingInput={"hyperparameters": given})
+    assert trials.read(ledger, JobRecord("job01")) is None
+    before = trials.read(ledger, record)
+    assert before
+    assert before.summary() == "0 of 9 done", "the plan is not there yet"
+    made = replace(tuning.build_study(given, (), "", None), earlier=[Known({"x": "1"}, 0.5)])
+    ledger.create_plan(Plan("job01", ["master-0"], "m", [], {}, study=made))
+    after = trials.read(ledger, record)
+    assert after
+    assert after.summary() == "0 of 8 done"

@@ -9,11 +9,9 @@ import hypertune
 import pytest
 
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
-from trainer.runtime import import_tensorflow
+from trainer.summaries import Summaries
 from tuner.measure import Metrics
 from tuner.stopping import ENOUGH, lags
-
-tf = import_tensorflow()
 
 
 @pytest.fixture
@@ -66,23 +64,30 @@ def test_a_file_that_tells_nothing(metrics: Metrics, tmp_path: Path, content: st
 
 def test_summaries_of_the_evaluation_before_those_of_training(metrics: Metrics, tmp_path: Path) -> None:
     for run, value in (("train", 0.95), ("validation", 0.8)):
-        with tf.summary.create_file_writer(str(tmp_path / "output" / run)).as_default():
-            for step in (1, 2):
-                tf.summary.scalar("accuracy", value + step / 100, step)
-                tf.summary.scalar("loss", 1.0, step)
+        for step in (1, 2):
+            Summaries(f"{tmp_path}/output/{run}").scalars(step, accuracy=value + step / 100, loss=1.0)
     found = metrics.whole()
     assert [each.trainingStep for each in found] == [1, 2]
     assert [each.objectiveValue for each in found] == pytest.approx([0.81, 0.82])
     assert "loss" in metrics.others
-    with tf.summary.create_file_writer(str(tmp_path / "output/validation")).as_default():
-        tf.summary.scalar("accuracy", 0.85, 3)
-    assert metrics.summarized()[-1].trainingStep == 3, "what came since"
+    Summaries(f"{tmp_path}/output/validation").scalars(3, accuracy=0.85)
+    assert metrics.evaluated()[-1].trainingStep == 3, "what came since"
+
+
+def test_a_trial_that_was_not_evaluated_yet_is_not_judged_by_its_training(metrics: Metrics, tmp_path: Path) -> None:
+    Summaries(f"{tmp_path}/output").scalars(5, **{"master-0__accuracy": 0.99})
+    assert metrics.evaluated() == []
+    assert metrics.whole()[-1].trainingStep == 5, "at its end that is better than nothing"
+
+
+def test_metrics_json_is_the_last_point_of_what_summaries_tell(metrics: Metrics, tmp_path: Path) -> None:
+    Summaries(f"{tmp_path}/output").scalars(5, eval__accuracy=0.5)
+    (tmp_path / "output/metrics.json").write_text('{"steps": 9, "accuracy": 0.75}')
+    assert metrics.whole() == [Measurement(5, 0.5), Measurement(9, 0.75)]
 
 
 def test_a_tag_may_have_slashes_and_be_the_end_of_one(tmp_path: Path) -> None:
-    with tf.summary.create_file_writer(str(tmp_path / "summaries")).as_default():
-        tf.summary.scalar("eval/accuracy", 0.5, 7)
-        tf.summary.scalar("inaccuracy", 0.1, 7)
+    Summaries(str(tmp_path)).scalars(7, eval__accuracy=0.5, inaccuracy=0.1)
     for tag in ("accuracy", "eval/accuracy", "summaries/eval/accuracy"):
         assert Metrics(tag, tmp_path / "none", str(tmp_path)).whole() == [Measurement(7, 0.5)]
     assert Metrics("ccuracy", tmp_path / "none", str(tmp_path)).whole() == []

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -283,6 +284,20 @@ def test_a_stop_ends_it_and_leaves_the_trial_to_be_run_again(world: World) -> No
     assert [trial.state for trial in world.trials()] == [TrialState.RUNNING]
 
 
+def test_a_folder_that_cannot_be_made_now_is_made_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([OSError(5, "Input/output error")] * 2)
+    mkdir = Path.mkdir
+
+    def sometimes(path: Path, *args: Any, **more: Any) -> None:
+        if path.parent.name == "output" and (error := next(failures, None)):
+            raise error
+        mkdir(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", sometimes)
+    assert world.tuner("master-0").run() == 0
+    assert [trial.state for trial in world.trials()] == [TrialState.SUCCEEDED] * 4
+
+
 class Flaky(Folder):
     """A bucket that fails now and then, before a call or after its effect."""
 
@@ -337,7 +352,9 @@ def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest
     x = world.trials()[2].hyperparameters["x"]
     assert shown[1].startswith("score ")
     assert shown[2] == f"best     0.75, trial 3: --x={x}"
-    assert screen.of("master-0") == 4
+    assert screen.of("master-0") is None, "it has ended"
+    screen.line("Trial 5 of 6: --x=1", "master-0", 11.0, 11.0)
+    assert screen.of("master-0") == 5
     less = Trials({"goal": "MINIMIZE"})
     for line in said.out.splitlines():
         less.line(line, "master-0", 0.0, 0.0)
