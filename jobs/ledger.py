@@ -104,15 +104,21 @@ class Ledger:
         item = self.store.read(paths.replica(job_id, name))
         return item.version if item else None
 
-    def trials(self, job_id: str) -> list[Trial]:
-        """The trials of a job that tunes hyperparameters, in the order of their numbers; RecordError for one that is none."""
-        found = (Trial.from_json(content) for content in self.store.scan(paths.trials(job_id)).values())
-        return sorted(found, key=lambda trial: trial.trialId)
+    def trials_numbered(self, job_id: str, numbers: Iterable[int]) -> dict[int, Stored[Trial] | RecordError]:
+        """The records of those trials that have one, or what is wrong with it; one call of the store."""
+        wanted = {paths.trial(job_id, number): number for number in numbers}
+        found: dict[int, Stored[Trial] | RecordError] = {}
+        for path, item in self.store.read_all(wanted).items():
+            try:
+                found[wanted[path]] = Stored(_trial(wanted[path], item.content), item.version)
+            except RecordError as error:
+                found[wanted[path]] = error
+        return found
 
     def trial(self, job_id: str, number: int) -> Stored[Trial] | None:
         """One of them, None where there is none."""
         item = self.store.read(paths.trial(job_id, number))
-        return Stored(Trial.from_json(item.content), item.version) if item else None
+        return Stored(_trial(number, item.content), item.version) if item else None
 
     def create_trial(self, job_id: str, trial: Trial) -> Stored[Trial]:
         """The first record of a trial; Conflict where another replica has begun one of this number."""
@@ -201,6 +207,14 @@ def _job(job_id: str, content: bytes) -> JobRecord:
     if record.jobId != job_id:
         raise RecordError(f"job.json says that it is that of job {record.jobId!r}")
     return record
+
+
+def _trial(number: int, content: bytes) -> Trial:
+    """The record of a trial; RecordError for that of another."""
+    trial = Trial.from_json(content)
+    if trial.trialId != number:
+        raise RecordError(f"the record of trial {number} says that it is that of trial {trial.trialId}")
+    return trial
 
 
 def _is_newer(content: bytes) -> bool:

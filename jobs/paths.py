@@ -58,11 +58,6 @@ def trial(job_id: str, number: int) -> str:
     return f"{JOBS}/{job_id}/trials/{number}.json"
 
 
-def trials(job_id: str) -> str:
-    """The pattern of all of them."""
-    return f"{JOBS}/{job_id}/trials/*.json"
-
-
 def output(job_id: str) -> str:
     """Where a job's output goes where nothing else is said."""
     return f"{JOBS}/{job_id}/output"

@@ -134,7 +134,7 @@ class Study:
         """How many trials there will be: maxTrials, or as many points as are left of a grid."""
         if self.algorithm is not Algorithm.GRID_SEARCH or (points := self.points) is None:
             return self.maxTrials
-        tried = {tuple(sorted(known.hyperparameters.items())) for known in self.earlier}
+        tried = {tuple(sorted(known.hyperparameters.items())) for known in self.earlier if self.has(known.hyperparameters)}
         return min(self.maxTrials, points - len(tried))
 
     def has(self, hyperparameters: Mapping[str, str]) -> bool:
@@ -206,8 +206,8 @@ def best(study: Study, trials: Iterable[Trial]) -> Trial | None:
 
 
 def thinned(measurements: list[Measurement]) -> list[Measurement]:
-    """Every other one where there are too many, the last among them."""
-    return measurements if len(measurements) <= MOST_MEASUREMENTS else measurements[::-2][::-1]
+    """Of too many some, evenly, the last among them."""
+    return measurements[:: -math.ceil(len(measurements) / MOST_MEASUREMENTS) or -1][::-1]
 
 
 def words(hyperparameters: Mapping[str, str]) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import fsspec
 from jobs.study import Measurement
 
 _BESIDE = frozenset({"timestamp", "trial", "global_step", "checkpoint_path"})
+_LAST_STEP = 2**53
 _EVALUATED = re.compile(r"eval|valid|test", re.IGNORECASE)
 
 
@@ -28,7 +28,7 @@ class Metrics:
 
     def __init__(self, tag: str, file: Path, folder: str) -> None:
         self._tag, self._file, self._folder = tag, file, folder
-        self._reported: dict[tuple[float, int], Measurement] = {}
+        self._reported: dict[tuple[str, int], Measurement] = {}
         self._summaries: Any = None
         self.others: set[str] = set()
 
@@ -37,14 +37,16 @@ class Metrics:
 
         Its file has a line of JSON for each report, of which the newest hundred are left there. Source: its hypertune.py.
         """
-        lines = self._file.read_text(errors="replace").splitlines() if self._file.exists() else []
+        lines: list[str] = []
+        with suppress(OSError):
+            lines = self._file.read_text(errors="replace").splitlines()
         for line in lines:
-            with suppress(ValueError, TypeError, KeyError, AttributeError):  # half a line, while it is written
-                told = json.loads(line)
+            with suppress(ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+                told = json.loads(line)  # or half a line, while it is written
                 self.others |= told.keys() - _BESIDE - {self._tag}
                 step = int(told["global_step"])
-                self._reported[float(told["timestamp"]), step] = Measurement(step, float(told[self._tag]))
-        return [self._reported[key] for key in sorted(self._reported)]
+                self._reported[str(told["timestamp"]), step] = _measurement(step, told[self._tag])
+        return list(self._reported.values())  # as they came: a clock may have been set back
 
     def evaluated(self) -> list[Measurement]:
         """What the summaries for TensorBoard below the folder tell up to now of an evaluation, by which trials are judged."""
@@ -74,15 +76,21 @@ class Metrics:
         self.others |= numbers.keys() - {self._tag, "steps"}
         if self._tag not in numbers:
             return []
-        steps = numbers.get("steps", 0)
-        return [Measurement(int(steps) if math.isfinite(steps) else 0, float(numbers[self._tag]))]
+        with suppress(ArithmeticError, ValueError):
+            return [_measurement(numbers.get("steps", 0), numbers[self._tag])]
+        return []
 
     def whole(self) -> list[Measurement]:
         """All, at the trial's end: what was reported, else what summaries tell, and behind that metrics.json.
 
         Of several summaries of that name it is an evaluation's.
         """
-        return self.reported() or [*self._summarized(evaluations_alone=False), *self.in_file()]
+        if found := self.reported():
+            return found
+        last = self.in_file()
+        with suppress(Exception) if last else nullcontext():  # whatever a reader of damaged files raises
+            found = self._summarized(evaluations_alone=False)
+        return [*found, *last]
 
     def _scalars(self) -> Iterator[tuple[str, list[Measurement]]]:
         from tensorboard.util.tensor_util import make_ndarray
@@ -97,7 +105,14 @@ class Metrics:
                     told[tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in of.Tensors(tag)]
             self.others |= told.keys() - {self._tag}
             for tag, points in told.items():
-                yield into + tag, [Measurement(int(step), float(value)) for step, value in points]
+                yield into + tag, [_measurement(step, value) for step, value in points]
+
+
+def _measurement(step: Any, value: Any) -> Measurement:
+    """ValueError or OverflowError for a step that is no place in a training."""
+    if not 0 <= (number := int(step)) <= _LAST_STEP:
+        raise ValueError(f"there is no step {step}")
+    return Measurement(number, float(value))
 
 
 def _multiplexer() -> Any:

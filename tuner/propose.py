@@ -6,7 +6,7 @@ UNIT_REVERSE_LOG_SCALE uniform in the logarithm of the distance from above, min 
 
 from __future__ import annotations
 
-import itertools
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from jobs.study import Algorithm, Goal, Parameter, ParameterType, ScaleType, Stu
 
 # What was tried before is proposed again only where so many seeds come to nothing else.
 _SEEDS = 20
+_DIGITS = 6
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # or each study would say that it was made
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # multivariate, constant_liar
 _STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLETE, TrialState.FAILED: State.FAIL}
@@ -38,17 +39,20 @@ def propose(study: Study, trials: Sequence[Trial], number: int, seed: int = 0) -
         if last not in tried:
             return last
     # Of a few points it may be hard to hit just one that is left.
-    left = _grid(study) if study.points is not None else iter(())
-    if found := next((point for point in left if point not in tried), last):
+    if found := next((point for point in _grid(study, len(tried) + 1) if point not in tried), last):
         return found
     raise ValueError("every point of the grid was tried")
 
 
-def _grid(study: Study) -> Iterator[dict[str, str]]:
-    """Every point, the last parameter changing first."""
-    names = [parameter.parameterName for parameter in study.params]
-    for values in itertools.product(*(parameter.choices or () for parameter in study.params)):
-        yield dict(zip(names, map(str, values), strict=True))
+def _grid(study: Study, most: int) -> Iterator[dict[str, str]]:
+    """So many of its points, the last parameter changing first; none where a parameter has no end of values."""
+    for place in range(min(study.points or 0, most)):
+        values: dict[str, str] = {}
+        for parameter in reversed(study.params):
+            choices = parameter.choices or ()
+            place, index = divmod(place, len(choices))
+            values[parameter.parameterName] = str(choices[index])
+        yield {parameter.parameterName: values[parameter.parameterName] for parameter in study.params}
 
 
 def _sampled(study: Study, trials: Sequence[Trial], number: int, seed: int) -> Iterator[dict[str, str]]:
@@ -77,10 +81,12 @@ def _known(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
         params = {each.parameterName: _inner(each, told[each.parameterName]) for each in study.params}
         return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
 
-    found = [frozen(State.COMPLETE, known.hyperparameters, known.objectiveValue) for known in study.earlier]
+    earlier = (known for known in study.earlier if study.has(known.hyperparameters))
+    found = [frozen(State.COMPLETE, known.hyperparameters, known.objectiveValue) for known in earlier]
     for trial in filter(lambda trial: study.has(trial.hyperparameters), trials):
         value = trial.finalMetric.objectiveValue if trial.finalMetric else None
-        found.append(frozen(_STATES[trial.state], trial.hyperparameters, value))
+        state = State.FAIL if trial.final and value is None else _STATES[trial.state]
+        found.append(frozen(state, trial.hyperparameters, value if state is State.COMPLETE else None))
     return found
 
 
@@ -107,7 +113,9 @@ def _text(parameter: Parameter, drawn: Any) -> str:
     value = low + high - drawn if parameter.scaleType is ScaleType.UNIT_REVERSE_LOG_SCALE else drawn
     if parameter.type is ParameterType.INTEGER:
         return str(int(value))
-    rounded = float(f"{value:.6g}")  # no more digits than a person would choose
+    # No more digits than a person would choose, of which 6 tell the places of the range apart.
+    digits = _DIGITS + math.ceil(math.log10(max(abs(low), abs(high)) / (high - low)))
+    rounded = float(f"{value:.{min(max(digits, _DIGITS), 17)}g}")
     return shown(rounded if low <= rounded <= high else value)
 
 

@@ -26,6 +26,7 @@ from jobs.records import HostFile, Plan
 from jobs.store import Conflict, StoreError
 from jobs.study import Measurement, Study, Trial, TrialState, best, thinned, words
 from jobs.times import now
+from jobs.trials import Trials
 from replica import config
 from replica.decide import end_of
 from tuner.measure import Metrics
@@ -97,6 +98,9 @@ class Tuner:
     ) -> None:
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
         self._propose, self._spawn, self._sleep = propose, spawn, sleep
+        self._trials = Trials(ledger, plan.jobId)
+        # What this life has tried to claim: it has it where the answer was lost, and it was not killed in it.
+        self._wanted: Trial | None = None
         self._terminated = False
 
     def terminate(self) -> None:
@@ -107,7 +111,7 @@ class Tuner:
         """Run trials for as long as there are any to run; the exit code."""
         while not self._terminated:
             try:
-                trials = self._ledger.trials(self._plan.jobId)
+                trials = self._trials.read()
                 if (code := self._over(trials)) is not None:
                     return code
                 claimed = self._claim(trials)
@@ -148,37 +152,49 @@ class Tuner:
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
         """A trial to run: one that this replica, or one that is gone, has not ended, else a new one; None for none left."""
         job = self._ledger.job(self._plan.jobId)
-        gone = {self._name, *(job.record.lost if job else ()), *(job.record.without if job else ())}
+        gone = {*(job.record.lost if job else ()), *(job.record.without if job else ())}
         for trial in trials:
-            if not trial.final and trial.replica in gone:
+            strange = trial.replica not in self._plan.replicas
+            if not trial.final and (trial.replica == self._name or trial.replica in gone or strange):
                 return self._again(trial)
         if len(trials) >= self._study.trials:
             return None
-        number = max((trial.trialId for trial in trials), default=0) + 1
-        hyperparameters = self._propose(self._study, trials, number)
-        return self._ledger.create_trial(self._plan.jobId, Trial(number, hyperparameters, self._name, self._host.name))
+        number = self._trials.next_number
+        trial = Trial(number, self._propose(self._study, trials, number), self._name, self._host.name)
+        self._make_folder(trial)
+        self._wanted = trial
+        return self._ledger.create_trial(self._plan.jobId, trial)
 
     def _again(self, trial: Trial) -> Stored[Trial] | None:
         stored = self._ledger.trial(self._plan.jobId, trial.trialId)
         if stored is None or stored.record != trial:
             return None  # it has got further meanwhile
-        mine = replace(trial, replica=self._name, host=self._host.name, restarts=trial.restarts + 1)
+        if trial == self._wanted:
+            return stored
         if trial.restarts >= self._plan.maxRestarts:
             self._ended(stored, self._failed(trial, f"it was killed, or its host was, {trial.restarts + 1} times"))
             return None
-        return self._ledger.change_trial(self._plan.jobId, stored, mine)
+        self._make_folder(trial)
+        self._wanted = replace(trial, replica=self._name, host=self._host.name, restarts=trial.restarts + 1)
+        return self._ledger.change_trial(self._plan.jobId, stored, self._wanted)
+
+    def _make_folder(self, trial: Trial) -> None:
+        """As on gs://, where none has to be made. OSError where that cannot be now: before the trial is anybody's."""
+        folder = self._study.folder(trial.trialId)
+        if folder.startswith("/"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
     def _run(self, stored: Stored[Trial]) -> None:
         """Run a trial to its end, or until another replica has it, or this one is stopped."""
         trial, study = stored.record, self._study
+        self._wanted = None
         with tempfile.TemporaryDirectory(prefix="trial-") as scratch:
             file = Path(scratch, "output.metrics")
             metrics = Metrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
             _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
-            environment = self._environment(trial, file)
             try:
-                child = self._spawn(self._argv(trial), environment)
+                child = self._spawn(self._argv(trial), self._environment(trial, file))
             except (OSError, ValueError) as error:
                 self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
                 return
@@ -190,26 +206,51 @@ class Tuner:
 
     def _watch(self, stored: Stored[Trial], child: Child, metrics: Metrics) -> tuple[int, Stored[Trial], bool] | None:
         """The exit code, the record as it is then, and whether it was stopped early; None where another has the trial."""
-        job_id, looked = self._plan.jobId, time.monotonic()
+        looked = beat = time.monotonic()
         while (code := child.wait(self._host.pollSeconds)) is None:
-            measured = metrics.reported()
-            if not measured and self._study.enableTrialEarlyStopping and time.monotonic() - looked >= _SUMMARIES_SECONDS:
-                measured, looked = metrics.evaluated(), time.monotonic()
-            told = thinned(_finite(measured))
-            if self._terminated or not told or told == stored.record.allMetrics:
+            moment = time.monotonic()
+            summaries = self._study.enableTrialEarlyStopping and moment - looked >= _SUMMARIES_SECONDS
+            told = _measured(metrics, summaries)
+            looked = moment if summaries else looked
+            news = told and told != stored.record.allMetrics
+            if self._terminated or not (news or moment - beat >= self._plan.heartbeatSeconds):
                 continue
+            beat = moment
             try:
-                stored = self._ledger.change_trial(job_id, stored, replace(stored.record, allMetrics=told))
-                if self._study.enableTrialEarlyStopping and lags(self._study, told, self._ledger.trials(job_id)):
+                seen = self._write(stored, replace(stored.record, allMetrics=told)) if news else self._mine(stored.record)
+                if seen is None:
+                    _say(f"Trial {stored.record.trialId} is another replica's by now")
+                    child.stop(self._plan.stopSeconds)
+                    return None
+                stored = seen
+                if news and self._study.enableTrialEarlyStopping and lags(self._study, told, self._trials.read()):
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
-            except Conflict:
-                _say(f"Trial {stored.record.trialId} is another replica's by now")
-                child.stop(self._plan.stopSeconds)
-                return None
             except (StoreError, RecordError):
                 continue  # it is told again at the next look
         return code, stored, False
+
+    def _mine(self, trial: Trial) -> Stored[Trial] | None:
+        """The record as it is now; None where another replica, or another life of this one, has the trial."""
+        there = self._ledger.trial(self._plan.jobId, trial.trialId)
+        same = there and (there.record.replica, there.record.restarts) == (trial.replica, trial.restarts)
+        return there if same else None
+
+    def _write(self, stored: Stored[Trial], trial: Trial) -> Stored[Trial] | None:
+        """The next record of this replica's trial; None where the trial is another's.
+
+        A Conflict may also be with a write of one's own whose answer was lost.
+        """
+        try:
+            return self._ledger.change_trial(self._plan.jobId, stored, trial)
+        except Conflict:
+            there = self._mine(trial)
+            if there is None or there.record.final:
+                return there if there and there.record == trial else None
+            try:
+                return self._ledger.change_trial(self._plan.jobId, there, trial)
+            except Conflict as error:
+                raise StoreError(str(error)) from error
 
     def _judged(self, trial: Trial, code: int, out_of_memory: bool, metrics: Metrics, early: bool) -> Trial:
         """What is to be said of a trial that has ended: FAILED unless its program went well and told a finite metric."""
@@ -245,13 +286,14 @@ class Tuner:
     def _ended(self, stored: Stored[Trial], trial: Trial) -> None:
         """Write a trial's end, however long the bucket does not answer, and say it; nothing where it is another's by now."""
         if trial.final:
-            while not self._terminated:
+            while True:
                 try:
-                    self._ledger.change_trial(self._plan.jobId, stored, trial)
+                    if self._write(stored, trial) is None:
+                        return
                     break
-                except Conflict:
-                    return
-                except StoreError as error:
+                except (StoreError, RecordError) as error:
+                    if self._terminated:
+                        return
                     _say(f"the end of trial {trial.trialId} cannot be told yet: {error}")
                     self._sleep(self._host.pollSeconds)
         tag, final = self._study.hyperparameterMetricTag, trial.finalMetric
@@ -269,12 +311,19 @@ class Tuner:
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
         """As Cloud ML had it: that of the job, with the trial's number, also in TF_CONFIG, and the file for its reports."""
         folder, number = self._study.folder(trial.trialId), str(trial.trialId)
-        if folder.startswith("/"):
-            Path(folder).mkdir(parents=True, exist_ok=True)
         told = json.loads(os.environ.get("TF_CONFIG") or "{}")
         told["task"] = {**told.get("task", {}), "trial": number}
         ours = {"CLOUD_ML_TRIAL_ID": number, "CLOUD_ML_HP_METRIC_FILE": str(file), "JOB_DIR": folder}
         return {**os.environ, **ours, "TF_CONFIG": json.dumps(told)}
+
+
+def _measured(metrics: Metrics, summaries: bool) -> list[Measurement]:
+    """What was told up to now, of the summaries too where they are wanted; nothing of what cannot be read."""
+    try:
+        return thinned(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))
+    except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote, or half wrote
+        _say(f"what the trial tells cannot be read now: {error}")
+        return []
 
 
 def _finite(measured: Sequence[Measurement]) -> list[Measurement]:

@@ -21,7 +21,10 @@ def lags(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial])
     step = max(each.trainingStep for each in measured)
     ended = [trial for trial in trials if trial.state is TrialState.SUCCEEDED and not trial.isTrialStoppedEarly]
     told = [[each.objectiveValue for each in trial.allMetrics if each.trainingStep <= step] for trial in ended]
-    averages = [fmean(values) for values in told if values]
+    try:
+        averages = [fmean(values) for values in told if values]
+    except OverflowError:  # numbers so large have no average
+        return False
     if len(averages) < ENOUGH:
         return False
     return study.goal.better(median(averages), study.goal.best(each.objectiveValue for each in measured))

@@ -116,7 +116,7 @@ def from_trials(tuned: Tuned) -> list[Chart]:
     """What the best of the trials told of the metric by step; empty where none told more than its end."""
     told = [trial for trial in tuned.ranked if len(trial.allMetrics) > 1][:_MOST_TRIALS]
     curves = [
-        Curve(f"trial {trial.trialId}", [(each.trainingStep, each.objectiveValue) for each in trial.allMetrics])
+        Curve(f"trial {trial.trialId}", [(each.trainingStep, float(each.objectiveValue)) for each in trial.allMetrics])
         for trial in told
     ]
     return [Chart(tuned.study.hyperparameterMetricTag, curves)] if curves else []
@@ -134,7 +134,7 @@ def tuning(tuned: Tuned, end: str) -> Tuning:
             TrialRow(
                 trial.trialId,
                 tuned.state(trial),
-                trial.last.objectiveValue if trial.last else None,
+                float(trial.last.objectiveValue) if trial.last else None,
                 trial.hyperparameters,
                 trial.replica,
                 trial.restarts,

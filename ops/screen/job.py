@@ -15,7 +15,7 @@ from ops.logs.lines import Line, clock
 from ops.logs.readings import Reading, Unit, read
 from ops.screen.picture import SEVERITIES, Picture, Row, Span, Table, bar, cell, harmless, height, state
 from ops.screen.series import Pace, Series, sparkline
-from ops.screen.trials import Trials
+from ops.screen.trials import TrialScreen
 
 LINES_KEPT = 200
 """Of the newest lines, and of those that warn."""
@@ -54,7 +54,7 @@ class JobScreen:
         self._pace, self._unit = Pace(), Unit.STEP
         self._maximum = record.steps
         tuned = record.trainingInput.get("hyperparameters")
-        self._trials = Trials(tuned) if isinstance(tuned, dict) else None
+        self._trials = TrialScreen(tuned) if isinstance(tuned, dict) else None
         self._shapes = {"loss": Series(), "accuracy": Series()}
         self._last: dict[str, str] = {}
         self._learned: tuple[int | None, dict[str, str]] | None = None

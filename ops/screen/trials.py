@@ -12,13 +12,13 @@ from ops import terminal
 from ops.screen.picture import Row, Span, bar
 from ops.screen.series import Pace, Series, sparkline
 
-_BEGUN = re.compile(r"Trial (\d+) of (\d+)(?:, again \(.*?\))?: (.*)")
-_DONE = re.compile(r"Trial (\d+) SUCCEEDED: (\S.*) (\S+) at step (\d+)")
-_FAILED = re.compile(r"error: trial (\d+) FAILED")
+_BEGUN = re.compile(r"Trial (\d{1,4}) of ([1-9]\d{0,3})(?:, again \(.*?\))?: (.*)")
+_DONE = re.compile(r"Trial (\d{1,4}) SUCCEEDED: (\S.*) (\S+) at step (\d+)")
+_FAILED = re.compile(r"error: trial (\d{1,4}) FAILED")
 _SPARK = 32
 
 
-class Trials:
+class TrialScreen:
     """Of a job whose `hyperparameters:` are `given`."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -54,9 +54,10 @@ class Trials:
         """How far it is, and the best so far."""
         if self._total is None:
             return []
-        share = len(self._ended) / self._total
-        spans = [f"{'trials':<8} {len(self._ended)} of {self._total}  {bar(share, _SPARK)} {share:.0%}"]
-        left = None if final else self._pace.seconds_to(self._total, now)
+        total = max(self._total, len(self._ended))  # a trainer may print such lines, too
+        share = len(self._ended) / total
+        spans = [f"{'trials':<8} {len(self._ended)} of {total}  {bar(share, _SPARK)} {share:.0%}"]
+        left = None if final else self._pace.seconds_to(total, now)
         if left:
             spans.append(f"  {terminal.duration(left)} to go")
         rows = [Row.of(*spans)]

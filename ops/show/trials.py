@@ -11,9 +11,10 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.study import Study, Trial, TrialState, best, ranked, words
 from jobs.times import now
+from jobs.trials import Trials
 from ops import terminal
-from ops.errors import OpsError
-from ops.train.tuning import HYPERPARAMETERS, build_study
+from ops.errors import OpsError, UsageError
+from ops.train.tuning import HYPERPARAMETERS, build_study, hyperparameters
 
 _MOST_ROWS = 30
 
@@ -93,8 +94,15 @@ def read(ledger: Ledger, record: JobRecord) -> Tuned | None:
     if not isinstance(given, dict):
         return None
     plan = ledger.plan(record.jobId)
-    study = (plan.study if plan else None) or build_study(given, (), "", None)
-    return Tuned(record, study, ledger.trials(record.jobId))
+    try:
+        study = (plan.study if plan else None) or build_study(hyperparameters(given, HYPERPARAMETERS), (), "", None)
+    except UsageError as error:
+        raise OpsError(f"what job {record.jobId} tunes cannot be read: {error}") from None
+    trials = Trials(ledger, record.jobId)
+    found = trials.read()
+    for number, why in trials.bad.items():
+        terminal.note(f"trial {number} is not shown: {why}")
+    return Tuned(record, study, found)
 
 
 def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:

@@ -15,6 +15,7 @@ from jobs.queue import Entry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from jobs.times import seconds_between
+from jobs.trials import Trials
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Background
@@ -90,7 +91,7 @@ def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
     if study is None or not study.resumePreviousJobId:
         return submission
     record = existing_job(cluster.ledger, study.resumePreviousJobId)
-    trials = cluster.ledger.trials(record.jobId)
+    trials = Trials(cluster.ledger, record.jobId).read()
     told = tuning.resumed(study, record.trainingInput.get("hyperparameters"), trials)
     return replace(submission, job=replace(submission.job, study=told))
 
@@ -216,7 +217,14 @@ def _check_host(name: str, free: dict[str, int], lacking: list[str], built: pack
 
 
 def _check_output(cluster: Cluster, submission: Submission) -> None:
-    """Two jobs that run side by side must not write to one output; those that cannot, for want of hosts, take turns in it."""
+    """Two jobs that run side by side must not write to one output; those that cannot, for want of hosts, take turns in it.
+
+    What other trials have left would pass for what a new trial tells.
+    """
+    if submission.job.study and find(cluster, submission.record()).files:
+        raise UsageError(
+            f"--job-dir {submission.job.job_dir} is not empty, and trials must find nothing of others: give another"
+        )
     mine = Entry(submission.job.id, [], wants=submission.wants)
     entries = cluster.ledger.queue().entries
     records = cluster.ledger.jobs_named(entry.jobId for entry in entries)

@@ -19,6 +19,8 @@ from ops.train import arguments
 HYPERPARAMETERS = "hyperparameters"
 """The key of a job's trainingInput."""
 MOST_TRIALS = 1000
+_LARGEST = 1e300
+_LARGEST_INTEGER = 2**53
 _FAILED_LEAST, _FAILED_SHARE = 3, 4
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
@@ -40,8 +42,8 @@ def number(value: Any, path: str) -> float:
             value = float(value)
         except ValueError:
             raise UsageError(f"{path} must be a number, not {value!r}") from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
-        raise UsageError(f"{path} must be a number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise UsageError(f"{path} must be a number of at most {_LARGEST:g} either way, not {str(value)[:40]}")
     return value
 
 
@@ -54,6 +56,8 @@ def _numbers(value: Any, path: str) -> list[float]:
 
 def _words(value: Any, path: str) -> list[str]:
     found = checks.texts(value, path)
+    if any("\0" in word for word in found):
+        raise UsageError(f"{path} holds a NUL character, which no program can receive")
     if not found:
         raise UsageError(f"{path} is empty: name the values that are to be tried")
     return _once(found, path)
@@ -70,6 +74,8 @@ def _name(value: Any, path: str) -> str:
     name = checks.text(value, path).removeprefix("--")
     if not _NAME.fullmatch(name):
         raise UsageError(f"{path} {value!r} is no name of a flag: letters, digits, _ and -, such as learning-rate")
+    if arguments.names_output([f"--{name}"]):
+        raise UsageError(f"{path} {value!r} is where a trial's output goes, which is told to each trial: tune something else")
     return name
 
 
@@ -113,6 +119,8 @@ def _check_range(given: Mapping[str, Any], kind: ParameterType, path: str) -> No
     low, high, scale = given["minValue"], given["maxValue"], given.get("scaleType")
     if kind is ParameterType.INTEGER and (broken := [each for each in (low, high) if not float(each).is_integer()]):
         raise UsageError(f"{path} is of type INTEGER, and {broken[0]} is no whole number; DOUBLE has such")
+    if kind is ParameterType.INTEGER and max(abs(low), abs(high)) > _LARGEST_INTEGER:
+        raise UsageError(f"{path} has a number above {_LARGEST_INTEGER}, which no trial could be told exactly: scale it")
     if low >= high:
         raise UsageError(f"{path}.minValue {low} is not below maxValue {high}: turn them round, or take the parameter out")
     if scale in _LOGS and low <= 0:
@@ -123,14 +131,21 @@ def _parameters(value: Any, path: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{path} must be a list of hyperparameters, each with parameterName, type and values, not {value!r}")
     found = [_parameter(item, f"{path}[{place}]") for place, item in enumerate(value)]
-    _once([each["parameterName"] for each in found], f"{path}: parameterName")
+    _once([each["parameterName"].replace("_", "-") for each in found], f"{path}: parameterName")
     return found
+
+
+def _tag(value: Any, path: str) -> str:
+    tag = checks.text(value, path)
+    if not tag.strip() or not tag.isprintable():
+        raise UsageError(f"{path} {tag!r} is no name of a metric, such as accuracy")
+    return tag
 
 
 _KEYS: Mapping[str, Check] = {
     "goal": checks.one_of(_GOALS),
     "params": _parameters,
-    "hyperparameterMetricTag": checks.text,
+    "hyperparameterMetricTag": _tag,
     "maxTrials": _some,
     "maxParallelTrials": _some,
     "maxFailedTrials": checks.count,
@@ -191,7 +206,7 @@ def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job
         algorithm=Algorithm(given.get("algorithm", Algorithm.ALGORITHM_UNSPECIFIED)),
         enableTrialEarlyStopping=given.get("enableTrialEarlyStopping", False),
         resumePreviousJobId=given.get("resumePreviousJobId", ""),
-        jobDir=job_dir,
+        jobDir=job_dir.rstrip("/"),
         jobDirFlag=job_dir_flag or "",
     )
 

@@ -165,11 +165,17 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": [{"parameterName": "x"}]}, "params[0].type is missing"),
         ({"params": [{**ONE, "type": "FLOAT"}]}, "params[0].type 'FLOAT' is unknown; valid are DOUBLE, INTEGER"),
         ({"params": [{**ONE, "parameterName": "a b"}]}, "params[0].parameterName 'a b' is no name of a flag"),
+        ({"params": [{**ONE, "maxValue": 10**400}]}, "params[0].maxValue must be a number of at most 1e+300"),
+        ({"params": [{**ONE, "maxValue": 2**60}]}, "params[0] has a number above 9007199254740992"),
+        ({"params": [{**ONE, "parameterName": "job_dir"}]}, "'job_dir' is where a trial's output goes"),
+        ({"params": [{**ONE, "parameterName": "a-b"}, {**ONE, "parameterName": "a_b"}]}, "parameterName has 'a-b' twice"),
+        ({"params": [{**WORDS, "categoricalValues": ["a\0"]}]}, "holds a NUL character"),
+        ({"params": [ONE], "hyperparameterMetricTag": "a\nb"}, "'a\\nb' is no name of a metric"),
         ({"params": [{**ONE, "minValue": 9}]}, "params[0].minValue 9 is not below maxValue 9"),
         ({"params": [{**ONE, "minValue": 10}]}, "params[0].minValue 10 is not below maxValue 9"),
         ({"params": [{**ONE, "maxValue": 9.5}]}, "params[0] is of type INTEGER, and 9.5 is no whole number"),
         ({"params": [{**ONE, "maxValue": "nan"}]}, "params[0].maxValue must be a number"),
-        ({"params": [{**ONE, "maxValue": True}]}, "params[0].maxValue must be a number, not True"),
+        ({"params": [{**ONE, "maxValue": True}]}, "params[0].maxValue must be a number of at most 1e+300 either way, not True"),
         ({"params": [{**ONE, "minValue": 0, "scaleType": "UNIT_LOG_SCALE"}]}, "minValue 0 has no logarithm"),
         ({"params": [{**ONE, "scaleType": "LOG"}]}, "params[0].scaleType 'LOG' is unknown; valid are NONE"),
         ({"params": [{**ONE, "categoricalValues": ["a"]}]}, "params[0].categoricalValues goes with another type"),
@@ -258,10 +264,12 @@ def test_numbers_are_passed_as_one_would_type_them() -> None:
 
 
 def test_of_many_measurements_some_are_kept_and_the_last_always() -> None:
-    many = [Measurement(step, 0.0) for step in range(401)]
-    kept = thinned(many)
-    assert len(kept) == 201
-    assert kept[-1] == many[-1]
+    for count in (0, 1, 200, 201, 400, 401, 100_000):
+        many = [Measurement(step, 0.0) for step in range(count)]
+        kept = thinned(many)
+        assert kept[-1:] == many[-1:]
+        assert min(count, 100) <= len(kept) <= 200
+        assert kept == sorted(kept, key=lambda each: each.trainingStep)
     assert thinned(many[:200]) == many[:200]
 
 

@@ -9,7 +9,7 @@ import hypertune
 import pytest
 
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
-from trainer.summaries import Summaries
+from trainer.summaries import Summaries, tf
 from tuner.measure import Metrics
 from tuner.stopping import ENOUGH, lags
 
@@ -33,6 +33,24 @@ def test_the_public_package_unchanged(metrics: Metrics) -> None:
     reporter.report_hyperparameter_tuning_metric("loss", 0.2, 150)
     assert metrics.whole()[-1] == Measurement(149, 0.149)
     assert metrics.others == {"loss"}
+
+
+def test_reports_are_in_the_order_of_their_coming_whatever_the_clock_says(metrics: Metrics) -> None:
+    reporter = hypertune.HyperTune()
+    file = Path(reporter.metric_path)
+    for at, value in ((1000, 0.1), (400, 0.9)):
+        line = {"timestamp": at, "accuracy": str(value), "global_step": "1"}
+        file.write_text((file.read_text() if file.exists() else "") + json.dumps(line) + "\n")
+    assert metrics.reported()[-1] == Measurement(1, 0.9)
+
+
+def test_a_damaged_summary_does_not_take_what_metrics_json_says(metrics: Metrics, tmp_path: Path) -> None:
+    Summaries(f"{tmp_path}/output").scalars(5, accuracy=0.5)
+    (events,) = (tmp_path / "output").rglob("*tfevents*")
+    with tf.io.TFRecordWriter(str(events.with_name("events.out.tfevents.99.damaged"))) as writer:
+        writer.write(b"\xff\xff\xff no event")
+    (tmp_path / "output/metrics.json").write_text('{"steps": 9, "accuracy": 0.75}')
+    assert metrics.whole()[-1] == Measurement(9, 0.75)
 
 
 def test_half_a_line_is_looked_at_again(metrics: Metrics) -> None:

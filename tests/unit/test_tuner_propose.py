@@ -113,6 +113,20 @@ def test_a_grid_has_every_point_once_in_order_and_no_more() -> None:
     assert ("1", "32") not in [tuple(trial.hyperparameters.values()) for trial in played(rest, lambda _: 0.0)]
 
 
+def test_a_grid_is_walked_and_not_laid_out() -> None:
+    wide = Parameter("n", ParameterType.INTEGER, 1, 2**53)
+    study = Study([BATCH, wide], algorithm=Algorithm.GRID_SEARCH, maxTrials=3)
+    assert [trial.hyperparameters["n"] for trial in played(study, lambda _: 0.0)] == ["1", "2", "3"]
+
+
+def test_a_narrow_range_has_digits_enough_to_tell_its_places_apart() -> None:
+    study = Study([Parameter("x", ParameterType.DOUBLE, 0.5, 0.50000001)], maxTrials=12)
+    tried = [trial.hyperparameters["x"] for trial in played(study, lambda tried: float(tried["x"]))]
+    assert len(set(tried)) == 12
+    assert all(0.5 <= float(x) <= 0.50000001 for x in tried)
+    assert len(played(Study([Parameter("x", ParameterType.DOUBLE, -1, 1)]), lambda _: 0.0)[0].hyperparameters["x"]) <= 10
+
+
 def bowl(tried: dict[str, str]) -> float:
     """Best at rate 0.01 and 48 units with adam."""
     return (math.log10(float(tried["rate"])) + 2) ** 2 + ((int(tried["units"]) - 48) / 16) ** 2 + (tried["kind"] == "sgd")

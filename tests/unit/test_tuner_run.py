@@ -6,7 +6,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan
 from jobs.states import JobState
-from jobs.store import StoreError
+from jobs.store import Item, StoreError
 from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, TrialState
-from ops.screen.trials import Trials
+from jobs.trials import Trials
+from ops.screen.trials import TrialScreen
 from tuner.propose import propose
 from tuner.run import Tuner
 
@@ -82,7 +83,7 @@ class World:
         return Tuner(ledger or self.ledger, self.plan, self.study, name, host, propose, spawn)
 
     def trials(self) -> list[Trial]:
-        return self.ledger.trials("job01")
+        return Trials(self.ledger, "job01").read()
 
 
 @pytest.fixture
@@ -134,6 +135,7 @@ def test_several_replicas_run_each_trial_once(tmp_path: Path, monkeypatch: pytes
     world = World(tmp_path, replace(STUDY, maxTrials=24))
     codes: dict[str, int] = {}
     names = ["master-0", *(f"worker-{number}" for number in range(5))]
+    world.plan = replace(world.plan, replicas=names)
     threads = [threading.Thread(target=lambda n=name: codes.update({n: world.tuner(n).run()})) for name in names]
     for thread in threads:
         thread.start()
@@ -147,7 +149,8 @@ def test_several_replicas_run_each_trial_once(tmp_path: Path, monkeypatch: pytes
 def test_a_trial_of_a_replica_that_is_gone_is_run_again(world: World) -> None:
     left = world.ledger.create_trial("job01", Trial(1, {"x": "7"}, "worker-0"))
     tuner = world.tuner("master-0")
-    assert tuner._claim([left.record]) is not None, "worker-0 lives: the next trial"
+    assert left.record.trialId == 1
+    assert tuner._claim(tuner._trials.read()) is not None, "worker-0 lives: the next trial"
     assert [trial.replica for trial in world.trials()] == ["worker-0", "master-0"]
     gone = replace(world.job.record, lost=["worker-0"])
     world.ledger.change_job(world.job, gone)
@@ -299,7 +302,7 @@ def test_a_folder_that_cannot_be_made_now_is_made_later(world: World, monkeypatc
 
 
 class Flaky(Folder):
-    """A bucket that fails now and then, before a call or after its effect."""
+    """A bucket that fails now and then, before a call or after its effect: then it costs no trial its result."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         super().__init__(folder)
@@ -309,9 +312,9 @@ class Flaky(Folder):
         if self._chance.random() < 0.2:
             raise StoreError("the bucket is away")
 
-    def scan(self, pattern: str) -> dict[str, bytes]:
+    def read_all(self, names: Iterable[str]) -> dict[str, Item]:
         self._fail()
-        return super().scan(pattern)
+        return super().read_all(names)
 
     def create(self, name: str, content: bytes) -> str:
         self._fail()
@@ -331,6 +334,110 @@ def test_a_bucket_that_fails_loses_nothing(world: World, tmp_path: Path, seed: i
     flaky = Ledger(Flaky(tmp_path, random.Random(seed)), sleep=lambda _: None)
     assert world.tuner("master-0", flaky).run() == 0
     assert [(trial.trialId, trial.state) for trial in world.trials()] == [(n, TrialState.SUCCEEDED) for n in (1, 2, 3, 4)]
+    assert [environment["CLOUD_ML_TRIAL_ID"] for _, _, environment in world.spawned] == ["1", "2", "3", "4"], "none twice"
+    assert [trial.restarts for trial in world.trials()] == [0] * 4
+
+
+class Lossy(Folder):
+    """A bucket whose every third write takes effect, and says that it failed."""
+
+    count = 0
+
+    def replace(self, name: str, content: bytes, version: str) -> str:
+        new = super().replace(name, content, version)
+        self.count += 1
+        if self.count % 3 == 0:
+            raise StoreError("no answer")
+        return new
+
+
+def test_a_write_whose_answer_was_lost_costs_no_trial(world: World, tmp_path: Path) -> None:
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        return Child([lambda step=step: report(environment, step, step / 10) for step in (1, 2, 3, 4)])
+
+    world.child = child
+    assert world.tuner("master-0", Ledger(Lossy(tmp_path))).run() == 0
+    assert [environment["CLOUD_ML_TRIAL_ID"] for _, _, environment in world.spawned] == ["1", "2", "3", "4"], "none twice"
+    assert [trial.finalMetric for trial in world.trials()] == [Measurement(4, 0.4)] * 4
+
+
+def test_a_trial_that_was_taken_over_is_let_go_though_it_has_nothing_to_say(world: World) -> None:
+    world.plan = replace(world.plan, heartbeatSeconds=0.0)
+    children: list[Child] = []
+
+    def taken(_: str, __: Mapping[str, str]) -> Child:
+        def take() -> None:
+            stored = world.ledger.trial("job01", 1)
+            assert stored
+            world.ledger.change_trial("job01", stored, replace(stored.record, replica="master-0", restarts=1))
+
+        children.append(Child([take, lambda: None, lambda: None]))
+        return children[-1]
+
+    world.child = taken
+    tuner = world.tuner("worker-0")
+    claimed = tuner._claim([])
+    assert claimed
+    tuner._run(claimed)
+    assert children[0].stopped
+    assert world.trials()[0].replica == "master-0"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        '{"schema": 3}',
+        '{"trialId": 7, "hyperparameters": {"x": "1"}, "replica": "master-0"}',
+        '{"trialId": 1, "hyperparameters": {"x": "1"}, "replica": "nobody-9"}',
+        '{"trialId": 1, "hyperparameters": {"x": "far"}, "replica": "worker-0", "state": "SUCCEEDED"}',
+        '{"trialId": 1, "hyperparameters": {}, "replica": "worker-0", "state": "FAILED"}',
+    ],
+)
+def test_whatever_lies_among_the_records_ends_nothing(world: World, tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "jobs/job01/trials"
+    folder.mkdir(parents=True)
+    (folder / "1.json").write_text(content)
+    (folder / "notes.json").write_text("[]")
+    assert world.tuner("master-0").run() == 0
+    assert sum(trial.state is TrialState.SUCCEEDED and trial.finalMetric is not None for trial in world.trials()) >= 3
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"timestamp": 1, "global_step": Infinity, "score": 1}',
+        '{"timestamp": 1, "global_step": 1, "score": ' + "9" * 400 + "}",
+        "[" * 100_000,
+        '{"timestamp": 1, "global_step": 1e30, "score": 1}',
+        None,
+    ],
+)
+def test_whatever_a_trainer_reports_ends_nothing(world: World, written: str | None) -> None:
+    def bad(_: str, environment: Mapping[str, str]) -> Child:
+        file = Path(environment["CLOUD_ML_HP_METRIC_FILE"])
+        first = environment["CLOUD_ML_TRIAL_ID"] == "1"
+
+        def tell() -> None:
+            if not first:
+                report(environment, 1, 0.5)
+            elif written is None:
+                file.mkdir()
+            else:
+                file.write_text(written)
+
+        return Child([tell])
+
+    world.child = bad
+    assert world.tuner("master-0").run() == 0
+    assert [trial.state for trial in world.trials()] == [TrialState.FAILED, *[TrialState.SUCCEEDED] * 3]
+
+
+def test_values_so_large_that_they_have_no_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
+    world = World(tmp_path, replace(STUDY, maxTrials=7, enableTrialEarlyStopping=True))
+    world.child = lambda _, environment: Child([lambda step=step: report(environment, step, 1.5e308) for step in (1, 2)])
+    assert world.tuner("master-0").run() == 0
 
 
 def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -344,7 +451,7 @@ def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest
     world.child = child
     assert world.tuner("master-0").run() == 0
     said = capsys.readouterr()
-    screen = Trials({"goal": "MAXIMIZE"})
+    screen = TrialScreen({"goal": "MAXIMIZE"})
     for at, line in enumerate(sorted([*said.out.splitlines(), *said.err.splitlines()], key=_number_in)):
         screen.line(line, "master-0", float(at), float(at))
     shown = [row.text for row in screen.rows(False, 10.0)]
@@ -355,7 +462,7 @@ def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest
     assert screen.of("master-0") is None, "it has ended"
     screen.line("Trial 5 of 6: --x=1", "master-0", 11.0, 11.0)
     assert screen.of("master-0") == 5
-    less = Trials({"goal": "MINIMIZE"})
+    less = TrialScreen({"goal": "MINIMIZE"})
     for line in said.out.splitlines():
         less.line(line, "master-0", 0.0, 0.0)
     assert less.rows(True, 1.0)[-1].text.startswith("best     0.25, trial 4")
