@@ -61,6 +61,7 @@ stack: venv pulumi ## Pulumi's stack $(STACK), with a passphrase of its own
 	@mkdir -p .pulumi-state
 	[ -s .pulumi-state/passphrase ] || (umask 077; head -c 24 /dev/urandom | base64 >.pulumi-state/passphrase)
 	if [ -f Pulumi.$(STACK).yaml ] && ls .pulumi-state/.pulumi/stacks/scaletier/$(STACK).json* >/dev/null 2>&1; then
+	  $(BIN)/pulumi stack --show-name >/dev/null 2>&1 || $(BIN)/pulumi stack select $(STACK)  # the selection is this user's, by path
 	  echo "stack: $(STACK) is there"
 	else
 	  $(BIN)/pulumi stack select --create $(STACK) >/dev/null

@@ -70,12 +70,12 @@ def trained(told: dict[str, str], train: tuple[Array, Array], test: tuple[Array,
 def main() -> None:
     train, test = read("train*.tfrecord", IMAGES), read("test*.tfrecord", 10_000)
 
-    def study(told: Study, seed: int) -> float:
+    def played(told: Study) -> float:
         trials: list[Trial] = []
         while len(trials) < TRIALS:
             begun = list[Trial]()
             for number in range(len(trials) + 1, min(len(trials) + AT_ONCE, TRIALS) + 1):
-                begun.append(Trial(number, propose(told, [*trials, *begun], number, seed), ""))
+                begun.append(Trial(number, propose(told, [*trials, *begun], number), ""))
             for trial in begun:
                 final = Measurement(STEPS, trained(trial.hyperparameters, train, test))
                 trials.append(replace(trial, state=TrialState.SUCCEEDED, finalMetric=final))
@@ -85,7 +85,7 @@ def main() -> None:
         return first.finalMetric.objectiveValue
 
     found = {
-        name: [study(replace(STUDY, algorithm=algorithm), seed) for seed in range(SEEDS)]
+        name: [played(replace(STUDY, algorithm=algorithm, seed=seed)) for seed in range(SEEDS)]
         for name, algorithm in (("ours", Algorithm.ALGORITHM_UNSPECIFIED), ("random", Algorithm.RANDOM_SEARCH))
     }
     print(json.dumps({**{name: fmean(each) for name, each in found.items()}, "each": found}))

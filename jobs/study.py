@@ -107,7 +107,8 @@ class Known:
 @dataclass(frozen=True)
 class Study:
     """What a job tunes. `jobDir` is the folder in which each trial has its own, `1`, `2` and so on, and jobDirFlag the flag by
-    which a trial is told it, empty for a program that wants none. `earlier` are the trials of resumePreviousJobId.
+    which a trial is told it, empty for a program that wants none. `seed` is that of all chance, and `earlier` are the trials of
+    resumePreviousJobId.
     """
 
     params: list[Parameter]
@@ -121,6 +122,7 @@ class Study:
     resumePreviousJobId: str = ""
     jobDir: str = ""
     jobDirFlag: str = ""
+    seed: int = 0
     earlier: list[Known] = field(default_factory=list)
 
     @property

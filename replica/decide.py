@@ -21,6 +21,7 @@ GOOD_SECONDS = 600.0
 _LATE_BEATS = 2.5
 # Cloud ML's names of the keys that say what machine a role has.
 _TYPES = {"ps": "parameterServer"}
+_ERROR = "error: "
 _SUMMARY = ("name", "state", "exitCode", "restarts", "startTime", "endTime")
 
 
@@ -172,7 +173,13 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     if max(view.exited.get(r.name, 0.0) for r in failed) < min(VERDICT_SECONDS, view.plan.heartbeatSeconds):
         return None
     culprit = max(failed, key=lambda r: view.exited.get(r.name, 0.0))
-    return _end(job, view, JobState.FAILED, exit_message(culprit))
+    return _end(job, view, JobState.FAILED, _of_study(view.plan, culprit) or exit_message(culprit))
+
+
+def _of_study(plan: Plan, record: ReplicaRecord) -> str:
+    """What the tuner said last of why it ends: that is the job's affair, and not a replica's; empty for any other job."""
+    said = [line for line in record.errorMessage.splitlines() if line.startswith(_ERROR)] if plan.study else []
+    return said[-1].removeprefix(_ERROR) if said else ""
 
 
 def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:

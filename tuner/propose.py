@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -27,13 +28,13 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 _STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLETE, TrialState.FAILED: State.FAIL}
 
 
-def propose(study: Study, trials: Sequence[Trial], number: int, seed: int = 0) -> dict[str, str]:
+def propose(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str]:
     """The hyperparameters of the trial with this number, as it is passed them, in the order of the study's.
 
-    The same for the same trials. A grid that is used up is a ValueError.
+    The same for the same trials and the same seed of the study. A grid that is used up is a ValueError.
     """
     tried = [*(known.hyperparameters for known in study.earlier), *(trial.hyperparameters for trial in trials)]
-    drawn = [] if study.algorithm is Algorithm.GRID_SEARCH else _sampled(study, trials, number, seed)
+    drawn = [] if study.algorithm is Algorithm.GRID_SEARCH else _sampled(study, trials, number)
     last = None
     for last in drawn:
         if last not in tried:
@@ -55,11 +56,11 @@ def _grid(study: Study, most: int) -> Iterator[dict[str, str]]:
         yield {parameter.parameterName: values[parameter.parameterName] for parameter in study.params}
 
 
-def _sampled(study: Study, trials: Sequence[Trial], number: int, seed: int) -> Iterator[dict[str, str]]:
+def _sampled(study: Study, trials: Sequence[Trial], number: int) -> Iterator[dict[str, str]]:
     direction: Literal["maximize", "minimize"] = "maximize" if study.goal is Goal.MAXIMIZE else "minimize"
     known = _known(study, trials)
     for again in range(_SEEDS):
-        sampler = _sampler(study, (seed * 1_000_003 + number) * _SEEDS + again)
+        sampler = _sampler(study, zlib.crc32(f"{study.seed} {number} {again}".encode()))
         told = optuna.create_study(direction=direction, sampler=sampler)
         told.add_trials(known)
         drawn = told.ask({each.parameterName: _distribution(each) for each in study.params}).params

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,7 @@ from tuner.stopping import lags
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
 _STORE_SECONDS = 20.0
 _SUMMARIES_SECONDS = 5.0
+_LOG_SECONDS, _LOG_BYTES, _LOG_LINES, _LOG_CHARACTERS = 0.3, 32_000, 20, 300
 
 
 class Child(Protocol):
@@ -58,7 +60,7 @@ Spawn = Callable[[Sequence[str], Mapping[str, str]], Child]
 def main(job_id: str, name: str) -> int:
     """The exit code: 0 when all trials are done, 1 where too many of them FAILED, 143 where it was stopped."""
     try:
-        host, _ = config.load(os.environ)
+        host, state = config.load(os.environ)
         ledger = Ledger(Limited(open_store(host.bucket), _STORE_SECONDS))
         plan = _plan(ledger, job_id, host.pollSeconds)
         from tuner.propose import propose
@@ -67,7 +69,8 @@ def main(job_id: str, name: str) -> int:
     except (config.ConfigError, RecordError, StoreError) as error:
         return _fail(str(error))
     assert plan.study
-    tuner = Tuner(ledger, plan, plan.study, name, host, propose, Process)
+    log = state / "logs" / f"{job_id}.jsonl"
+    tuner = Tuner(ledger, plan, plan.study, name, host, propose, Process, lambda: last_words(log))
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()
 
@@ -94,10 +97,12 @@ class Tuner:
         host: HostFile,
         propose: Callable[[Study, Sequence[Trial], int], dict[str, str]],
         spawn: Spawn,
+        last_words: Callable[[], str] = str,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`last_words` are those of the trial that has just ended, as the replica's log has them."""
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
-        self._propose, self._spawn, self._sleep = propose, spawn, sleep
+        self._propose, self._spawn, self._last_words, self._sleep = propose, spawn, last_words, sleep
         self._trials = Trials(ledger, plan.jobId)
         # What this life has tried to claim: it has it where the answer was lost, and it was not killed in it.
         self._wanted: Trial | None = None
@@ -131,7 +136,7 @@ class Tuner:
         if len(failed) >= study.maxFailedTrials:
             last = failed[-1]
             return _fail(
-                f"{len(failed)} trials FAILED, and maxFailedTrials is {study.maxFailedTrials}; "
+                f"{len(failed)} of {len(trials)} trials FAILED, and maxFailedTrials is {study.maxFailedTrials}; "
                 f"trial {last.trialId} ({' '.join(words(last.hyperparameters))}): {last.errorMessage}"
             )
         if len(trials) < study.trials or any(not trial.final for trial in trials):
@@ -258,7 +263,8 @@ class Tuner:
             # A kill of the process alone, too, is no verdict of the trainer's.
             if code >= 128 and not out_of_memory and trial.restarts < self._plan.maxRestarts:
                 return trial
-            return self._failed(trial, f"it ended with {end_of(code, out_of_memory)}, as the log of {self._name} tells")
+            said = self._last_words()
+            return self._failed(trial, f"it ended with {end_of(code, out_of_memory)}{f': {said}' if said else ''}")
         tag = self._study.hyperparameterMetricTag
         try:
             measured = metrics.reported() or trial.allMetrics if early else metrics.whole()
@@ -315,6 +321,21 @@ class Tuner:
         told["task"] = {**told.get("task", {}), "trial": number}
         ours = {"CLOUD_ML_TRIAL_ID": number, "CLOUD_ML_HP_METRIC_FILE": str(file), "JOB_DIR": folder}
         return {**os.environ, **ours, "TF_CONFIG": json.dumps(told)}
+
+
+def last_words(log: Path) -> str:
+    """What a program said last, a line that tells of an error before any other; empty where that is not in the log (yet).
+
+    The replica, which reads what this process and its trials print, may write it a moment later.
+    """
+    time.sleep(_LOG_SECONDS)
+    lines: list[dict[str, str]] = []
+    with suppress(OSError, ValueError), log.open("rb") as file:
+        file.seek(max(log.stat().st_size - _LOG_BYTES, 0))
+        lines = [json.loads(line) for line in file.read().splitlines()[-_LOG_LINES:] if line.startswith(b"{")]
+    said = [line for line in lines if line.get("message", "").strip()]
+    loud = [line for line in said if line.get("severity") in ("ERROR", "CRITICAL")]
+    return (loud or said or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]
 
 
 def _measured(metrics: Metrics, summaries: bool) -> list[Measurement]:

@@ -20,6 +20,7 @@ from infra.templates import ROOT
 VENV = ROOT / ".cache" / "image" / "runtime"
 # The Pythons that jobs bring along, each in a folder here.
 RUNTIMES_HERE = ROOT / ".cache" / "runtimes"
+_STAMP = "recipe"
 _ALIAS = re.compile(r"scaletier-[0-9a-f]{12}")
 _RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt", "serving/requirements.txt", "tuner/requirements.txt")
 
@@ -39,7 +40,15 @@ def name() -> str:
 def exists() -> bool:
     """True where the image and the runtime that goes with it are both on this machine."""
     with errors("image"):
-        return bool(client().images.exists(name(), alias=True)) and (VENV / "bin" / "python").exists()
+        return bool(client().images.exists(name(), alias=True)) and _made_by(VENV / _STAMP) == name()
+
+
+def _made_by(stamp: Path) -> str:
+    """The recipe that the runtime was made by: LXD's images are every checkout's, and the runtime is this one's alone."""
+    try:
+        return stamp.read_text().strip()
+    except OSError:
+        return ""
 
 
 def require() -> str:
@@ -62,12 +71,16 @@ def _metadata() -> bytes:
 
 
 def import_image(folder: Path) -> None:
-    """Imports folder/image.squashfs under the recipe's name, unless LXD has it; raises LxdError where LXD refuses it."""
+    """Imports folder/image.squashfs under the recipe's name, unless LXD has it, and says that the runtime is the recipe's.
+
+    To be called when both were made. LxdError where LXD refuses it.
+    """
     alias = name()
     with errors(f"image {alias}"):
         if not client().images.exists(alias, alias=True):
             rootfs = (folder / "image.squashfs").read_bytes()
             client().images.create(rootfs, metadata=_metadata(), wait=True).add_alias(alias, "scaletier host")
+    (VENV / _STAMP).write_text(f"{alias}\n")
 
 
 def remove_images() -> None:

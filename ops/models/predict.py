@@ -142,7 +142,7 @@ def show(predictions: list[Any]) -> None:
     kept = [
         name
         for index, name in enumerate(names)
-        if not any(all(row.get(name) == row.get(other) for row in predictions) for other in names[:index])
+        if not any(all(row.get(name) == row.get(other) for row in predictions) for other in names[:index] if other != "key")
     ]
     terminal.table(
         [re.sub(r"[^A-Z0-9]", "_", name.upper()) for name in kept], [[_cell(row.get(n)) for n in kept] for row in predictions]

@@ -13,8 +13,20 @@ from typing import Any
 
 import vl_convert
 
-from jobs.study import Goal
-from ops.report.report import RESTARTING, RUNNING, WAITING, Chart, Curve, Happening, Pace, Span, TunedParameter, Tuning
+from jobs.study import Goal, TrialState
+from ops.report.report import (
+    RESTARTING,
+    RUNNING,
+    WAITING,
+    Chart,
+    Curve,
+    Happening,
+    Pace,
+    Span,
+    TrialRow,
+    TunedParameter,
+    Tuning,
+)
 
 COLOURS = 8
 _VERSION = "6.4"
@@ -113,9 +125,14 @@ def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: 
     return spec
 
 
+def ended_well(tuning: Tuning) -> list[TrialRow]:
+    """The trials that are compared: one that goes on, or was cancelled, has come to nothing yet."""
+    return [each for each in tuning.trials if each.state == TrialState.SUCCEEDED and each.value is not None]
+
+
 def tried(tuning: Tuning) -> Spec:
     """The metric of each trial as a dot, in the order of their numbers, and the best so far as a line."""
-    points = sorted((each.trialId, each.value) for each in tuning.trials if each.value is not None)
+    points = sorted((each.trialId, each.value) for each in ended_well(tuning) if each.value is not None)
     bests = accumulate((value for _, value in points), lambda *both: Goal(tuning.goal).best(both))
     so_far = [(number, value) for (number, _), value in zip(points, bests, strict=True)]
     line = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.6, "color": "var(--c1)", "aria": False}
@@ -140,7 +157,7 @@ def tried(tuning: Tuning) -> Spec:
 
 def by_parameter(tuning: Tuning, axis: TunedParameter) -> Spec:
     """The metric of each trial over one of the hyperparameters; the best trial in another colour, and larger."""
-    told = [each for each in tuning.trials if each.value is not None]
+    told = ended_well(tuning)
     values = [
         {
             "x": each.hyperparameters[axis.name] if axis.kind == "words" else float(each.hyperparameters[axis.name]),
@@ -151,10 +168,10 @@ def by_parameter(tuning: Tuning, axis: TunedParameter) -> Spec:
     kind = (
         {"type": "nominal"}
         if axis.kind == "words"
-        else {"type": "quantitative", "scale": {"type": axis.kind, "zero": False, "padding": 10}}
+        else {"type": "quantitative", "scale": {"type": axis.kind, "zero": False, "nice": False, "padding": 10}}
     )
     if axis.kind == "log":
-        kind = {**kind, "axis": {"format": "~g", "tickCount": 4}}
+        kind = {**kind, "axis": {"format": "~g", "tickCount": 4, "labelOverlap": "greedy"}}
     encoding = {"x": {"field": "x", "title": axis.name, **kind}, "y": _metric(tuning)}
     dots = {"type": "circle", "size": 60, "opacity": 0.8, "color": "var(--c0)", "aria": False}
     first = {"type": "circle", "size": 160, "opacity": 1, "color": "var(--c1)", "aria": False}

@@ -34,6 +34,7 @@ from ops.report.report import (
 from ops.report.sources import Sources
 from ops.show.trials import Tuned
 from ops.train import compare
+from ops.train.tuning import HYPERPARAMETERS
 
 MOST_CHARTS = 12
 _MOST_ERRORS = 20
@@ -78,7 +79,7 @@ def make(sources: Sources) -> Report:
         ],
         happenings=happenings(record, sources.replicas),
         arguments=[str(word) for word in sources.manifest.get("args", record.trainingInput.get("args", []))],
-        made=made(record, sources.manifest),
+        made={**made(record, sources.manifest), **({HYPERPARAMETERS: tuned.line()} if tuned else {})},
         errors=errors(record, sources.replicas),
         errorLines=error_lines(sources.logs),
         evaluation=sources.evaluation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ MARK = '<meta name="generator" content="scaletier report">'
 """What tells a file of this command from one that is somebody's own; among its first bytes."""
 _TEMPLATE = "report.html.j2"
 _ROWS = 12
+_TUNED = "it tuned hyperparameters: its own report has the trials"
 # Percent of its colour that a cell may have at most, so that its number can be read.
 _STRONGEST = 50
 
@@ -107,6 +108,8 @@ def _one(report: Report) -> dict[str, Any]:
 
 
 def _several(reports: Sequence[Report]) -> dict[str, Any]:
+    # Of a job that tuned the curves are its trials', which its own page has.
+    reports = [replace(report, charts=[], notes=[*report.notes, _TUNED]) if report.tuning else report for report in reports]
     names = list(dict.fromkeys(chart.name for report in reports for chart in report.charts))
     return {
         "title": f"Jobs {', '.join(report.job for report in reports)}",
@@ -195,7 +198,7 @@ def pace_figure(report: Report) -> Figure | None:
 
 def tried_figures(tuning: Tuning) -> list[Figure]:
     """The trials in their order, and over each of the hyperparameters; none where no trial told anything."""
-    told = [each for each in tuning.trials if each.value is not None]
+    told = charts.ended_well(tuning)
     if not told:
         return []
     ordered = sorted(told, key=lambda each: each.trialId)

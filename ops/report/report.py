@@ -133,7 +133,9 @@ class TunedParameter:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was tuned, MAXIMIZE or MINIMIZE `metric`; of `wanted` trials those that there are, the best first."""
+    """What was tuned, MAXIMIZE or MINIMIZE `metric`; of `wanted` trials those that there are, the best first, and then those
+    that have not ended well.
+    """
 
     metric: str
     goal: str

@@ -9,14 +9,14 @@ from typing import Any
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.study import Study, Trial, TrialState, best, ranked, words
+from jobs.study import Algorithm, Parameter, ScaleType, Study, Trial, TrialState, best, ranked, shown, words
 from jobs.times import now
 from jobs.trials import Trials
 from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.train.tuning import HYPERPARAMETERS, build_study, hyperparameters
 
-_MOST_ROWS = 30
+_MOST_ROWS, _MOST_WORDS = 30, 120
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,16 @@ class Tuned:
         value = f"{self.study.hyperparameterMetricTag} {first.finalMetric.objectiveValue:.6g}"
         return f"{told}; best is trial {first.trialId}, {value}: {' '.join(words(first.hyperparameters))}"
 
+    def line(self) -> str:
+        """`MAXIMIZE accuracy over learning-rate from 0.001 to 0.1 (UNIT_LOG_SCALE), units of 16, 32; 5 at once`."""
+        study = self.study
+        more = [f"{study.maxParallelTrials} at once"] if study.maxParallelTrials > 1 else []
+        more += [str(study.algorithm)] if study.algorithm is not Algorithm.ALGORITHM_UNSPECIFIED else []
+        more += ["early stopping"] if study.enableTrialEarlyStopping else []
+        more += [f"after {study.resumePreviousJobId}"] if study.resumePreviousJobId else []
+        over = f"{study.goal} {study.hyperparameterMetricTag} over {', '.join(map(_range, study.params))}"
+        return "; ".join([over, *more])
+
     def show(self) -> None:
         """The table of them; nothing for none."""
         if not self.trials:
@@ -84,7 +94,7 @@ class Tuned:
             terminal.duration(trial.seconds(self.record.endTime or now())),
             str(trial.restarts) if trial.restarts else None,
             trial.replica,
-            trial.errorMessage.partition(":")[0] or None,
+            trial.errorMessage[:_MOST_WORDS] or None,
         )
 
 
@@ -110,8 +120,15 @@ def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
     if (tuned := read(ledger, record)) is None:
         return None
     if (first := tuned.best) is None:
-        raise OpsError(f"no trial of job {record.jobId} ({record.state}) has come to a value: fab describe {record.jobId}")
+        raise OpsError(f"no trial of job {record.jobId} ({record.state}) has SUCCEEDED: fab describe {record.jobId}")
     return first
+
+
+def _range(parameter: Parameter) -> str:
+    scale = f" ({parameter.scaleType})" if parameter.scaleType is not ScaleType.NONE else ""
+    if parameter.minValue is not None and parameter.maxValue is not None:
+        return f"{parameter.parameterName} from {shown(parameter.minValue)} to {shown(parameter.maxValue)}{scale}"
+    return f"{parameter.parameterName} of {', '.join(map(str, parameter.choices or ()))}{scale}"
 
 
 def _plain(trial: Trial) -> dict[str, Any]:

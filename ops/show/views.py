@@ -134,6 +134,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         "retries": record.attempt or None,
         "goes on without": ", ".join(record.without),
         "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
+        "tunes": tuned.line() if tuned else None,
         "trials": tuned.summary() if tuned else None,
         **{key: _shown(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
         **manifest.lines(record.manifest),

@@ -8,14 +8,14 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
-from jobs.study import Known
+from jobs.study import Study
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
@@ -67,13 +67,15 @@ def _next_free(ledger: Ledger, job_id: str) -> str:
 
 
 def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> int:
+    if original.final and original.startTime is None:
+        raise UsageError(f"job {original.jobId} is {original.state} and never started: there is nothing to run over again")
     inventory, whole = cluster.inventory, read_manifest(cluster.bucket, original.jobId)
     if not original.final:
         terminal.note(f"{original.jobId} is {original.state}: it has no results yet to compare with")
     runtime = _runtime(inventory, whole)
     built = read_package(cluster.bucket, original.jobId, whole, runtimes.build(inventory, runtime) if runtime else None)
     plan = cluster.ledger.plan(original.jobId)
-    job = build_job(inventory, whole, new_id, built, runtime, plan.study.earlier if plan and plan.study else ())
+    job = build_job(inventory, whole, new_id, built, runtime, plan.study if plan else None)
     if (then := whole["cluster"]) != (today := manifest.cluster(job.part(inventory))):
         lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
@@ -119,11 +121,11 @@ def build_job(
     new_id: str,
     package: Package,
     runtime: Runtime | None = None,
-    earlier: Sequence[Known] = (),
+    before: Study | None = None,
 ) -> Job:
     """The job of a manifest under another id, with an output folder of its own; UsageError for a secret that is not set.
 
-    `earlier` is what it knew of a study before it.
+    With the study that it had `before`, trials are proposed as they were.
     """
     declared = package.declared
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
@@ -136,7 +138,9 @@ def build_job(
     own = {"runtime": runtime.name} if runtime else {}
     flag = told_job_dir(args, declared, readers(whole.get("folder", ""), command, package.files))
     tuned = config.get(tuning.HYPERPARAMETERS)
-    study = replace(tuning.build_study(tuned, args, folder, flag), earlier=list(earlier)) if tuned else None
+    study = tuning.build_study(tuned, args, folder, flag) if tuned else None
+    if study and before:
+        study = replace(study, seed=before.seed, earlier=before.earlier)
     shown = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
     return Job(
         id=new_id,

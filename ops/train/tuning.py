@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from jobs.study import METRIC_TAG, Algorithm, Goal, Known, Parameter, ParameterT
 from ops import checks
 from ops.checks import Check, check_mapping
 from ops.cluster.inventory import Inventory
-from ops.errors import UsageError, meant
+from ops.errors import UsageError
 from ops.terminal import plural
 from ops.train import arguments
 
@@ -80,9 +81,9 @@ def _name(value: Any, path: str) -> str:
 
 
 def _some(value: Any, path: str) -> int:
-    given = checks.count(value, path)
-    if not 1 <= given <= MOST_TRIALS:
-        raise UsageError(f"{path} must be from 1 to {MOST_TRIALS}, not {value!r}")
+    given = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < len(str(10 * MOST_TRIALS)) else value
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_TRIALS:
+        raise UsageError(f"{path} must be a whole number from 1 to {MOST_TRIALS}, not {value!r}")
     return given
 
 
@@ -174,7 +175,9 @@ def hyperparameters(value: Any, path: str) -> dict[str, Any]:
 
 
 def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study:
-    """The study of a job with these checked hyperparameters. `job_dir` is the folder in which each trial has its own.
+    """The study of a job with these checked hyperparameters, with a seed of its own.
+
+    `job_dir` is the folder in which each trial has its own.
 
     UsageError where trials would write over one another.
     """
@@ -208,6 +211,7 @@ def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job
         resumePreviousJobId=given.get("resumePreviousJobId", ""),
         jobDir=job_dir.rstrip("/"),
         jobDirFlag=job_dir_flag or "",
+        seed=random.randrange(2**31),  # noqa: S311  no secret
     )
 
 
@@ -237,16 +241,20 @@ def resumed(study: Study, earlier: Mapping[str, Any] | None, trials: Sequence[Tr
         raise UsageError(f"resumePreviousJobId {job_id} tuned no hyperparameters: take it out")
     before = build_study(earlier, (), "", None)
     if before.params != study.params:
-        names = [each.parameterName for each in before.params]
-        changed = [each.parameterName for each in study.params if each not in before.params]
-        what = f"{changed[0]}{meant(changed[0], names)}" if changed else "fewer of them"
-        raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters, {what}: params must be the same")
+        names = [{each.parameterName for each in params} for params in (before.params, study.params)]
+        lacks, has = sorted(names[0] - names[1]), sorted(names[1] - names[0])
+        differs = [each.parameterName for each in study.params if each not in before.params and each.parameterName in names[0]]
+        told = [(lacks, "which lacks here"), (has, "which it did not tune"), (differs, "whose values were others")]
+        what = "; ".join(f"{', '.join(found)}, {how}" for found, how in told if found) or "in another order"
+        raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters: {what}")
     for key in ("goal", "hyperparameterMetricTag"):
         if (then := getattr(before, key)) != getattr(study, key):
             raise UsageError(
                 f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(study, key)}: make them the same"
             )
     known = [Known(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
+    if not known:
+        raise UsageError(f"resumePreviousJobId {job_id} has no trial that SUCCEEDED, of which one could learn: take it out")
     result = replace(study, earlier=known)
     if not result.trials:
         raise UsageError(f"every point of the grid was tried by {job_id}: nothing is left to do")

@@ -175,7 +175,7 @@ def test_the_page_says_what_the_report_says() -> None:
 
 def test_trials_are_drawn_and_listed_the_best_first() -> None:
     html = page([TUNED])
-    assert "3 of 3 trials, to MINIMIZE loss; the best is first." in html
+    assert "3 of 3 have ended, to MINIMIZE loss; the best is first." in html
     assert html.index('<tr><th scope="row">2</th><td>SUCCEEDED</td><td>0.25</td><td>0.5</td>') < html.index(
         '<tr><th scope="row">1</th><td>SUCCEEDED</td><td>0.75</td><td>0.1</td>'
     )
@@ -184,7 +184,7 @@ def test_trials_are_drawn_and_listed_the_best_first() -> None:
     assert "loss by rate; the best has 0.5" in html
     assert "of trial 2, the best" in html, "the evaluation is that of one trial"
     none = replace(TUNED, charts=[], tuning=Tuning("loss", "MINIMIZE", 3, [TunedParameter("rate", "log")], []))
-    assert "0 of 3 trials" in page([none])
+    assert "0 of 3 have ended, to MINIMIZE loss.</p>" in page([none])
     assert "<h2>Curves</h2>" not in page([none])
 
 

@@ -60,7 +60,7 @@ def study_of(folder: Path, inventory: Inventory, **keys: object) -> Study:
 
 
 def test_cloud_mls_words_and_what_is_meant_without_them(standard: Inventory, tmp_path: Path) -> None:
-    assert study_of(tmp_path, standard) == Study(
+    assert replace(study_of(tmp_path, standard), seed=0) == Study(
         [
             Parameter("rate", ParameterType.DOUBLE, 1e-4, 0.1, scaleType=ScaleType.UNIT_LOG_SCALE),
             Parameter("units", ParameterType.INTEGER, 8, 64),
@@ -110,6 +110,10 @@ def test_each_trial_is_a_cluster_of_its_own(standard: Inventory, tmp_path: Path)
         assert task.environment["WORLD_SIZE"] == "1"
 
 
+def test_each_job_has_chance_of_its_own(standard: Inventory, tmp_path: Path) -> None:
+    assert len({study_of(tmp_path, standard).seed for _ in range(5)}) == 5
+
+
 def test_as_many_hosts_as_trials_at_once_and_not_more_than_there_are(standard: Inventory, tmp_path: Path) -> None:
     def job(**keys: object) -> Any:
         return build_job(Flags("j", config=config(tmp_path, {"params": PARAMS, **keys})), standard)
@@ -153,8 +157,8 @@ ONE = {"parameterName": "x", "type": "INTEGER", "minValue": 1, "maxValue": 9}
         ({"params": []}, "hyperparameters.params must be a list of hyperparameters"),
         ({"params": [ONE], "parms": 1}, "hyperparameters.parms is unknown; valid are goal, params"),
         ({"params": [ONE], "goal": "MAX"}, "hyperparameters.goal 'MAX' is unknown; valid are MAXIMIZE, MINIMIZE"),
-        ({"params": [ONE], "maxTrials": 0}, "hyperparameters.maxTrials must be from 1 to 1000, not 0"),
-        ({"params": [ONE], "maxTrials": 100000}, "hyperparameters.maxTrials must be from 1 to 1000"),
+        ({"params": [ONE], "maxTrials": 0}, "hyperparameters.maxTrials must be a whole number from 1 to 1000, not 0"),
+        ({"params": [ONE], "maxTrials": 100000}, "hyperparameters.maxTrials must be a whole number from 1 to 1000"),
         ({"params": [ONE], "maxTrials": "x"}, "hyperparameters.maxTrials must be a whole number"),
         (
             {"params": [ONE], "maxTrials": 2, "maxFailedTrials": 3},
@@ -234,10 +238,13 @@ def test_going_on_from_an_earlier_study() -> None:
     told = tuning.build_study(given, (), "/o", None)
     found = tuning.resumed(told, {"params": [ONE]}, [trial(1, 0.5), trial(2, None)])
     assert found.earlier == [Known({"x": "1"}, 0.5)]
+    with pytest.raises(UsageError, match="has no trial that SUCCEEDED"):
+        tuning.resumed(told, {"params": [ONE]}, [trial(2, None)])
     for earlier, said in (
         (None, "tuned no hyperparameters"),
-        ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters, x"),
-        ({"params": [ONE, {**ONE, "parameterName": "y"}]}, "tuned other hyperparameters, fewer of them"),
+        ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters: x, whose values were others$"),
+        ({"params": [ONE, {**ONE, "parameterName": "y"}]}, "tuned other hyperparameters: y, which lacks here$"),
+        ({"params": [{**ONE, "parameterName": "y"}]}, "hyperparameters: y, which lacks here; x, which it did not tune$"),
         ({"params": [ONE], "goal": "MINIMIZE"}, "had goal MINIMIZE, and this one MAXIMIZE"),
         ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
     ):

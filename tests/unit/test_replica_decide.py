@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
+from jobs.study import Study
 from replica.decide import View, decide, killer, stopped
 
 NAMES = ["master-0", "worker-0", "worker-1", "ps-0"]
@@ -402,3 +403,12 @@ def test_an_exit_where_nobody_was_killed_never_leads_to_another_attempt(before: 
     seen = replace(seen, killed={}, silence={}, replicas={**seen.replicas, "worker-0": failed}, exited={"worker-0": 60.0})
     after = decide(before, seen)
     assert after is None or after.attempt == before.attempt
+
+
+def test_a_study_that_fails_says_so_in_its_own_words() -> None:
+    tuned = replace(PLAN, study=Study([]))
+    failed = record("worker-0", "EXITED", 1, errorMessage="Trial 3: x\nerror: trial 3 FAILED\nerror: 3 of 4 trials FAILED\nbye")
+    ended = decided(job(), view(failed, plan=tuned, exited={"worker-0": 60.0}))
+    assert (ended.state, ended.errorMessage) == (JobState.FAILED, "3 of 4 trials FAILED")
+    ended = decided(job(), view(failed, exited={"worker-0": 60.0}))
+    assert ended.errorMessage.startswith("The replica worker 0 exited with a non-zero status of 1.")

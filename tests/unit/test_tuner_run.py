@@ -22,7 +22,7 @@ from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, Tria
 from jobs.trials import Trials
 from ops.screen.trials import TrialScreen
 from tuner.propose import propose
-from tuner.run import Tuner
+from tuner.run import Tuner, last_words
 
 STUDY = Study(
     [Parameter("x", ParameterType.INTEGER, 1, 100)],
@@ -80,7 +80,7 @@ class World:
             return self.child(name, environment)
 
         host = HostFile(name, "", 0.01, "/venv/python")
-        return Tuner(ledger or self.ledger, self.plan, self.study, name, host, propose, spawn)
+        return Tuner(ledger or self.ledger, self.plan, self.study, name, host, propose, spawn, lambda: "oh")
 
     def trials(self) -> list[Trial]:
         return Trials(self.ledger, "job01").read()
@@ -194,7 +194,7 @@ def test_a_trial_that_was_taken_over_is_let_go(world: World) -> None:
 @pytest.mark.parametrize(
     ("code", "value", "why"),
     [
-        (3, 1.0, "it ended with status 3, as the log of master-0 tells"),
+        (3, 1.0, "it ended with status 3: oh"),
         (0, float("nan"), "its last score was nan"),
         (0, None, "it told no score (hyperparameterMetricTag)"),
     ],
@@ -210,8 +210,18 @@ def test_too_many_that_fail_end_it(
     assert [trial.state for trial in world.trials()] == [TrialState.FAILED] * 2
     assert all(trial.errorMessage.startswith(why) for trial in world.trials())
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: 2 trials FAILED, and maxFailedTrials is 2; trial 2 (--x=")
+    assert last.startswith("error: 2 of 2 trials FAILED, and maxFailedTrials is 2; trial 2 (--x=")
     assert why in last
+
+
+def test_what_a_program_said_last_is_why_it_failed(tmp_path: Path) -> None:
+    log = tmp_path / "job01.jsonl"
+    assert last_words(log) == ""
+    said = [("INFO", "step 1"), ("ERROR", "ValueError: no such thing"), ("INFO", "bye"), ("INFO", "")]
+    log.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in said))
+    assert last_words(log) == "ValueError: no such thing"
+    log.write_text('{"severity": "INFO", "message": "bye"}\n')
+    assert last_words(log) == "bye"
 
 
 def test_a_wrong_tag_is_told_what_there_was_instead(world: World) -> None:
