@@ -1,7 +1,7 @@
 """`python -m predictor.task`: this process's part of a batch prediction.
 
 Exit codes: 0 done, also where some instances have no result; 1 nothing could be read, or the model is not what was deployed;
-2 the call was wrong.
+2 the call was wrong; 143 the input, or the bucket, could not be reached for a while: to be started again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from predictor.inputs import Reader, looked_at
+from predictor.inputs import Reader, UnreadableError, looked_at, why
 from predictor.library import tensorflow
 from predictor.output import Output
 from predictor.predicting import Predicting, done_of
@@ -25,6 +25,8 @@ from serving.fetched import fetch
 from serving.rest import SIGNATURE, RestError
 
 _POLL_SECONDS = 0.25
+# As a signal would end it.
+_AGAIN = 143
 
 
 class BatchError(Exception):
@@ -45,12 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not flags.job_dir:
         parser.error("--job-dir is missing")
     rank, replicas = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    errors = tensorflow().errors
     try:
         _run(Request.of_package(), Output(flags.job_dir), flags.signature, rank, replicas)
     except BatchError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.code
+        return _fail(str(error), error.code)
+    except UnreadableError as error:
+        return _fail(str(error), _AGAIN if error.passing else 1)
+    except (errors.UnavailableError, errors.DeadlineExceededError, errors.AbortedError) as error:
+        return _fail(f"the bucket does not answer: {why(error)}", _AGAIN)
     return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
 
 
 def _run(request: Request, output: Output, signature: str, rank: int, replicas: int) -> None:
@@ -127,7 +138,7 @@ def _predict(predicting: Predicting, reader: Reader, output: Output, file: File,
             yield line
 
     output.keep_results(shard, shards, results())
-    done = done_of(file, shard.end == file.count, counted, found)
+    done = done_of(file, shard.end == file.count, counted, [*found, *reader.lacking(file, shard)])
     output.keep_done(shard, done)
     seconds = time.monotonic() - start
     _say(f"Shard {shard.number + 1} of {shards}: {done.instances} instances, {len(done.errors)} errors ({seconds:.3f} sec)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -28,6 +28,8 @@ TOGETHER_BYTES = 2 * MOST_BYTES
 _LARGE_BYTES = 1 << 18
 SECONDS = 60.0
 """The longest that a request may wait and be computed."""
+BODY_SECONDS = 30.0
+"""The longest that it may take to arrive, which is 16 MB at 5 Mbit/s."""
 _UNKNOWN = "?"
 
 
@@ -73,25 +75,39 @@ class Metrics:
 
 
 class Room:
-    """How many bytes of requests are being answered."""
+    """How many bytes of requests are being answered: of those that have arrived, as what was only announced needs no memory."""
 
     def __init__(self) -> None:
         self._taken = 0
 
-    @contextlib.contextmanager
-    def take(self, request: Request) -> Iterator[None]:
-        """Room for a request, whose length may not be known; RestError 503 where there is none, 413 where there never is."""
+    @contextlib.asynccontextmanager
+    async def content(self, request: Request) -> AsyncIterator[bytes]:
+        """A request's body, which has its room until this ends.
+
+        RestError 413 where it is too large, 503 where there is no room, both as early as that is known, and 408 where it takes
+        too long to arrive.
+        """
+        size = 0
+
+        def take(more: int) -> None:
+            nonlocal size
+            self._check(size + more, more)
+            size += more
+            self._taken += more
+
         declared = request.headers.get("content-length", "")
-        size = int(declared) if declared.isdecimal() else MOST_BYTES
-        if size > MOST_BYTES:
-            raise _too_large()
-        if self._taken + size > TOGETHER_BYTES:
-            raise RestError(503, "too many large requests at once", 1)
-        self._taken += size
+        if declared.isdecimal():
+            self._check(int(declared), int(declared))
         try:
-            yield
+            yield await _content(request, take)
         finally:
             self._taken -= size
+
+    def _check(self, size: int, more: int) -> None:
+        if size > MOST_BYTES:
+            raise RestError(413, f"the request is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
+        if self._taken + more > TOGETHER_BYTES:
+            raise RestError(503, "too many large requests at once", 1)
 
 
 def app(shelf: Shelf, metrics: Metrics) -> Starlette:
@@ -129,8 +145,7 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
             name = rest.signature_name(body)
             return name, *rest.predict(body, rest.chosen(signatures, name))
 
-        with room.take(request):
-            content = await _content(request)
+        async with room.content(request) as content:
             # What takes long is not for the thread that all requests share.
             aside = len(content) > _LARGE_BYTES
             name, inputs, by_rows = await asyncio.to_thread(read, content) if aside else read(content)
@@ -141,8 +156,8 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
     async def classify(request: Request) -> Response:
         here = shelf.find(request.path_params["model"], request.path_params.get("version"))
         assert here.model is not None
-        with room.take(request):
-            body = rest.body_of(await _content(request))
+        async with room.content(request) as content:
+            body = rest.body_of(content)
             name = rest.signature_name(body)
             rest.chosen(here.model.signatures, name)
             inputs = here.model.examples(name, rest.examples(body))
@@ -183,19 +198,19 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
     return Starlette(routes=routes, exception_handlers={HTTPException: _other})
 
 
-async def _content(request: Request) -> bytes:
-    """The request's body; RestError 413 for one that is too large, before all of it has come."""
-    pieces, size = [], 0
-    async for piece in request.stream():
-        pieces.append(piece)
-        size += len(piece)
-        if size > MOST_BYTES:
-            raise _too_large()
+async def _content(request: Request, take: Callable[[int], None]) -> bytes:
+    """The request's body; RestError 408 for one that takes too long. `take` is told of each piece, and may refuse it."""
+    pieces = []
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                take(len(piece))
+                pieces.append(piece)
+    except TimeoutError:
+        raise RestError(
+            408, f"the request did not arrive within {BODY_SECONDS:.0f} s: ask for fewer instances at once"
+        ) from None
     return b"".join(pieces)
-
-
-def _too_large() -> RestError:
-    return RestError(413, f"the request is larger than {MOST_BYTES >> 20} MB: ask for fewer instances at once")
 
 
 async def _computed(here: Here, signature: str, inputs: rest.Arrays) -> rest.Arrays:
@@ -230,6 +245,8 @@ def _refused(error: RestError) -> Response:
     response = _json({"error": str(error)}, error.status)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
+    if error.status == 408:
+        response.headers["Connection"] = "close"  # the rest of the request may never come
     return response
 
 

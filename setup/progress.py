@@ -20,6 +20,9 @@ from pathlib import Path
 
 _FIRST_SECONDS, _AGAIN_SECONDS = 2.0, 10.0
 _DRAW_SECONDS = 0.2
+# What the command has left behind may hold its output for as long as it likes.
+_REST_SECONDS = 1.0
+_MISSING = 127
 _TAIL = 25
 _WIDE = 60
 
@@ -79,34 +82,52 @@ def shown(progress: Progress) -> contextlib.AbstractContextManager[Callable[[], 
 
 
 def run(command: list[str], progress: Progress, log: Path) -> int:
-    """The command's exit code."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    """The command's exit code, 127 where it cannot be run."""
     tail: deque[str] = deque(maxlen=_TAIL)
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+    unwritten: list[OSError] = []
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+    except OSError as error:
+        sys.stderr.write(f"{progress}: cannot run {command[0]}: {error.strerror}\n")
+        return _MISSING
     assert process.stdout is not None
 
-    def read(output: Iterator[str]) -> None:
-        with log.open("w") as kept:
-            for line in output:
-                kept.write(line)
-                tail.append(line)
-                progress.take(line)
+    def take(line: str) -> None:
+        tail.append(line)
+        progress.take(line)
 
-    reader = threading.Thread(target=read, args=(process.stdout,))
+    def read(output: Iterator[str]) -> None:
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("w", buffering=1) as kept:
+                for line in output:
+                    take(line)
+                    kept.write(line)
+        except OSError as error:
+            unwritten.append(error)
+            for line in output:  # or the command would wait for somebody to read it
+                take(line)
+
+    reader = threading.Thread(target=read, args=(process.stdout,), daemon=True)
     reader.start()
     try:
         with shown(progress) as show:
-            while reader.is_alive():
+            while reader.is_alive() and process.poll() is None:
                 reader.join(_DRAW_SECONDS)
                 show()
+        code = process.wait()
     except BaseException:
         process.terminate()
+        process.wait()
         raise
-    if code := process.wait():
-        sys.stderr.writelines(tail)
-        sys.stderr.write(f"{progress}: failed, see {log}\n")
+    reader.join(_REST_SECONDS)
+    if code:
+        sys.stderr.writelines(list(tail))
+        sys.stderr.write(f"{progress}: failed{'' if unwritten else f', see {log}'}\n")
+    if unwritten:
+        sys.stderr.write(f"{progress}: the log {log} cannot be written: {unwritten[0].strerror}\n")
     return code
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from predictor import task
+from predictor.library import tensorflow
 from predictor.output import ERRORS, Output
 from predictor.request import Request
 from predictor.saved import Saved
@@ -172,6 +174,110 @@ def test_a_damaged_file_gives_what_it_has(asked: Asked, tmp_path: Path) -> None:
     assert errors(out) == [("a", 8), ("b", 1)]
 
 
+Fail = Callable[[Exception, int, int], list[float]]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Input files fail: `error` on the first `times` lines that are read behind `good` others. The pauses meanwhile."""
+
+    opened: Any = tensorflow().file_io.FileIO
+
+    def fail(error: Exception, good: int, times: int) -> list[float]:
+        pauses: list[float] = []
+        failed: list[Exception] = []
+
+        class Failing(opened):
+            given = 0
+
+            def __next__(self) -> Any:
+                if self.given == good and len(failed) < times:
+                    failed.append(error)
+                    raise error
+                self.given += 1
+                return super().__next__()
+
+        monkeypatch.setattr(tensorflow().file_io, "FileIO", Failing)
+        monkeypatch.setattr(time, "sleep", pauses.append)
+        return pauses
+
+    return fail
+
+
+def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, tmp_path: Path, failing: Fail) -> None:
+    request, out = asked(a=lines(*range(20))), tmp_path / "out"
+    output = Output(str(out))
+    pauses = failing(tf.errors.UnavailableError(None, None, "HTTP response code 503"), 7, 2)
+    output.keep_plan([task.looked_at(request.inputs[0])])
+    assert pauses == [1, 2]
+    pauses = failing(tf.errors.DeadlineExceededError(None, None, "timed out"), 7, 4)
+    task._run(request, output, DEFAULT, 0, 1)
+    assert pauses == [1, 2, 4, 8]
+    assert results(out) == [2.0 * x for x in range(20)]
+    assert errors(out) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (tf.errors.UnavailableError, 143),
+        (tf.errors.DeadlineExceededError, 143),
+        (tf.errors.UnknownError, 143),
+        (tf.errors.NotFoundError, 1),
+        (tf.errors.PermissionDeniedError, 1),
+    ],
+)
+@pytest.mark.parametrize("counted", [False, True])
+def test_what_cannot_be_read_is_not_taken_for_damaged(
+    asked: Asked,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: Fail,
+    capsys: pytest.CaptureFixture[str],
+    error: Any,
+    code: int,
+    counted: bool,
+) -> None:
+    request = asked(a=lines(1, 2), b=lines(3))
+    monkeypatch.setattr(Request, "of_package", lambda: request)
+    if counted:
+        Output(str(tmp_path / "out")).keep_plan([task.looked_at(path) for path in request.inputs])
+    pauses = failing(error(None, None, "not now\nand more"), 1, 99)
+    assert task.main(["--data", "a", "--job-dir", str(tmp_path / "out")]) == code
+    assert capsys.readouterr().err == f"error: {request.inputs[0]} cannot be read: not now\n"
+    assert sum(pauses) == 30
+    assert not (tmp_path / "out" / "metrics.json").exists()
+
+
+def test_an_output_that_does_not_answer(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(*_: object) -> None:
+        raise tf.errors.UnavailableError(None, None, "HTTP response code 503")
+
+    monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
+    monkeypatch.setattr(Output, "_write", unavailable)
+    assert task.main(["--data", "a", "--job-dir", str(tmp_path / "out")]) == 143
+    assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
+
+
+def test_a_file_that_got_shorter_says_so(asked: Asked, tmp_path: Path) -> None:
+    """Of four shards the second lacks some, and the third and the fourth are behind what is damaged now."""
+    packed = gzip.compress(lines(*range(40)))
+    request, out = asked(a=lines(*range(40)), b=packed), tmp_path / "out"
+    output = Output(str(out))
+    output.keep_plan([task.looked_at(path) for path in request.inputs])
+    Path(request.inputs[0]).write_bytes(lines(*range(25)))
+    Path(request.inputs[1]).write_bytes(packed[:20])
+    task._run(request, output, DEFAULT, 0, 1)
+    assert results(out) == [2.0 * x for x in range(25)]
+    assert errors(out) == [("a", 26), ("b", 1), ("b", 21)]
+    told = (out / ERRORS).read_text()
+    assert "cannot be read from here on: it was changed, and has 25 where 40 were counted" in told
+    assert "cannot be read from here on: Compressed file ended before" in told
+    assert json.loads((out / "metrics.json").read_text()) == {"instances": 25, "errors": 3}
+
+
 def test_nothing_that_could_be_read(asked: Asked, tmp_path: Path) -> None:
     with pytest.raises(task.BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
         task._run(asked(a=b"", b=b"\x1f\x8b\xff\xff"), Output(str(tmp_path / "out")), DEFAULT, 0, 2)
@@ -206,6 +312,7 @@ def test_a_part_of_tensorflow_is_enough(asked: Asked, tmp_path: Path) -> None:
     script = f"""
 import sys
 from predictor import task
+from predictor.library import tensorflow
 task._run(task.Request.from_json(sys.stdin.buffer.read()), task.Output({str(out)!r}), {DEFAULT!r}, 0, 1)
 print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)
 """

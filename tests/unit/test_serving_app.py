@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,36 @@ def server(shelf: Shelf) -> Starlette:
     return app(shelf, Metrics())
 
 
-def ask(server: Starlette, method: str, path: str, body: Any = None, headers: Any = ()) -> tuple[int, Any, dict[str, str]]:
-    """Status, JSON or text, and headers of an answer."""
+Said = tuple[int, Any, dict[str, str]]
+"""Status, JSON or text, and headers of an answer."""
+
+
+def ask(server: Starlette, method: str, path: str, body: Any = None, headers: Any = ()) -> Said:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return at_once(asking(server, method, path, [content], headers))[0]
+
+
+def at_once(*asked: Coroutine[Any, Any, Said]) -> list[Said]:
+    async def gathered() -> list[Said]:
+        return await asyncio.gather(*asked)
+
+    loop = asyncio.new_event_loop()  # one of its own: asyncio.run would leave the thread without the one that others find there
+    try:
+        return loop.run_until_complete(gathered())
+    finally:
+        loop.close()
+
+
+async def asking(server: Starlette, method: str, path: str, pieces: Sequence[bytes | None], headers: Any = ()) -> Said:
+    """An answer to a body that comes in pieces; behind a None nothing comes any more."""
     sent: list[dict[str, Any]] = []
+    left = list(pieces)
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": content, "more_body": False}
+        piece = left.pop(0)
+        if piece is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": piece, "more_body": bool(left)}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -81,11 +104,7 @@ def ask(server: Starlette, method: str, path: str, body: Any = None, headers: An
         "server": ("127.0.0.1", 8501),
         "client": ("127.0.0.1", 1),
     }
-    loop = asyncio.new_event_loop()  # one of its own: asyncio.run would leave the thread without the one that others find there
-    try:
-        loop.run_until_complete(server(scope, receive, send))  # type: ignore[arg-type]
-    finally:
-        loop.close()
+    await server(scope, receive, send)
     text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
     told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], json.loads(text) if told["content-type"] == "application/json" else text, told
@@ -146,11 +165,27 @@ def test_a_request_that_is_too_large(server: Starlette, monkeypatch: pytest.Monk
 
 
 def test_no_more_than_fits_is_answered_at_once(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TOGETHER_BYTES", 10)
-    status, said, headers = ask(server, "POST", "/v1/models/mnist:predict", ROWS, [(b"content-length", b"11")])
-    assert (status, said["error"], headers["retry-after"]) == (503, "too many large requests at once", "1")
-    assert ask(server, "POST", "/v1/models/mnist:predict", ROWS, [(b"content-length", b"9")])[0] == 200
-    assert ask(server, "POST", "/v1/models/mnist:predict", ROWS, [(b"content-length", b"9")])[0] == 200, "it was given back"
+    body = json.dumps(ROWS).encode()
+    monkeypatch.setattr(module, "TOGETHER_BYTES", len(body))
+    for headers in ([], [(b"content-length", b"%d" % (len(body) + 1))]):
+        status, said, told = ask(server, "POST", "/v1/models/mnist:predict", body + b" ", headers)
+        assert (status, said["error"], told["retry-after"]) == (503, "too many large requests at once", "1")
+    for headers in ([], [(b"content-length", b"%d" % len(body))]):
+        assert ask(server, "POST", "/v1/models/mnist:predict", body, headers)[0] == 200, "and it is given back"
+
+
+def test_what_is_only_announced_takes_no_room(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a request take more than it has, where it comes in pieces and does not say how many."""
+    monkeypatch.setattr(module, "BODY_SECONDS", 0.5)
+    path, body = "/v1/models/mnist:predict", json.dumps(ROWS).encode()
+    silent = [asking(server, "POST", path, [b"{", None], [(b"content-length", b"16777216")]) for _ in range(3)]
+    small = [asking(server, "POST", path, [body[:9], body[9:]]) for _ in range(20)]
+    answers = at_once(*silent, *small)
+    assert [status for status, *_ in answers] == [408] * 3 + [200] * 20
+    assert "did not arrive within" in answers[0][1]["error"]
+    assert answers[0][2]["connection"] == "close"
+    monkeypatch.setattr(module, "TOGETHER_BYTES", len(body))
+    assert ask(server, "POST", path, ROWS)[0] == 200, "what they had of it was given back"
 
 
 def test_a_large_request_is_read_aside(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:

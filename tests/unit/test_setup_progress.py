@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +39,34 @@ def test_what_fails_says_how(tmp_path: Path) -> None:
     assert ran.returncode == 3
     assert ran.stderr.splitlines()[0] == "77"
     assert ran.stderr.splitlines()[-2:] == ["why", f"image: 0 s: failed, see {tmp_path}/log/x"]
+
+
+def test_a_command_that_is_missing(tmp_path: Path) -> None:
+    ran = run([sys.executable, str(PROGRAM), "image", "--log", str(tmp_path / "x"), "--", "/nonexistent", "x"])
+    assert (ran.returncode, ran.stderr) == (127, "image: 0 s: cannot run /nonexistent: No such file or directory\n")
+
+
+@pytest.mark.parametrize(("code", "failed"), [(0, []), (3, ["image: 0 s: failed"])])
+@pytest.mark.parametrize(
+    ("log", "why"), [("/dev/full", "No space left on device"), ("/dev", "Is a directory"), ("/dev/null/x", "File exists")]
+)
+def test_a_log_that_cannot_be_written(log: str, why: str, code: int, failed: list[str]) -> None:
+    """A command that says more than fits into a pipe comes to its end all the same."""
+    script = f"yes x | head -c 1000000; exit {code}"
+    ran = run([sys.executable, str(PROGRAM), "image", "--log", log, "--", "sh", "-c", script])
+    assert ran.returncode == code
+    assert [re.sub(r"\d s", "0 s", line) for line in ran.stderr.splitlines() if line != "x"] == [
+        *failed,
+        f"image: 0 s: the log {log} cannot be written: {why}",
+    ]
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    leaves = command(tmp_path, "echo done; sleep 30 & echo $!")
+    ran = subprocess.run(leaves, capture_output=True, text=True, timeout=20, check=False)
+    done, left = (tmp_path / "log" / "x").read_text().splitlines()
+    os.kill(int(left), signal.SIGKILL)
+    assert (ran.returncode, ran.stderr, done) == (0, "", "done")
 
 
 @pytest.mark.parametrize("term", ["xterm"])
