@@ -24,7 +24,8 @@ def everywhere(cluster: Cluster, name: str, version: str, token: str, started: O
     A server that is down is named, and keeps nobody waiting for long: it loads what was deployed when it comes back.
     """
     down = dict(started.failures)
-    with terminal.Step(f"{name} {version}: loading"), reach.reached(cluster) as servers:
+    servers = reach.Servers(cluster)
+    with terminal.Step(f"{name} {version}: loading"):
         outcome = cluster.fleet.each(
             started.results,
             lambda host: _on(cluster, servers, host, name, version, token),
@@ -68,12 +69,11 @@ def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version:
 
 def nowhere(cluster: Cluster, name: str, version: str) -> None:
     """Until all servers that answer have dropped it, or for as long as anybody would wait."""
-    deadline = time.monotonic() + _GONE_SECONDS
+    servers, deadline = reach.Servers(cluster), time.monotonic() + _GONE_SECONDS
 
     def gone(host: str) -> None:
         path = f"/v1/models/{name}/versions/{version}"
         while servers.ask_one(host, "GET", path)[0] == 200 and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
-    with reach.reached(cluster) as servers:
-        cluster.fleet.each(servers.names, gone, _GONE_SECONDS)
+    cluster.fleet.each(servers.names, gone, _GONE_SECONDS)

@@ -107,7 +107,8 @@ def _no_number(word: str) -> Any:
 
 def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
     """The answers, one request after the other. Hosts that are new get their server, and need no deployment."""
-    with terminal.Step("asking the model server") as step, reach.reached(cluster) as servers:
+    servers = reach.Servers(cluster)
+    with terminal.Step("asking the model server") as step:
         servers.bring()
         done = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
         found = []
@@ -157,8 +158,9 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
     """Open a port of this machine that leads to the model server, until Ctrl-C."""
     record = served_model(catalog_of(cluster), model)
     ports = local_ports(port, SERVING_PORT)
+    servers = reach.Servers(cluster)
     try:
-        with reach.reached(cluster) as servers, Forward(servers, LOOPBACK, ports) as forward:
+        with Forward(servers, LOOPBACK, ports) as forward:
             forward.port_there = SERVING_PORT
             servers.bring()
             status, said = servers.ask("GET", f"/v1/models/{record.name}")

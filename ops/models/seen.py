@@ -9,7 +9,7 @@ from typing import Any
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import one_line
-from ops.models.reach import NOBODY, Servers, reached
+from ops.models.reach import NOBODY, Servers
 from serving.records import Model, Version
 
 AVAILABLE, LOADING = "AVAILABLE", "LOADING"
@@ -34,7 +34,8 @@ Seen = dict[tuple[str, str], list[On]]
 def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
     """Ask all servers of what they are to have."""
     wanted = [(model.name, version) for model in models for version in model.there if version.wanted]
-    with terminal.Step("asking the model servers"), reached(cluster) as servers:
+    servers = Servers(cluster)
+    with terminal.Step("asking the model servers"):
         outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, wanted), _SECONDS)
         failed = {name: one_line(error) for name, error in outcome.failures.items()}
     return {

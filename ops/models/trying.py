@@ -31,10 +31,8 @@ def trying(cluster: Cluster, model: str | None, port: str | None, data: Path) ->
     ports = local_ports(port, _PORT)
     record = served_model(catalog_of(cluster), model)
     try:
-        with (
-            first_free(ports, lambda number: SiteServer(LOOPBACK, number)) as listening,
-            reach.reached(cluster) as servers,
-        ):
+        with first_free(ports, lambda number: SiteServer(LOOPBACK, number)) as listening:
+            servers = reach.Servers(cluster)
             servers.bring()
             site = Site(record.name, servers.ask, files(record.name, data), listening.port)
             with terminal.Step(f"asking what {record.name} takes"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,12 +107,8 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def make(*answers: tuple[int, Any], on: Inventory = inventory) -> tuple[Cluster, FakeServer]:
         fake = FakeServer(server.names_of(on), *(answers or ((200, AVAILABLE),)))
 
-        @contextlib.contextmanager
-        def reached(cluster: Cluster) -> Iterator[FakeServer]:
-            yield fake
-
         for module in (reach, seen):
-            monkeypatch.setattr(module, "reached", reached)
+            monkeypatch.setattr(module, "Servers", lambda _: fake)
         here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
         cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))  # type: ignore[arg-type]
         fake.token = lambda name: found(cluster, name).token
