@@ -13,10 +13,10 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.forward import first_free, local_ports
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import drawing, reach
+from ops.models.known import catalog_of, served_model
 from ops.models.request import images
 from ops.models.server import LOOPBACK
 from ops.models.site import CSS, HTML, JS, Site, SiteServer
-from ops.models.versions import catalog_of, served_model
 from ops.train.render import TEMPLATES
 from serving.records import Model
 

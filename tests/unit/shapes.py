@@ -28,7 +28,7 @@ PRINTED = {
     "ops.models.predict.predict": "fab predict",
     "ops.models.versions._done": "fab deploy, fab set-default, fab undeploy",
     "ops.models.versions.delete_version": "fab delete-version",
-    "ops.models.versions.deploy": "fab deploy, fab set-default, fab undeploy",
+    "ops.models.deploy.deploy": "fab deploy, fab set-default, fab undeploy",
     "ops.models.versions.models": "fab models",
     "ops.models.versions.versions": "fab versions",
     "ops.plan.plan.plan": "fab plan",

@@ -19,8 +19,8 @@ from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import drawing, reach, trying
 from ops.models.drawing import Question
+from ops.models.known import catalog_of
 from ops.models.site import Handler, Site
-from ops.models.versions import catalog_of
 from serving.records import Model, Version, VersionState
 
 PORT = 8700
