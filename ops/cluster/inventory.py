@@ -40,7 +40,7 @@ class Host:
     @property
     def unit(self) -> str:
         """The unit of systemd that does what the host is for."""
-        return JOBS_UNIT if self.role.trains else SERVING_UNIT
+        return JOBS_UNIT if self.role.runs_jobs else SERVING_UNIT
 
     @property
     def make(self) -> tuple[object, ...]:
@@ -86,9 +86,9 @@ class Inventory:
         return next(host for host in self.hosts if host.role is Role.MASTER)
 
     @property
-    def training(self) -> tuple[Host, ...]:
+    def job_hosts(self) -> tuple[Host, ...]:
         """The hosts on which jobs run."""
-        return tuple(host for host in self.hosts if host.role.trains)
+        return tuple(host for host in self.hosts if host.role.runs_jobs)
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Inventory:
 
     def part(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
         """So many hosts of each role, the first ones, as a cluster of its own; all on which jobs run without counts."""
-        hosts = tuple(host for host in self.training if not counts or host.index < counts.get(host.role, 0))
+        hosts = tuple(host for host in self.job_hosts if not counts or host.index < counts.get(host.role, 0))
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
 
     def require_runtimes(self, what: str) -> Runtimes:
@@ -141,7 +141,7 @@ class Inventory:
     def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
         """TF_CONFIG's `cluster`: role to `host:2222`, the same on every host. The evaluator is never in it."""
         of_role: dict[str, list[str]] = {}
-        for host in self.training:
+        for host in self.job_hosts:
             if host.role is not Role.EVALUATOR:
                 key = chief_key if host.role is Role.MASTER else str(host.role)
                 of_role.setdefault(key, []).append(f"{host.address}:{TENSORFLOW_PORT}")

@@ -181,7 +181,7 @@ def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
         has, can = terminal.size(source.size), terminal.size(max(room, 0))
         raise UsageError(
             f"the model has {has}, and the server on {host.name} has room for {can} more: fab undeploy what is not needed, or "
-            f"give the {'master' if host.role.trains else 'serving hosts'} a larger machine type"
+            f"give the {'master' if host.role.runs_jobs else 'serving hosts'} a larger machine type"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.spec import TRAINING, Role, ScaleTier, preset
+from infra.spec import JOB_ROLES, Role, ScaleTier, preset
 from jobs.queue import Queue
 from ops.checks import LOSABLE
 from ops.cluster.inventory import Inventory
@@ -47,7 +47,7 @@ def test_no_tier_has_them(inventory: Inventory, served: Inventory) -> None:
     assert described(counts(named), named) == {"scaleTier": "STANDARD_1"}
     assert not any(Role.SERVING in preset(tier).roles for tier in ScaleTier if tier is not ScaleTier.CUSTOM)
     assert served.cluster() == inventory.cluster()
-    assert {*LOSABLE, Role.MASTER} == {*TRAINING}
+    assert {*LOSABLE, Role.MASTER} == {*JOB_ROLES}
     assert planned.shape(served, 2.0) == planned.shape(inventory, 2.0)
 
 
