@@ -64,7 +64,7 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
     if find_job(cluster.ledger, word):
         return other, word
     there = [record.jobId for record in cluster.ledger.jobs()[0]]
-    valid = (*cluster.inventory.names, EVERY)
+    valid = (*(host.name for host in cluster.inventory.job_hosts), EVERY)
     said = f"there is no replica and no job {word!r}{meant(word, (*valid, *there))}"
     raise UsageError(f"{said}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
