@@ -9,6 +9,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError
 from ops.models import reach, server
+from serving.records import LoadState
 
 _LOAD_SECONDS = 180.0
 _AGAIN_SECONDS = 5.0
@@ -57,9 +58,9 @@ def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version:
             started = now
         found = said["model_version_status"][0] if status == 200 else {}
         if found.get("deployment") == token:  # else it has not looked yet
-            if found["state"] == "AVAILABLE":
+            if found["state"] == LoadState.AVAILABLE:
                 return
-            if found["state"] == "END":
+            if found["state"] == LoadState.END:
                 where = f" on {host}" if len(servers.names) > 1 else ""
                 raise OpsError(f"version {version} of model {name} cannot be loaded{where}: {found['status']['error_message']}")
         if now - began > _LOAD_SECONDS:

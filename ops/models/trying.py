@@ -18,7 +18,7 @@ from ops.models.request import images
 from ops.models.server import LOOPBACK
 from ops.models.site import CSS, HTML, JS, Site, SiteServer
 from ops.train.render import TEMPLATES
-from serving.records import Model
+from serving.records import LoadState, Model
 
 _PORT = 8700
 _READY_SECONDS = 60.0
@@ -55,7 +55,7 @@ def _check(site: Site, servers: reach.Servers, record: Model) -> None:
         if status == reach.NOBODY:
             raise OpsError(f"{said['error']}: fab deploy starts it")
         found = said["model_version_status"] if status == 200 else []
-        names = [each["version"] for each in found if each["state"] == "AVAILABLE"]
+        names = [each["version"] for each in found if each["state"] == LoadState.AVAILABLE]
         if names:
             break
         if time.monotonic() > deadline:

@@ -20,20 +20,20 @@ def models(cluster: Cluster, as_json: bool) -> int:
     found, bad = _read(cluster)
     for line in bad:
         terminal.note(line)
-    on = seen.look(cluster, found)
+    seen_by = seen.look(cluster, found)
     if as_json:
-        listed = [(m, [shown(m, v, on) for v in m.there]) for m in found]
+        listed = [(m, [shown(m, v, seen_by) for v in m.there]) for m in found]
         terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not found:
         terminal.note(NONE)
         return DONE
     rows = [
-        (m.name, m.default, seen.told(on.get((m.name, m.default), [])), len(m.there), terminal.local_time(m.createTime))
+        (m.name, m.default, seen.told(seen_by.get((m.name, m.default), [])), len(m.there), terminal.local_time(m.createTime))
         for m in found
     ]
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
-    for line in seen.complaints(on):
+    for line in seen.complaints(seen_by):
         terminal.note(line)
     return DONE
 
@@ -41,16 +41,16 @@ def models(cluster: Cluster, as_json: bool) -> int:
 def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     """List the versions of a model."""
     record = existing_model(catalog_of(cluster), model)
-    on = seen.look(cluster, [record])
+    seen_by = seen.look(cluster, [record])
     if as_json:
-        terminal.as_json([shown(record, version, on) for version in record.there])
+        terminal.as_json([shown(record, version, seen_by) for version in record.there])
         return DONE
     rows = [
         (
             v.name,
             v.state,
             "default" if v.name == record.default else "",
-            seen.told(on.get((record.name, v.name), [])),
+            seen.told(seen_by.get((record.name, v.name), [])),
             v.jobId or v.origin,
             terminal.size(v.size) if v.size else "",
             terminal.local_time(v.createTime),
@@ -61,7 +61,7 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     for v in record.there:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
-    for line in seen.complaints(on):
+    for line in seen.complaints(seen_by):
         terminal.note(line)
     return DONE
 
@@ -129,9 +129,9 @@ def _done(record: Model, version: str, as_json: bool) -> int:
     return DONE
 
 
-def shown(model: Model, version: Version, on: seen.Seen | None = None) -> dict[str, Any]:
+def shown(model: Model, version: Version, seen_by: seen.Seen | None = None) -> dict[str, Any]:
     """A version as programs read it, with what servers have of it where they were asked."""
-    servers = [asdict(each) for each in on.get((model.name, version.name), [])] if on is not None else None
+    servers = [asdict(each) for each in seen_by.get((model.name, version.name), [])] if seen_by is not None else None
     return {
         "model": model.name,
         "version": version.name,
