@@ -26,6 +26,7 @@ from ops.models.savedmodel import signatures
 from ops.models.versions import shown
 from ops.show.trials import best_of
 from serving.catalog import Catalog
+from serving.fetched import NO_SIGNATURE
 from serving.records import NAME, Model, Version, VersionState, folder_of
 
 # A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
@@ -171,9 +172,7 @@ def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
     except ValueError as error:
         raise UsageError(f"{source.said}/{MODEL}: {error}") from None
     if not found:
-        raise UsageError(
-            f"the model in {source.said} has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
-        )
+        raise UsageError(f"the model in {source.said} {NO_SIGNATURE}")
     others = sum(version.size for model in all_models(catalog)[0] for version in model.there if version.wanted)
     host = min(server.servers_of(cluster.inventory), key=server.memory_of)
     room = server.memory_of(host) - _TENSORFLOW_BYTES - others

@@ -23,7 +23,7 @@ OURS = frozenset(
 WITHIN = {
     "infra": {"infra", "jobs.queue", "jobs.placement", "jobs.paths", "jobs.checked", "jobs.records", "jobs.times"},
     "jobs": {"jobs"},
-    "ops": {"ops", "jobs", "infra.spec", "serving.catalog", "serving.records", "predictor.request"},
+    "ops": {"ops", "jobs", "infra.spec", "serving.catalog", "serving.fetched", "serving.records", "predictor.request"},
     "tasks": {"ops", "tasks"},
     "fabfile.py": {"tasks"},
     "replica": {"replica", "jobs"},
