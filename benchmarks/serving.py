@@ -163,7 +163,7 @@ def swap_failures(stack: BenchStack) -> Figure:
 
 @benchmark(
     "kill-failures",
-    what=f"requests of 4 clients that fail while the one and the other of two servers is killed, {_KILLS} times in all, and a "
+    what=f"requests of 4 clients that fail while two servers are killed in turn, {_KILLS} times in all, and a "
     "client asks the other once more",
     against=None,
     bar=0,

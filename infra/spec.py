@@ -21,7 +21,7 @@ class SpecError(ValueError):
 
 
 class Role(StrEnum):
-    """Cloud ML's tiers of hosts, and who answers for models beside any of them, in the order in which hosts are listed."""
+    """Cloud ML's roles of hosts, and the one that answers for models beside them, in the order in which hosts are listed."""
 
     PS = "ps"
     MASTER = "master"
@@ -30,12 +30,12 @@ class Role(StrEnum):
     SERVING = "serving"
 
     @property
-    def trains(self) -> bool:
-        """True where jobs run on its hosts; no tier, no job and no plan knows of the others."""
+    def runs_jobs(self) -> bool:
+        """True where jobs run on its hosts; no tier, no job and no plan knows of the other."""
         return self is not Role.SERVING
 
 
-TRAINING = tuple(role for role in Role if role.trains)
+JOB_ROLES = tuple(role for role in Role if role.runs_jobs)
 
 
 class ScaleTier(StrEnum):
@@ -94,7 +94,7 @@ def network_gbits(machine_type: str) -> float:
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica of the job, and the host that it runs on: `worker-0`."""
+    """One host of a role, and the replica of a job that runs there where one does: `worker-0`, `serving-0`."""
 
     role: Role
     index: int
@@ -120,7 +120,7 @@ class Allow:
 # TensorFlow's gRPC server has no authentication: this table is all that stands between a cluster and arbitrary code.
 # A receiver pulls tensors from their sender, so a ps opens connections to the workers and to the master too.
 # In a graph of TensorFlow 1 one ps waits for another: for Adam's powers, the global step, a sharded save.
-# Nobody reaches the evaluator. Predictions are for whoever trains; from outside they are asked for through ssh.
+# Nobody reaches the evaluator. ps, master and workers may ask for predictions; from outside they are asked for through ssh.
 _GRPC = (
     (Role.MASTER, Role.PS, "reads and updates variables"),
     (Role.WORKER, Role.PS, "reads and updates variables"),

@@ -13,7 +13,7 @@ BATCH = 128
 
 
 class Runs(Protocol):
-    """A model, as `serving.saved.Saved` is."""
+    """A model, as `predictor.saved.Saved` is."""
 
     signatures: dict[str, Signature]
 

@@ -1,4 +1,4 @@
-"""A SavedModel in a session of TensorFlow, as `predicting.Runs`: what a batch needs no more of TensorFlow for."""
+"""A SavedModel in a session of TensorFlow, a `predicting.Runs`: a batch needs no more of TensorFlow than that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from predictor.library import tensorflow
+from serving.fetched import NO_SIGNATURE
 from serving.rest import Arrays, RestError, Signature, Tensor
 
 _TAG = "serve"
@@ -25,7 +26,7 @@ class Saved:
         found = tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [_TAG]).signature_def
         signatures = {name: found[name] for name in found if not name.startswith(_PRIVATE) and found[name].outputs}
         if not signatures:
-            raise ValueError("the model has no signature: export it with one (tf.saved_model.save(…, signatures=…))")
+            raise ValueError(f"the model {NO_SIGNATURE}")
         self.signatures = {name: Signature(_tensors(s.inputs), _tensors(s.outputs)) for name, s in signatures.items()}
         self._calls = {name: self._callable(signature) for name, signature in signatures.items()}
 

@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving import rest
+from serving.records import LoadState
 from serving.rest import RestError, Tensor
-from serving.shelf import Here, Shelf, State
+from serving.shelf import Here, Shelf
 
 MOST_BYTES = 16 << 20
 """The largest request, in bytes of JSON: some three thousand images of MNIST."""
@@ -69,7 +70,7 @@ class Metrics:
         """In Prometheus' own format."""
         self.loaded.clear()
         for name, shown in shelf.models.items():
-            self.loaded.labels(name).set(sum(here.state is State.AVAILABLE for here in shown.versions.values()))
+            self.loaded.labels(name).set(sum(here.state is LoadState.AVAILABLE for here in shown.versions.values()))
         text: bytes = generate_latest(self.registry)
         return text
 
@@ -222,7 +223,7 @@ async def _computed(here: Here, signature: str, inputs: rest.Arrays) -> rest.Arr
 
 
 def _status(here: Here) -> dict[str, Any]:
-    code = "OK" if here.state is not State.END else "UNKNOWN"
+    code = "OK" if here.state is not LoadState.END else "UNKNOWN"
     said = {"error_code": code, "error_message": here.why}
     return {"version": here.name, "state": here.state, "status": said, "deployment": here.token}
 

@@ -7,6 +7,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+NO_SIGNATURE = "has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
+"""What is wrong with a model that nobody can ask: said when it is deployed, when it is loaded, and by a batch."""
+
 
 def fetch(files: Mapping[str, str], folder: Path, download: Callable[[str, Path], bool]) -> None:
     """Bring `files`, each path with its SHA-256, into a folder that has no others; ValueError where one is another.

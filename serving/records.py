@@ -35,6 +35,15 @@ def folder_of(model: str, version: str) -> str:
     return f"{_MODELS}/{model}/versions/{version}"
 
 
+class LoadState(StrEnum):
+    """Of a version on a server, as TensorFlow Serving calls it."""
+
+    LOADING = "LOADING"
+    AVAILABLE = "AVAILABLE"
+    END = "END"
+    """It could not be loaded."""
+
+
 class VersionState(StrEnum):
     """CREATING: its files are on their way, or servers try whether they can load it. Only what is READY may be the default.
 

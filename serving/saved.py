@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from serving.fetched import NO_SIGNATURE
 from serving.rest import Arrays, RestError, Signature, Tensor
 
 _CLASSIFY = "tensorflow/serving/classify"
@@ -32,7 +33,7 @@ class Saved:
         self._model = tf.saved_model.load(str(folder))  # the functions live as long as it does
         self._functions = dict(self._model.signatures)
         if not self._functions:
-            raise ValueError("the model has no signature: export it with one (tf.saved_model.save(…, signatures=…))")
+            raise ValueError(f"the model {NO_SIGNATURE}")
         self.signatures = {name: _signature(function) for name, function in self._functions.items()}
 
     def warm_up(self) -> None:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,20 +15,11 @@ from jobs.store import Conflict, Files, StoreError
 from serving.batcher import Batcher
 from serving.catalog import Catalog
 from serving.fetched import fetch
-from serving.records import Model, Version, VersionState, folder_of
+from serving.records import LoadState, Model, Version, VersionState, folder_of
 from serving.rest import Arrays, RestError, Signature
 
 _RETRY_SECONDS = 1
 _AGAIN_SECONDS = 60.0
-
-
-class State(StrEnum):
-    """Of a version on this server, as TensorFlow Serving calls it."""
-
-    LOADING = "LOADING"
-    AVAILABLE = "AVAILABLE"
-    END = "END"
-    """It could not be loaded."""
 
 
 class LoadedModel(Protocol):
@@ -52,7 +42,7 @@ class Here:
     """A version on this server; what is not AVAILABLE has no model."""
 
     name: str
-    state: State
+    state: LoadState
     why: str = ""
     model: LoadedModel | None = None
     batcher: Batcher | None = None
@@ -108,9 +98,9 @@ class Shelf:
     def find(self, model: str, version: str | None) -> Here:
         """The version that is to answer; RestError as of `there`, and 503 for one that may be there soon."""
         here = self._shown(model).default if version is None else self.there(model, version)[0]
-        if here is None or here.state is State.LOADING:
+        if here is None or here.state is LoadState.LOADING:
             raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
-        if here.state is State.END:
+        if here.state is LoadState.END:
             raise RestError(500, f"version {here.name} of model {model} could not be loaded: {here.why}")
         return here
 
@@ -163,11 +153,11 @@ class Shelf:
         kept = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
         for version in _wanted(model):
             if version.name not in kept:
-                kept[version.name] = Here(version.name, State.LOADING, token=version.token)
+                kept[version.name] = Here(version.name, LoadState.LOADING, token=version.token)
         self._show(model, kept)
         for version in _wanted(model):
             here = kept[version.name]
-            if version.state is state and (here.state is State.LOADING or self._try_again(version, here)):
+            if version.state is state and (here.state is LoadState.LOADING or self._try_again(version, here)):
                 kept = {**kept, version.name: self._loaded(model.name, version, here.tries)}
                 self._show(model, kept)
         for name, here in there.items():
@@ -180,14 +170,14 @@ class Shelf:
         named = versions.get(model.default)
         before = self._models[model.name].default if model.name in self._models else None
         default = named
-        if (named is None or named.state is not State.AVAILABLE) and before and before.state is State.AVAILABLE:
+        if (named is None or named.state is not LoadState.AVAILABLE) and before and before.state is LoadState.AVAILABLE:
             still = versions.get(before.name)
-            default = still if still and still.state is State.AVAILABLE else before if named else named
+            default = still if still and still.state is LoadState.AVAILABLE else before if named else named
         self._models = {**self._models, model.name: Shown(default, dict(versions))}
 
     def _try_again(self, version: Version, here: Here) -> bool:
         """True for one that did answer, or should, after a pause that is twice as long each time."""
-        if version.state is not VersionState.READY or here.state is not State.END or not here.tries:
+        if version.state is not VersionState.READY or here.state is not LoadState.END or not here.tries:
             return False
         return self._clock() - here.at >= math.ldexp(_AGAIN_SECONDS, here.tries - 1)
 
@@ -196,7 +186,7 @@ class Shelf:
         mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
         if mark.exists() and mark not in self._marks:
             why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
-            return Here(version.name, State.END, why, token=version.token)
+            return Here(version.name, LoadState.END, why, token=version.token)
         try:
             self._marks.add(mark)
             self._cache.mkdir(parents=True, exist_ok=True)
@@ -206,14 +196,14 @@ class Shelf:
             batcher = Batcher(saved.run, saved.signatures, saw=lambda rows: self._saw(model, rows))
         except StoreError as error:
             _complain(f"version {version.name} of model {model}: the bucket does not answer: {error}")
-            return Here(version.name, State.LOADING, token=version.token)  # next time
+            return Here(version.name, LoadState.LOADING, token=version.token)  # next time
         except Exception as error:  # noqa: BLE001  whatever a model does, the server goes on
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             _complain(f"version {version.name} of model {model} cannot be loaded: {why}")
-            return Here(version.name, State.END, why, token=version.token, tries=tries + 1, at=self._clock())
+            return Here(version.name, LoadState.END, why, token=version.token, tries=tries + 1, at=self._clock())
         finally:
             mark.unlink(missing_ok=True)
-        return Here(version.name, State.AVAILABLE, model=saved, batcher=batcher, token=version.token)
+        return Here(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
 
     def close(self) -> None:
         """The process ends, and no model is to blame for it."""

@@ -47,6 +47,7 @@ class Progress:
         return f"{self._label}: {far}{f'{self.now}, ' if self.now else ''}{seconds:.0f} s"
 
 
+@contextlib.contextmanager
 def lines(progress: Progress) -> Iterator[Callable[[], None]]:
     """Says it in lines that stay; for nothing that is done in a moment."""
     due = time.monotonic() + _FIRST_SECONDS
@@ -61,6 +62,7 @@ def lines(progress: Progress) -> Iterator[Callable[[], None]]:
     yield show
 
 
+@contextlib.contextmanager
 def bar(progress: Progress) -> Iterator[Callable[[], None]]:
     """Says it on a line of the terminal that is drawn again and again, and goes at the end."""
     from rich.progress import BarColumn, SpinnerColumn, TextColumn
@@ -77,8 +79,8 @@ def shown(progress: Progress) -> contextlib.AbstractContextManager[Callable[[], 
     try:
         import rich.progress  # noqa: F401  is it there?
     except ImportError:
-        return contextlib.contextmanager(lines)(progress)
-    return contextlib.contextmanager(bar if sys.stdout.isatty() else lines)(progress)
+        return lines(progress)
+    return bar(progress) if sys.stdout.isatty() else lines(progress)
 
 
 def run(command: list[str], progress: Progress, log: Path) -> int:

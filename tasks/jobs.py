@@ -152,7 +152,8 @@ def logs(
     only if the job SUCCEEDED.
     """
     from ops.cluster.cluster import Cluster
-    from ops.logs.read import parse_lines, show_logs
+    from ops.logs.read import parse_lines
+    from ops.screen.logs import show_logs
 
     return show_logs(Cluster.load(), replica, job, parse_lines(lines), follow, json, plain)
 

@@ -31,7 +31,7 @@ def deploy(
     fab deploy --model mnist --version v1          # once more, where it was undeployed, or did not come to be served
     """
     from ops.cluster.cluster import Cluster
-    from ops.models.versions import deploy as run
+    from ops.models.deploy import deploy as run
 
     return run(Cluster.load(), model, version, job, origin, json)
 
@@ -157,7 +157,7 @@ def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     fab serve mnist --port 8600
     """
     from ops.cluster.cluster import Cluster
-    from ops.models.predict import serve as run
+    from ops.models.serve import serve as run
 
     return run(Cluster.load(), model, port)
 

@@ -60,7 +60,7 @@ class Identity(ComponentResource):
                     member=email.apply(lambda address: f"serviceAccount:{address}"),
                     opts=self._inside,
                 )
-                for what, granted in (BUCKET_ROLES if role.trains else READER_ROLES).items()
+                for what, granted in (BUCKET_ROLES if role.runs_jobs else READER_ROLES).items()
             ]
             for role, email in self.emails.items()
         }

@@ -75,7 +75,7 @@ def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, int], memory
     Limits are ceilings, not reservations, so their sum may exceed the machine. `cpus` and `memory` override a role.
     """
     shapes = {role: shape(spec.roles[role].machine_type) for role in spec.roles}
-    scale = min(1.0, machine_cpus / max(vcpus for role, (vcpus, _) in shapes.items() if role.trains))
+    scale = min(1.0, machine_cpus / max(vcpus for role, (vcpus, _) in shapes.items() if role.runs_jobs))
     return {
         role: Size(
             cpus=cpus.get(role, min(machine_cpus, max(1, round(vcpus * scale)))),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.spec import TENSORFLOW_PORT, Role, SpecError, parse_replica
+from infra.spec import JOB_ROLES, TENSORFLOW_PORT, Role, SpecError, parse_replica
 from ops.errors import UsageError, meant
 
 HERE = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ class Host:
     @property
     def unit(self) -> str:
         """The unit of systemd that does what the host is for."""
-        return JOBS_UNIT if self.role.trains else SERVING_UNIT
+        return JOBS_UNIT if self.role.runs_jobs else SERVING_UNIT
 
     @property
     def make(self) -> tuple[object, ...]:
@@ -86,14 +86,14 @@ class Inventory:
         return next(host for host in self.hosts if host.role is Role.MASTER)
 
     @property
-    def training(self) -> tuple[Host, ...]:
+    def job_hosts(self) -> tuple[Host, ...]:
         """The hosts on which jobs run."""
-        return tuple(host for host in self.hosts if host.role.trains)
+        return tuple(host for host in self.hosts if host.role.runs_jobs)
 
     @property
     def replicas(self) -> tuple[str, ...]:
         """Every replica's name, the chief first: that is the order in which they lead."""
-        return (self.chief.name, *(name for name in self.names if name != self.chief.name))
+        return (self.chief.name, *(host.name for host in self.job_hosts if host.role is not Role.MASTER))
 
     @property
     def hourly_cost(self) -> float | None:
@@ -106,7 +106,7 @@ class Inventory:
 
     def part(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
         """So many hosts of each role, the first ones, as a cluster of its own; all on which jobs run without counts."""
-        hosts = tuple(host for host in self.training if not counts or host.index < counts.get(host.role, 0))
+        hosts = tuple(host for host in self.job_hosts if not counts or host.index < counts.get(host.role, 0))
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
 
     def require_runtimes(self, what: str) -> Runtimes:
@@ -121,27 +121,28 @@ class Inventory:
         return self.runtimes
 
     def host(self, name: str) -> Host:
-        """The host of a replica; SpecError that lists the valid names."""
+        """A host of any role by its name; SpecError that lists the valid ones."""
         wanted = parse_replica(name, self.names)
         return next(host for host in self.hosts if host.name == wanted)
 
     def select(self, text: str) -> tuple[Host, ...]:
-        """The hosts of `all`, of a role such as `worker`, or of one replica; UsageError that lists what is valid."""
+        """The hosts of `all` replicas, of a role such as `worker`, or of one replica; UsageError that lists what is valid."""
         if text == EVERY:
-            return self.hosts
-        if text in list(Role) and (of_role := self.of_role(Role(text))):
+            return self.job_hosts
+        if text in JOB_ROLES and (of_role := self.of_role(Role(text))):
             return of_role
+        names = [host.name for host in self.job_hosts]
         try:
-            return (self.host(text),)
+            return (self.host(parse_replica(text, names)),)
         except SpecError:
-            roles = dict.fromkeys(str(host.role) for host in self.hosts)
-            valid = (*self.names, *roles, EVERY)
+            roles = dict.fromkeys(str(host.role) for host in self.job_hosts)
+            valid = (*names, *roles, EVERY)
             raise UsageError(f"there is no replica {text!r}{meant(text, valid)}; valid are {', '.join(valid)}") from None
 
     def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
         """TF_CONFIG's `cluster`: role to `host:2222`, the same on every host. The evaluator is never in it."""
         of_role: dict[str, list[str]] = {}
-        for host in self.training:
+        for host in self.job_hosts:
             if host.role is not Role.EVALUATOR:
                 key = chief_key if host.role is Role.MASTER else str(host.role)
                 of_role.setdefault(key, []).append(f"{host.address}:{TENSORFLOW_PORT}")

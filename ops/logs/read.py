@@ -1,4 +1,4 @@
-"""`fab logs`: live from the hosts, from the bucket's archive for hosts that have gone, merged in the order of time."""
+"""Logs of a job: live from the hosts, from the bucket's archive for hosts that have gone, merged in the order of time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import EVERY
-from ops.cluster.ledger import existing_job, find_job, replica_names
-from ops.errors import DETACHED, DONE, FAILED, HostError, OpsError, UsageError, meant
-from ops.logs.lines import NO_LOG, Format, Line, merge, parse_log, read_command
+from ops.cluster.ledger import find_job, replica_names
+from ops.errors import HostError, OpsError, UsageError, meant
+from ops.logs.lines import NO_LOG, Format, Line, parse_log, read_command
 
 _READ_SECONDS = 60.0
 
@@ -29,31 +29,6 @@ def parse_lines(text: str) -> int | None:
     return int(text)
 
 
-def show_logs(
-    cluster: Cluster,
-    selection: str | None,
-    job_id: str | None,
-    lines: int | None,
-    follow: bool,
-    as_json: bool,
-    plain: bool = True,
-) -> int:
-    """Print the logs of a replica, a role or all of them; of a job, where `selection` is the id of one.
-
-    What is followed is a screen on a terminal, unless `plain` lines are wanted.
-    """
-    selection, job_id = meant_by(cluster, selection, job_id)
-    record = existing_job(cluster.ledger, job_id)
-    replicas = _selected(record, selection)
-    if follow and not record.final:
-        return follow_job(cluster, record, replicas, lines, as_json, plain)
-    write = _writer(replicas, as_json)
-    for line in merge(read_logs(cluster, record, replicas, lines).values()):
-        write(line)
-    sys.stdout.flush()
-    return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
-
-
 def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
     """The replicas and the job that are meant by a word, which may be one of either, in front of the other or alone."""
     if word is None or _is_replica(cluster, word):
@@ -64,7 +39,7 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
     if find_job(cluster.ledger, word):
         return other, word
     there = [record.jobId for record in cluster.ledger.jobs()[0]]
-    valid = (*cluster.inventory.names, EVERY)
+    valid = (*(host.name for host in cluster.inventory.job_hosts), EVERY)
     said = f"there is no replica and no job {word!r}{meant(word, (*valid, *there))}"
     raise UsageError(f"{said}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
@@ -76,30 +51,11 @@ def _is_replica(cluster: Cluster, word: str) -> bool:
         return False
 
 
-def follow_job(
-    cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool, plain: bool = True
-) -> int:
-    """Print the logs as they grow, until the job has ended or the user has seen enough; exit code 0 where it SUCCEEDED."""
-    job_id = record.jobId
-    try:
-        if plain or as_json or not terminal.has_screen():
-            end = follow(cluster, record, replicas, lines, as_json)
-        else:
-            end = on_screen(cluster, record, replicas, lines)
-    except KeyboardInterrupt:
-        return DETACHED
-    if end is None:
-        return FAILED
-    why = end.errorMessage.partition("\n")[0]
-    terminal.note(f"{job_id} {end.state}" + (f": {why}" if why else ""))
-    return DONE if end.state is JobState.SUCCEEDED else FAILED
-
-
 def follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
     from ops.logs.follow import Follower, Note
 
-    write, end = _writer(replicas, as_json), None
+    write, end = writer(replicas, as_json), None
     state = ""
     for event in Follower(cluster.fleet, cluster.ledger, record, replicas, lines).events():
         if isinstance(event, Line):
@@ -115,21 +71,15 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int 
     return end
 
 
-def on_screen(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None) -> JobRecord | None:
-    """The same on the screen of a terminal."""
-    from ops.screen.follow import follow as run  # with rich, which plain lines do not wait for
-
-    return run(cluster, record, replicas, lines)
-
-
-def _writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
+def writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
+    """What prints the lines of these replicas."""
     if as_json:
         return lambda line: terminal.write(sys.stdout, line.to_json())
     form = Format(replicas, terminal.colourful(sys.stdout))
     return lambda line: terminal.write(sys.stdout, form(line))
 
 
-def _selected(record: JobRecord, text: str) -> list[str]:
+def selected(record: JobRecord, text: str) -> list[str]:
     """A job's replicas of `all`, of a role such as `worker`, or the one of that name; UsageError that lists what is valid."""
     names = replica_names(record)
     wanted = text.strip().replace("-replica-", "-")

@@ -14,8 +14,8 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import HERE, Inventory
 from ops.errors import UsageError, meant
 from ops.models.export import MODEL
+from ops.models.known import catalog_of, existing_model, existing_version
 from ops.models.savedmodel import signatures
-from ops.models.versions import catalog_of, existing_model
 from ops.package import package
 from ops.train.config import Flags
 from ops.train.fitness import check_job_dir
@@ -23,7 +23,7 @@ from ops.train.program import Program
 from ops.train.submit import Submission
 from ops.train.train import prepare_program, run_told, shared
 from predictor.request import FILE, Request
-from serving.records import Model, ModelError, Version, VersionState, folder_of
+from serving.records import Model, Version, VersionState, folder_of
 
 PACKAGE = HERE / "predictor"
 _MODULE = "predictor.task"
@@ -109,10 +109,7 @@ def _version(model: Model, name: str | None) -> Version:
     ready = [version.name for version in model.there if version.state is VersionState.READY]
     if name is None and not model.default:
         raise UsageError(f"model {model.name} has no default: say --version; READY are {', '.join(ready) or 'none'}")
-    try:
-        version = model.version(name or model.default)
-    except ModelError as error:
-        raise UsageError(f"{error}{meant(name or '', [v.name for v in model.there])}") from None
+    version = existing_version(model, name or model.default)
     if version.state is not VersionState.READY:
         raise UsageError(
             f"version {version.name} of model {model.name} is {version.state}, and predictions are made by one that is READY; "

@@ -9,6 +9,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.errors import HostError, HostsError, OpsError
 from ops.models import reach, server
+from serving.records import LoadState
 
 _LOAD_SECONDS = 180.0
 _AGAIN_SECONDS = 5.0
@@ -24,7 +25,8 @@ def everywhere(cluster: Cluster, name: str, version: str, token: str, started: O
     A server that is down is named, and keeps nobody waiting for long: it loads what was deployed when it comes back.
     """
     down = dict(started.failures)
-    with terminal.Step(f"{name} {version}: loading"), reach.reached(cluster) as servers:
+    servers = reach.Servers(cluster)
+    with terminal.Step(f"{name} {version}: loading"):
         outcome = cluster.fleet.each(
             started.results,
             lambda host: _on(cluster, servers, host, name, version, token),
@@ -56,9 +58,9 @@ def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version:
             started = now
         found = said["model_version_status"][0] if status == 200 else {}
         if found.get("deployment") == token:  # else it has not looked yet
-            if found["state"] == "AVAILABLE":
+            if found["state"] == LoadState.AVAILABLE:
                 return
-            if found["state"] == "END":
+            if found["state"] == LoadState.END:
                 where = f" on {host}" if len(servers.names) > 1 else ""
                 raise OpsError(f"version {version} of model {name} cannot be loaded{where}: {found['status']['error_message']}")
         if now - began > _LOAD_SECONDS:
@@ -68,12 +70,11 @@ def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version:
 
 def nowhere(cluster: Cluster, name: str, version: str) -> None:
     """Until all servers that answer have dropped it, or for as long as anybody would wait."""
-    deadline = time.monotonic() + _GONE_SECONDS
+    servers, deadline = reach.Servers(cluster), time.monotonic() + _GONE_SECONDS
 
     def gone(host: str) -> None:
         path = f"/v1/models/{name}/versions/{version}"
         while servers.ask_one(host, "GET", path)[0] == 200 and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
-    with reach.reached(cluster) as servers:
-        cluster.fleet.each(servers.names, gone, _GONE_SECONDS)
+    cluster.fleet.each(servers.names, gone, _GONE_SECONDS)

@@ -11,14 +11,11 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
-from infra.spec import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.forward import Forward, local_ports
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import reach
-from ops.models.server import LOOPBACK
-from ops.models.versions import catalog_of, existing_model, served_model
+from ops.models.known import catalog_of, existing_model, existing_version
 
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.5
@@ -34,8 +31,8 @@ def predict(
     asked = read_instances(instances)
     record = existing_model(catalog_of(cluster), model)
     name = record.name
-    if version is not None and version not in (there := [v.name for v in record.there]):
-        raise UsageError(f"model {name} has no version {version!r}; there are {', '.join(there) or 'none'}")
+    if version is not None:
+        existing_version(record, version)
     requests = [*bodies(asked, {} if signature is None else {"signature_name": signature})]
     if len(requests) > 1:
         version = version or record.default or None  # one answers all of them, also where the default changes meanwhile
@@ -107,7 +104,8 @@ def _no_number(word: str) -> Any:
 
 def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
     """The answers, one request after the other. Hosts that are new get their server, and need no deployment."""
-    with terminal.Step("asking the model server") as step, reach.reached(cluster) as servers:
+    servers = reach.Servers(cluster)
+    with terminal.Step("asking the model server") as step:
         servers.bring()
         done = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
         found = []
@@ -151,25 +149,3 @@ def show(predictions: list[Any]) -> None:
 
 def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
-    """Open a port of this machine that leads to the model server, until Ctrl-C."""
-    record = served_model(catalog_of(cluster), model)
-    ports = local_ports(port, SERVING_PORT)
-    try:
-        with reach.reached(cluster) as servers, Forward(servers, LOOPBACK, ports) as forward:
-            forward.port_there = SERVING_PORT
-            servers.bring()
-            status, said = servers.ask("GET", f"/v1/models/{record.name}")
-            if status == reach.NOBODY:
-                raise OpsError(f"{said['error']}: fab deploy starts it")
-            terminal.out(f"http://{LOOPBACK}:{forward.port}/v1/models/{record.name}")
-            sys.stdout.flush()
-            terminal.note(
-                f"curl -d '{{\"instances\": […]}}' http://{LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
-                "Ctrl-C ends it"
-            )
-            reach.hold(servers, "fab serve")
-    except KeyboardInterrupt:
-        return DONE

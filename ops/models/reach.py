@@ -1,4 +1,4 @@
-"""The model servers of a cluster, asked from here through tunnels: one for as long as it answers, and then the next."""
+"""The model servers of a cluster, asked from here through SSH: one for as long as it answers, and then the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
@@ -17,8 +16,7 @@ from infra.spec import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
-from ops.cluster.forward import Forward, at_once
-from ops.cluster.remote import Fleet
+from ops.cluster.forward import at_once
 from ops.errors import HostError, OpsError
 from ops.models import server
 from ops.models.server import LOOPBACK
@@ -29,6 +27,7 @@ HEALTH = "/health"
 # Another server may have what this one lacks: a process, a version that it loaded, room for one more request.
 _ANOTHER = frozenset({NOBODY, 500, 503})
 _SECONDS = 60.0
+_OPEN_SECONDS = 30.0
 # From the start of a server's process until it listens.
 _LISTEN_SECONDS = 20.0
 _SETTLE_SECONDS = 10.0
@@ -41,14 +40,11 @@ Answer = tuple[int, Any]
 class Servers:
     """For many threads. A request may come to more than one server, as predictions change nothing."""
 
-    def __init__(self, cluster: Cluster, stack: contextlib.ExitStack) -> None:
-        """Nothing is connected yet; `stack` closes the tunnels."""
+    def __init__(self, cluster: Cluster) -> None:
+        """Nothing is connected yet."""
         self.names = server.names_of(cluster.inventory)
-        self._cluster, self._stack = cluster, stack
-        self._ways = {name: _Way(cluster.fleet, name) for name in self.names}
+        self._cluster = cluster
         self._first = self.names[0]
-        self._ports: dict[str, int] = {}
-        self._lock = threading.Lock()
         self._brought: Future[Outcome[bool]] | None = None
         self._listens_by = 0.0
 
@@ -66,26 +62,29 @@ class Servers:
 
     def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
         """A server's answer; HostError where its host cannot be reached, OpsError where what listens there does not answer."""
-        self._cluster.fleet.connection(name)
-        connection = http.client.HTTPConnection(LOOPBACK, self._port(name), timeout=_SECONDS)
+        nobody = NOBODY, {"error": f"no model server answers on {name}"}
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        except (ConnectionError, http.client.HTTPException):
-            return NOBODY, {"error": f"no model server answers on {name}"}
-        except (OSError, ValueError) as error:
-            raise OpsError(f"the model server on {name} does not answer: {error}") from error
-        finally:
-            connection.close()
+            channel = self._open(name, "direct-tcpip", (LOOPBACK, SERVING_PORT), (LOOPBACK, 0), _OPEN_SECONDS)
+        except (paramiko.SSHException, OSError, EOFError):
+            return nobody
+        with contextlib.closing(channel):
+            connection = _Connection(channel)
+            try:
+                connection.request(method, path, body, {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                return response.status, json.loads(response.read())
+            except (TimeoutError, ValueError) as error:
+                raise OpsError(f"the model server on {name} does not answer: {str(error) or 'it says nothing'}") from error
+            except (OSError, EOFError, http.client.HTTPException):  # a channel that ended raises a plain OSError
+                return nobody
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
         """A connection to a server, for a `Forward`: to the one that answered last, and where that refuses to the next."""
         failed: Exception | None = None
         for name in self._order():
             try:
-                channel = self._ways[name].open_channel(kind, there, peer, timeout)
-            except (paramiko.SSHException, OSError, EOFError) as error:
+                channel = self._open(name, kind, there, peer, timeout)
+            except (HostError, paramiko.SSHException, OSError, EOFError) as error:
                 failed = error
             else:
                 self._first = name
@@ -132,14 +131,11 @@ class Servers:
         place = self.names.index(self._first)
         return [*self.names[place:], *self.names[:place]]
 
-    def _port(self, name: str) -> int:
-        """The port of this machine that leads to a server, whatever becomes of the connection to its host meanwhile."""
-        with self._lock:
-            if name not in self._ports:
-                forward = self._stack.enter_context(Forward(self._ways[name], LOOPBACK, range(1)))
-                forward.port_there = SERVING_PORT
-                self._ports[name] = forward.port
-            return self._ports[name]
+    def _open(self, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
+        """A channel to one host, by a new connection to that host where the one before broke off."""
+        transport = self._cluster.fleet.connection(name).transport
+        at_once(transport)
+        return transport.open_channel(kind, there, peer, timeout=timeout)
 
     def _bring(self, brought: Future[Outcome[bool]]) -> None:
         outcome = self._cluster.fleet.each(self.names, self._bring_to, server.START_SECONDS)
@@ -155,26 +151,23 @@ class Servers:
         return True
 
 
-class _Way:
-    """To the server of one host, by a new connection to that host where the one before broke off."""
+class _Connection(http.client.HTTPConnection):
+    """HTTP through a channel of an SSH connection: no port of this machine leads there, which any web site could use."""
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        self._fleet, self._name = fleet, name
+    def __init__(self, channel: Any) -> None:
+        """Whoever has opened the channel closes it."""
+        super().__init__(LOOPBACK, SERVING_PORT)
+        self._channel = channel
 
-    def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-        try:
-            transport = self._fleet.connection(self._name).transport
-        except HostError as error:
-            raise paramiko.SSHException(str(error)) from error
-        at_once(transport)
-        return transport.open_channel(kind, there, peer, timeout=timeout)
+    def connect(self) -> None:
+        """Takes the channel for a socket."""
+        self._channel.settimeout(_SECONDS)
+        self.sock = self._channel
 
-
-@contextlib.contextmanager
-def reached(cluster: Cluster) -> Iterator[Servers]:
-    """The servers through tunnels that are there as long as the context."""
-    with contextlib.ExitStack() as stack:
-        yield Servers(cluster, stack)
+    def close(self) -> None:
+        """Leaves the channel open: the rest of an answer after which the server closes is read from it."""
+        self.sock = None
+        super().close()
 
 
 def hold(servers: Servers, what: str) -> NoReturn:

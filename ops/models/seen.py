@@ -9,17 +9,16 @@ from typing import Any
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import one_line
-from ops.models.reach import NOBODY, Servers, reached
-from serving.records import Model, Version
+from ops.models.reach import NOBODY, Servers
+from serving.records import LoadState, Model, Version
 
-AVAILABLE, LOADING = "AVAILABLE", "LOADING"
 SILENT = "NO ANSWER"
 """The state of every version on a server that does not answer; the others are TensorFlow Serving's."""
 _SECONDS = 12.0
 
 
 @dataclass(frozen=True)
-class On:
+class OnServer:
     """A version on one server, and why it is not AVAILABLE there, where that is known."""
 
     server: str
@@ -27,56 +26,57 @@ class On:
     errorMessage: str = ""
 
 
-Seen = dict[tuple[str, str], list[On]]
+Seen = dict[tuple[str, str], list[OnServer]]
 """By model and version, in the order of the servers; versions that no server is to have are not in it."""
 
 
 def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
     """Ask all servers of what they are to have."""
     wanted = [(model.name, version) for model in models for version in model.there if version.wanted]
-    with terminal.Step("asking the model servers"), reached(cluster) as servers:
+    servers = Servers(cluster)
+    with terminal.Step("asking the model servers"):
         outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, wanted), _SECONDS)
         failed = {name: one_line(error) for name, error in outcome.failures.items()}
     return {
         (model, version.name): [
-            On(name, SILENT, failed[name]) if name in failed else outcome.results[name][model, version.name]
+            OnServer(name, SILENT, failed[name]) if name in failed else outcome.results[name][model, version.name]
             for name in servers.names
         ]
         for model, version in wanted
     }
 
 
-def _said(servers: Servers, name: str, wanted: Sequence[tuple[str, Version]]) -> dict[tuple[str, str], On]:
+def _said(servers: Servers, name: str, wanted: Sequence[tuple[str, Version]]) -> dict[tuple[str, str], OnServer]:
     """What one server says of all its models."""
     found: dict[str, tuple[int, Any]] = {}
     for model, _ in wanted:
         if model not in found:
             found[model] = servers.ask_one(name, "GET", f"/v1/models/{model}")
-    return {(model, version.name): _on(name, version, *found[model]) for model, version in wanted}
+    return {(model, version.name): _seen_on(name, version, *found[model]) for model, version in wanted}
 
 
-def _on(name: str, version: Version, status: int, said: Any) -> On:
+def _seen_on(name: str, version: Version, status: int, said: Any) -> OnServer:
     if status == NOBODY:
-        return On(name, SILENT, f"{said['error']}: fab predict brings it there")
+        return OnServer(name, SILENT, f"{said['error']}: fab predict brings it there")
     here = said["model_version_status"] if status == 200 else []
     for each in here:
         if each["version"] == version.name and each.get("deployment") == version.token:
-            return On(name, each["state"], each["status"]["error_message"])
-    return On(name, LOADING)  # it has not looked yet
+            return OnServer(name, each["state"], each["status"]["error_message"])
+    return OnServer(name, LoadState.LOADING)  # it has not looked yet
 
 
-def told(seen: Sequence[On]) -> str:
+def told(seen: Sequence[OnServer]) -> str:
     """`1 of 2`: on how many servers a version answers; empty for one that none is to have."""
-    return f"{sum(on.state == AVAILABLE for on in seen)} of {len(seen)}" if seen else ""
+    return f"{sum(each.state == LoadState.AVAILABLE for each in seen)} of {len(seen)}" if seen else ""
 
 
 def complaints(seen: Seen) -> list[str]:
     """A line for each server that does not answer, and for each version that a server could not load."""
-    silent = {on.errorMessage for versions in seen.values() for on in versions if on.state == SILENT}
+    silent = {each.errorMessage for servers in seen.values() for each in servers if each.state == SILENT}
     broken = [
-        f"version {version} of model {model} on {on.server}: {on.errorMessage}"
-        for (model, version), versions in seen.items()
-        for on in versions
-        if on.state != SILENT and on.errorMessage
+        f"version {version} of model {model} on {each.server}: {each.errorMessage}"
+        for (model, version), servers in seen.items()
+        for each in servers
+        if each.state != SILENT and each.errorMessage
     ]
     return [*sorted(silent), *broken]

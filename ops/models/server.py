@@ -58,7 +58,7 @@ def names_of(inventory: Inventory) -> list[str]:
 
 def memory_of(host: Host) -> int:
     """The bytes that the server may have of a host."""
-    return int(host.memory_bytes * (MEMORY_SHARE_BESIDE_JOBS if host.role.trains else MEMORY_SHARE))
+    return int(host.memory_bytes * (MEMORY_SHARE_BESIDE_JOBS if host.role.runs_jobs else MEMORY_SHARE))
 
 
 def unit(inventory: Inventory, host: Host) -> str:
@@ -67,7 +67,7 @@ def unit(inventory: Inventory, host: Host) -> str:
         "scaletier-serving.service.j2",
         {
             "bucket": inventory.bucket,
-            "addresses": [LOOPBACK] if host.role.trains else [LOOPBACK, host.address],
+            "addresses": [LOOPBACK] if host.role.runs_jobs else [LOOPBACK, host.address],
             "port": SERVING_PORT,
             "poll_seconds": inventory.poll_seconds,
             "memory_max": memory_of(host),

@@ -15,7 +15,7 @@ from ops.errors import OpsError
 from ops.models import drawing
 from ops.models.drawing import Question
 from ops.models.reach import NOBODY
-from serving.records import NAME
+from serving.records import NAME, LoadState
 
 Ask = Callable[[str, str, bytes | None], tuple[int, Any]]
 """Method, path and body to the model server; the status and the JSON of its answer."""
@@ -24,7 +24,6 @@ MOST_BYTES = 32 << 10
 HTML, CSS, JS = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 _JSON = "application/json"
 _STATES, _PREDICT = "/states", "/predict/"
-_AVAILABLE = "AVAILABLE"
 _SILENCE_SECONDS = 60.0
 # Nothing runs or is fetched but what this very server gives, and no page of others may show this one.
 _HEADERS = {
@@ -38,7 +37,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What a request gets: its HTTP status, and content of a kind."""
 
     status: int
@@ -46,12 +45,12 @@ class Answer:
     content: bytes
 
     @classmethod
-    def of(cls, value: Any, status: int = 200) -> Answer:
+    def of(cls, value: Any, status: int = 200) -> Reply:
         """A value as JSON."""
         return cls(status, _JSON, json.dumps(value, allow_nan=False).encode())
 
     @classmethod
-    def error(cls, status: int, line: str) -> Answer:
+    def error(cls, status: int, line: str) -> Reply:
         """One line that says what is wrong."""
         return cls.of({"error": line}, status)
 
@@ -65,7 +64,7 @@ class Site:
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
         self._questions: dict[str, Question | None] = {}  # a version's name is used once, so this holds for ever
 
-    def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Answer | None:
+    def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Reply | None:
         """The answer to a request whose content need not be read; None for one that is fine so far.
 
         A name that leads here and is not ours is another site's, which makes its visitors' browsers ask (DNS rebinding).
@@ -73,42 +72,42 @@ class Site:
         """
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self._hosts:
-            return Answer.error(403, f"this is for {' and '.join(sorted(self._hosts))} alone")
+            return Reply.error(403, f"this is for {' and '.join(sorted(self._hosts))} alone")
         if origin is not None and origin != f"http://{host}":
-            return Answer.error(403, "this is for its own page alone")
+            return Reply.error(403, "this is for its own page alone")
         if method == "GET" and (path in self._files or path == _STATES):
             return None
         if method != "POST" or not NAME.fullmatch(path.removeprefix(_PREDICT)) or not path.startswith(_PREDICT):
-            return Answer.error(404, f"there are GET {_STATES} and POST {_PREDICT}VERSION")
+            return Reply.error(404, f"there are GET {_STATES} and POST {_PREDICT}VERSION")
         if headers.get("content-type") != _JSON:  # what another site may send without asking first is no JSON
-            return Answer.error(415, f"a drawing comes as {_JSON}")
+            return Reply.error(415, f"a drawing comes as {_JSON}")
         size = headers.get("content-length", "")
         if not (size.isascii() and size.isdecimal()) or "transfer-encoding" in headers:
-            return Answer.error(411, "Content-Length is missing")
+            return Reply.error(411, "Content-Length is missing")
         if len(size) > len(str(MOST_BYTES)) or int(size) > MOST_BYTES:
-            return Answer.error(413, f"a drawing has at most {MOST_BYTES} bytes")
+            return Reply.error(413, f"a drawing has at most {MOST_BYTES} bytes")
         return None
 
-    def answer(self, method: str, path: str, content: bytes) -> Answer:
+    def answer(self, method: str, path: str, content: bytes) -> Reply:
         """The answer to a request that was not refused. Never raises for what the model server says or does."""
         if method == "GET" and path in self._files:
             kind, found = self._files[path]
-            return Answer(200, kind, found)
+            return Reply(200, kind, found)
         try:
             return self._states() if method == "GET" else self._predict(path.removeprefix(_PREDICT), content)
         except OpsError as error:
-            return Answer.error(504, str(error))
+            return Reply.error(504, str(error))
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            return Answer.error(502, f"the model server's answer is not understood ({type(error).__name__}: {error})")
+            return Reply.error(502, f"the model server's answer is not understood ({type(error).__name__}: {error})")
 
-    def _states(self) -> Answer:
+    def _states(self) -> Reply:
         """The versions that answer, whether they take a drawing, and which is the default, empty while there is none."""
         status, said = self._ask("GET", self._where, None)
         if status != 200:
             return _passed_on(status, said)
-        names = [each["version"] for each in said["model_version_status"] if each["state"] == _AVAILABLE]
+        names = [each["version"] for each in said["model_version_status"] if each["state"] == LoadState.AVAILABLE]
         status, default = self._ask("GET", f"{self._where}/metadata", None)
-        return Answer.of(
+        return Reply.of(
             {
                 "default": default["model_spec"]["version"] if status == 200 else "",
                 "versions": [{"name": name, "draws": self.question(name) is not None} for name in names],
@@ -128,14 +127,14 @@ class Site:
         """What the model server says of a version's signatures."""
         return self._ask("GET", f"{self._where}/versions/{version}/metadata", None)
 
-    def _predict(self, version: str, content: bytes) -> Answer:
+    def _predict(self, version: str, content: bytes) -> Reply:
         try:
             image = drawing.drawn(content)
         except (ValueError, RecursionError) as error:
-            return Answer.error(400, str(error))
+            return Reply.error(400, str(error))
         question = self.question(version)
         if question is None:
-            return Answer.error(404, f"version {version} is not there, or takes no drawing")
+            return Reply.error(404, f"version {version} is not there, or takes no drawing")
         body = drawing.asked(question, image)
         began = time.perf_counter()
         status, said = self._ask("POST", f"{self._where}/versions/{version}:predict", body)
@@ -143,12 +142,12 @@ class Site:
         if status != 200:
             return _passed_on(status, said)
         values = drawing.probabilities(question, said)
-        return Answer.of({"probabilities": values, "milliseconds": round(seconds * 1000, 3)})
+        return Reply.of({"probabilities": values, "milliseconds": round(seconds * 1000, 3)})
 
 
-def _passed_on(status: int, said: Any) -> Answer:
+def _passed_on(status: int, said: Any) -> Reply:
     """An error of the model server's own."""
-    return Answer.error(503 if status == NOBODY else status, str(said["error"]))
+    return Reply.error(503 if status == NOBODY else status, str(said["error"]))
 
 
 class SiteServer(socketserver.ThreadingTCPServer):

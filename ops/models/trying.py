@@ -13,12 +13,12 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.forward import first_free, local_ports
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import drawing, reach
+from ops.models.known import catalog_of, served_model
 from ops.models.request import images
 from ops.models.server import LOOPBACK
 from ops.models.site import CSS, HTML, JS, Site, SiteServer
-from ops.models.versions import catalog_of, served_model
 from ops.train.render import TEMPLATES
-from serving.records import Model
+from serving.records import LoadState, Model
 
 _PORT = 8700
 _READY_SECONDS = 60.0
@@ -31,10 +31,8 @@ def trying(cluster: Cluster, model: str | None, port: str | None, data: Path) ->
     ports = local_ports(port, _PORT)
     record = served_model(catalog_of(cluster), model)
     try:
-        with (
-            first_free(ports, lambda number: SiteServer(LOOPBACK, number)) as listening,
-            reach.reached(cluster) as servers,
-        ):
+        with first_free(ports, lambda number: SiteServer(LOOPBACK, number)) as listening:
+            servers = reach.Servers(cluster)
             servers.bring()
             site = Site(record.name, servers.ask, files(record.name, data), listening.port)
             with terminal.Step(f"asking what {record.name} takes"):
@@ -57,7 +55,7 @@ def _check(site: Site, servers: reach.Servers, record: Model) -> None:
         if status == reach.NOBODY:
             raise OpsError(f"{said['error']}: fab deploy starts it")
         found = said["model_version_status"] if status == 200 else []
-        names = [each["version"] for each in found if each["state"] == "AVAILABLE"]
+        names = [each["version"] for each in found if each["state"] == LoadState.AVAILABLE]
         if names:
             break
         if time.monotonic() > deadline:

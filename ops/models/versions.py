@@ -1,209 +1,18 @@
-"""Models and their versions: deployed, listed, made the default, taken away."""
+"""Models and their versions that were deployed: listed, made the default, taken away."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from jobs.checked import RecordError
-from jobs.store import Conflict, StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.fanout import Background, Outcome
-from ops.cluster.ledger import existing_job, me
-from ops.cluster.output import find
-from ops.errors import DONE, OpsError, UsageError, meant, one_line
-from ops.models import loaded, seen, server
-from ops.models.export import MODEL, newest, of_trial
-from ops.models.savedmodel import signatures
-from ops.show.trials import best_of
+from ops.errors import DONE, OpsError, UsageError
+from ops.models import loaded, seen
+from ops.models.known import NONE, all_models, catalog_of, changed, check_change, existing_model, existing_version, find_model
 from serving.catalog import Catalog
-from serving.records import NAME, Model, ModelError, Version, VersionState, folder_of
-
-# A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
-_TENSORFLOW_BYTES = 400_000_000
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """Where a version comes from: `model` is its saved_model.pb, `bring` puts all its files, `size` bytes, into a folder."""
-
-    said: str
-    model: bytes
-    size: int
-    bring: Callable[[Path], object]
-    job_id: str = ""
-    manifest: dict[str, Any] | None = None
-
-
-def deploy(
-    cluster: Cluster, model: str | None, version: str | None, job_id: str | None, origin: str | None, as_json: bool = False
-) -> int:
-    """Make a SavedModel a version of a model that the cluster's servers answer for; the first version is the default."""
-    name, version = _name("--model", model), _name("--version", version)
-    catalog = catalog_of(cluster)
-    token = os.urandom(8).hex()
-    before = _model(catalog, name)
-    there = next((v for v in before.there if v.name == version), None) if before else None
-    with tempfile.TemporaryDirectory() as scratch:
-        files: dict[str, Path] = {}
-        if there and there.may_be_again and origin is None and job_id is None:
-            starting = _start(cluster)
-            _change(catalog, name, lambda record: record.again(version, token))
-        else:
-            if before:
-                _refusing(lambda: before.begun(Version(version, token=token)))  # before anything is copied
-            if origin is None and job_id is None:
-                kept = ", ".join(v.name for v in before.there if v.may_be_again) if before else ""
-                raise UsageError(
-                    f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
-                    + (f"; kept, and to be deployed again without these, are {kept}" if kept else "")
-                )
-            source = _origin(cluster, job_id, origin)
-            _check(cluster, catalog, source)
-            starting = _start(cluster)
-            files = _fetched(source, Path(scratch, "model"))
-            made = Version(
-                version,
-                origin=source.said,
-                jobId=source.job_id,
-                createdBy=me(),
-                manifest=source.manifest or {},
-                token=token,
-            )
-            _change(catalog, name, lambda record: record.begun(made), create=True)
-        with _undone(catalog, name, version, token):
-            if files:
-                _upload(cluster, catalog, name, version, token, files)
-            with terminal.Step(f"{name} {version}: starting the model server"):
-                started = starting.join(server.START_SECONDS)
-            loaded.everywhere(cluster, name, version, token, started)
-            record = _change(catalog, name, lambda record: record.ready(version, token))
-        server.hand_over(cluster)
-    if as_json:
-        terminal.as_json(_shown(record, record.version(version)))
-    else:
-        which = "the default" if record.default == version else f"the default is {record.default}"
-        terminal.out(f"model {name} has version {version}, {which}: fab predict --model {name} --json-instances request.json")
-    return DONE
-
-
-def _name(flag: str, value: str | None) -> str:
-    if value is None:
-        raise UsageError(f"{flag} is missing: fab deploy --job ID --model mnist --version v1")
-    if not NAME.fullmatch(value):
-        raise UsageError(f"{flag} {value!r} is no name: a letter, then up to 127 letters, digits and _")
-    return value
-
-
-def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin:
-    """UsageError where there is no SavedModel to deploy."""
-    if origin is None:
-        record = existing_job(cluster.ledger, job_id)
-        found = of_trial(find(cluster, record), best_of(cluster.ledger, record))
-        folder = newest(found)
-        if folder is None:
-            raise UsageError(
-                f"job {record.jobId} ({record.state}) has no SavedModel in {found.job_dir}: fab export {record.jobId} makes "
-                "one of its latest checkpoint where its trainer can, and --origin names another"
-            )
-        below = f"{folder}/" if folder else ""
-        paths = [path for path in found.files if path.startswith(below)]
-        where = f"{found.job_dir}/{folder}".rstrip("/")
-        size = sum(found.files[path] for path in paths)
-        content = found.read(f"{below}{MODEL}")
-        return _Origin(where, content, size, lambda to: found.fetch(paths, to, below), record.jobId, dict(record.manifest))
-    if job_id is not None:
-        raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
-    here = Path(origin)
-    if not (here / MODEL).is_file():
-        raise UsageError(
-            f"--origin {origin} is no folder with a {MODEL}: fab export fetches one, and --job takes that of a job"
-        )
-
-    size = sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
-    return _Origin(
-        str(here.resolve()), (here / MODEL).read_bytes(), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True)
-    )
-
-
-def _start(cluster: Cluster) -> Background[Outcome[str]]:
-    """Servers have TensorFlow to import, while files are copied; one that gets nothing to serve ends by itself."""
-    return Background(lambda: server.start(cluster))
-
-
-def _fetched(source: _Origin, folder: Path) -> dict[str, Path]:
-    """The files, in a folder of ours, each by its path below it."""
-    folder.mkdir()
-    source.bring(folder)
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: str, files: Mapping[str, Path]) -> None:
-    """Put the files into the bucket, and then into the record what they are."""
-    size = sum(path.stat().st_size for path in files.values())
-    digests = {}
-    with terminal.Step(f"{name} {version}: uploading {terminal.size(size)}") as step:
-        progress = terminal.sizer(step, size)
-        for path, file in files.items():
-            cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)
-            with file.open("rb") as content:
-                digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
-    try:
-        _change(catalog, name, lambda record: record.copied(version, token, digests, size))
-    except UsageError:  # it was deleted meanwhile, and what came after that is nobody's
-        cluster.bucket.remove(folder_of(name, version))
-        raise
-
-
-def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
-    """UsageError for what no server could answer for."""
-    try:
-        found = signatures(source.model)
-    except ValueError as error:
-        raise UsageError(f"{source.said}/{MODEL}: {error}") from None
-    if not found:
-        raise UsageError(
-            f"the model in {source.said} has no signature: export it with one (tf.saved_model.save(…, signatures=…))"
-        )
-    others = sum(version.size for model in _all(catalog)[0] for version in model.there if version.wanted)
-    host = min(server.servers_of(cluster.inventory), key=server.memory_of)
-    room = server.memory_of(host) - _TENSORFLOW_BYTES - others
-    if source.size > room:
-        has, can = terminal.size(source.size), terminal.size(max(room, 0))
-        raise UsageError(
-            f"the model has {has}, and the server on {host.name} has room for {can} more: fab undeploy what is not needed, or "
-            f"give the {'master' if host.role.trains else 'serving hosts'} a larger machine type"
-        )
-
-
-@contextlib.contextmanager
-def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[None]:
-    """Whatever ends the deployment also says so in the record, and the name stays taken."""
-    try:
-        yield
-    except BaseException as error:
-        why = "fab deploy was stopped" if isinstance(error, KeyboardInterrupt) else one_line(error)
-
-        def failed(record: Model) -> Model:
-            mine = next((v for v in record.there if v.name == version and v.token == token), None)
-            return record.failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
-
-        with contextlib.suppress(OpsError, StoreError, Conflict):
-            left = next((v for v in _change(catalog, name, failed).there if v.name == version), None)
-            if left and left.state is VersionState.FAILED:
-                again = f"fab deploy --model {name} --version {version} tries it again, and " if left.may_be_again else ""
-                terminal.note(
-                    f"version {version} of model {name} is FAILED: {again}fab delete-version {name} {version} clears it away"
-                )
-        raise
+from serving.records import NAME, Model, Version, VersionState, folder_of
 
 
 def models(cluster: Cluster, as_json: bool) -> int:
@@ -211,20 +20,20 @@ def models(cluster: Cluster, as_json: bool) -> int:
     found, bad = _read(cluster)
     for line in bad:
         terminal.note(line)
-    on = seen.look(cluster, found)
+    seen_by = seen.look(cluster, found)
     if as_json:
-        listed = [(m, [_shown(m, v, on) for v in m.there]) for m in found]
+        listed = [(m, [shown(m, v, seen_by) for v in m.there]) for m in found]
         terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
     if not found:
-        terminal.note("no model is deployed yet: fab deploy --job ID --model mnist --version v1")
+        terminal.note(NONE)
         return DONE
     rows = [
-        (m.name, m.default, seen.told(on.get((m.name, m.default), [])), len(m.there), terminal.local_time(m.createTime))
+        (m.name, m.default, seen.told(seen_by.get((m.name, m.default), [])), len(m.there), terminal.local_time(m.createTime))
         for m in found
     ]
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
-    for line in seen.complaints(on):
+    for line in seen.complaints(seen_by):
         terminal.note(line)
     return DONE
 
@@ -232,16 +41,16 @@ def models(cluster: Cluster, as_json: bool) -> int:
 def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     """List the versions of a model."""
     record = existing_model(catalog_of(cluster), model)
-    on = seen.look(cluster, [record])
+    seen_by = seen.look(cluster, [record])
     if as_json:
-        terminal.as_json([_shown(record, version, on) for version in record.there])
+        terminal.as_json([shown(record, version, seen_by) for version in record.there])
         return DONE
     rows = [
         (
             v.name,
             v.state,
             "default" if v.name == record.default else "",
-            seen.told(on.get((record.name, v.name), [])),
+            seen.told(seen_by.get((record.name, v.name), [])),
             v.jobId or v.origin,
             terminal.size(v.size) if v.size else "",
             terminal.local_time(v.createTime),
@@ -252,7 +61,7 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
     for v in record.there:
         if v.errorMessage:
             terminal.note(f"{v.name}: {v.errorMessage}")
-    for line in seen.complaints(on):
+    for line in seen.complaints(seen_by):
         terminal.note(line)
     return DONE
 
@@ -261,17 +70,17 @@ def set_default(cluster: Cluster, model: str | None, version: str | None, as_jso
     """Make a version the one that answers where none is named; it takes over at once, and no request fails."""
     catalog = catalog_of(cluster)
     record, chosen = _of(catalog, model, version)
-    return _done(_change(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json)
+    return _done(changed(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json)
 
 
 def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: bool = False) -> int:
     """Take a version off the server; its files stay, and fab deploy without --job or --origin brings it back."""
     catalog = catalog_of(cluster)
     record, chosen = _of(catalog, model, version)
-    changed = _change(catalog, record.name, lambda record: record.undeployed(chosen.name))
+    after = changed(catalog, record.name, lambda record: record.undeployed(chosen.name))
     with terminal.Step(f"{record.name} {chosen.name}: taking it off the server"), contextlib.suppress(OpsError):
         loaded.nowhere(cluster, record.name, chosen.name)
-    return _done(changed, chosen.name, as_json)
+    return _done(after, chosen.name, as_json)
 
 
 def delete_version(cluster: Cluster, model: str | None, version: str | None, sure: bool, as_json: bool = False) -> int:
@@ -280,57 +89,22 @@ def delete_version(cluster: Cluster, model: str | None, version: str | None, sur
     if model is not None and version is not None and _was_deleted(catalog, model, version):
         cluster.bucket.remove(folder_of(model, version))  # what an interrupted deletion, or an upload that ended later, left
     record, chosen = _of(catalog, model, version)
-    _refusing(lambda: record.deleted(chosen.name))
+    check_change(lambda: record.deleted(chosen.name))
     if not sure:
         terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
     # First it is no version any more, then its files go: whoever is interrupted in between has left no half of one.
-    changed = _change(catalog, record.name, lambda record: record.deleted(chosen.name))
+    after = changed(catalog, record.name, lambda record: record.deleted(chosen.name))
     cluster.bucket.remove(folder_of(record.name, chosen.name))
     if as_json:
-        terminal.as_json({"deleted": {"model": record.name, "version": chosen.name}, "default": changed.default})
+        terminal.as_json({"deleted": {"model": record.name, "version": chosen.name}, "default": after.default})
     else:
         terminal.out(f"version {chosen.name} of model {record.name} is deleted")
     return DONE
 
 
 def _was_deleted(catalog: Catalog, model: str, version: str) -> bool:
-    record = _model(catalog, model) if NAME.fullmatch(model) else None
+    record = find_model(catalog, model) if NAME.fullmatch(model) else None
     return record is not None and any(v.name == version and v.state is VersionState.DELETED for v in record.versions)
-
-
-def catalog_of(cluster: Cluster) -> Catalog:
-    """The models of a cluster."""
-    return Catalog(cluster.ledger.store)
-
-
-def existing_model(catalog: Catalog, name: str | None) -> Model:
-    """A model, the only one where none is named; UsageError that lists those that there are."""
-    found, _ = _all(catalog)
-    names = [model.name for model in found]
-    if name is None:
-        if len(found) == 1:
-            return found[0]
-        raise UsageError(f"which model? There are {', '.join(names)}" if names else _NONE)
-    for model in found:
-        if model.name == name:
-            return model
-    raise UsageError(
-        f"there is no model {name!r}{meant(name, names)}; " + (f"there are {', '.join(names)}" if names else _NONE)
-    )
-
-
-def served_model(catalog: Catalog, name: str | None) -> Model:
-    """As `existing_model`, one of which the server has a version; UsageError where it has none."""
-    record = existing_model(catalog, name)
-    if not any(version.state is VersionState.READY for version in record.there):
-        states = ", ".join(f"{version.name} is {version.state}" for version in record.there)
-        raise UsageError(
-            f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} brings one back"
-        )
-    return record
-
-
-_NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
 
 
 def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model, Version]:
@@ -338,63 +112,26 @@ def _of(catalog: Catalog, model: str | None, version: str | None) -> tuple[Model
     if version is None:
         there = ", ".join(v.name for v in record.there) or "none"
         raise UsageError(f"which version of model {record.name}? There are {there}")
-    try:
-        return record, record.version(version)
-    except ModelError as error:
-        raise UsageError(f"{error}{meant(version, [v.name for v in record.there])}") from None
-
-
-def _all(catalog: Catalog) -> tuple[list[Model], list[str]]:
-    """The models that have a version; what is left of others is which names were used."""
-    try:
-        found, bad = catalog.models()
-        return [model for model in found if model.there], bad
-    except StoreError as error:
-        raise OpsError(f"the bucket does not answer: {error}") from error
+    return record, existing_version(record, version)
 
 
 def _read(cluster: Cluster) -> tuple[list[Model], list[str]]:
     with terminal.Step("reading the models"):
-        return _all(catalog_of(cluster))
-
-
-def _model(catalog: Catalog, name: str) -> Model | None:
-    try:
-        return catalog.model(name)
-    except RecordError as error:
-        raise OpsError(f"the record of model {name} cannot be read: {error}") from None
-
-
-def _change(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
-    try:
-        return catalog.change(name, change, create)
-    except ModelError as error:
-        raise UsageError(str(error)) from None
-    except RecordError as error:
-        raise OpsError(f"the record of model {name} cannot be read: {error}") from None
-    except Conflict:
-        raise OpsError(f"model {name} is changed by others all the time: try again") from None
-
-
-def _refusing(change: Callable[[], Model]) -> None:
-    try:
-        change()
-    except ModelError as error:
-        raise UsageError(str(error)) from None
+        return all_models(catalog_of(cluster))
 
 
 def _done(record: Model, version: str, as_json: bool) -> int:
     if as_json:
-        terminal.as_json(_shown(record, record.version(version)))
+        terminal.as_json(shown(record, record.version(version)))
     else:
         default = f"the default is {record.default}" if record.default else "there is no default"
         terminal.out(f"version {version} of model {record.name} is {record.version(version).state}; {default}")
     return DONE
 
 
-def _shown(model: Model, version: Version, on: seen.Seen | None = None) -> dict[str, Any]:
+def shown(model: Model, version: Version, seen_by: seen.Seen | None = None) -> dict[str, Any]:
     """A version as programs read it, with what servers have of it where they were asked."""
-    servers = [asdict(each) for each in on.get((model.name, version.name), [])] if on is not None else None
+    servers = [asdict(each) for each in seen_by.get((model.name, version.name), [])] if seen_by is not None else None
     return {
         "model": model.name,
         "version": version.name,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.spec import TRAINING, Role
+from infra.spec import JOB_ROLES, Role
 from ops.checks import (
     LOSABLE,
     RESTART_POLICIES,
@@ -103,8 +103,8 @@ class Declared:
 
 _STRATEGY_KEYS: Mapping[str, Check] = {
     "needs": some_of((Role.WORKER, Role.PS)),
-    "replicas": some_of(TRAINING),
-    "together": some_of(TRAINING),
+    "replicas": some_of(JOB_ROLES),
+    "together": some_of(JOB_ROLES),
     "expendable": some_of(LOSABLE),
     "restartPolicy": one_of(RESTART_POLICIES),
     "exchange": one_of(EXCHANGES),

@@ -50,15 +50,15 @@ class Screen:
 
     def show(self, picture: Picture) -> None:
         """This in place of what is there."""
-        self._live.update(_Drawn(picture), refresh=True)
+        self._live.update(Drawn(picture), refresh=True)
 
 
 def leave(picture: Picture) -> None:
     """Print a picture to stay, long lines whole."""
-    Console(file=sys.stdout, highlight=False, markup=False, emoji=False).print(_Drawn(picture, cut=False), crop=False, end="")
+    Console(file=sys.stdout, highlight=False, markup=False, emoji=False).print(Drawn(picture, cut=False), crop=False, end="")
 
 
-class _Drawn:
+class Drawn:
     """A picture as rich takes it, each line of it on one line of the terminal where it is to be cut."""
 
     def __init__(self, picture: Picture, cut: bool = True) -> None:

@@ -156,7 +156,7 @@ def picture(seen: Overview, said: str = "", lines: int | None = None) -> Picture
 
 
 def _title(seen: Overview) -> Iterator[str | Span]:
-    training = [host for host in seen.hosts if Role(host.role).trains]
+    training = [host for host in seen.hosts if Role(host.role).runs_jobs]
     busy = sum(host.job is not None for host in training)
     yield Span(f"{seen.stack}, {seen.scaleTier}", "bold")
     yield f"  {terminal.local_time(seen.time)}  {busy} of {terminal.plural(len(training), 'host')} busy"

@@ -137,9 +137,11 @@ def _remove(cluster: Cluster, job_id: str) -> None:
 
 
 def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
-    """What the hosts that answer have kept: another job of that id must not go on in it."""
+    """What those hosts that answer have kept: another job of that id must not go on in it."""
     fleet = cluster.fleet
     line = shlex.join(["sudo", "-n", "rm", "-f", "--", *(f"{STATE_DIR}/logs/{job_id}.jsonl" for job_id in job_ids)])
-    failures = fleet.each(cluster.inventory.names, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS).failures
+    failures = fleet.each(
+        cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
+    ).failures
     for error in failures.values():
         terminal.note(f"{error}; take another id for the next job")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from infra.spec import TRAINING, Role, ScaleTier, SpecError, preset
+from infra.spec import JOB_ROLES, Role, ScaleTier, SpecError, preset
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError, meant
 from ops.terminal import plural
@@ -45,7 +45,7 @@ def asked(
 
 def counts(inventory: Inventory) -> dict[Role, int]:
     """How many of each role a cluster has for jobs."""
-    return dict(Counter(host.role for host in inventory.training))
+    return dict(Counter(host.role for host in inventory.job_hosts))
 
 
 def described(wanted: Counts, inventory: Inventory) -> dict[str, Any]:
@@ -92,10 +92,10 @@ def _of_words(text: str, inventory: Inventory) -> Counts:
     wanted, named = {Role.MASTER: 1}, set[Role]()
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = word.partition("=")
-        if name not in TRAINING:
+        if name not in JOB_ROLES:
             example = "such as worker=2,ps=1 or worker"
             raise UsageError(
-                f"--replicas {word!r} is no role{meant(name, TRAINING)}; valid are {', '.join(TRAINING)}, {example}"
+                f"--replicas {word!r} is no role{meant(name, JOB_ROLES)}; valid are {', '.join(JOB_ROLES)}, {example}"
             )
         role = Role(name)
         if role in named:
@@ -108,7 +108,7 @@ def _of_words(text: str, inventory: Inventory) -> Counts:
         if wanted[role] == 0 and not equals:
             _check({role: 1}, inventory, f"--replicas {word}")
     if not text.strip(" ,"):
-        raise UsageError(f"--replicas names no role; valid are {', '.join(TRAINING)}, such as worker=2,ps=1 or worker")
+        raise UsageError(f"--replicas names no role; valid are {', '.join(JOB_ROLES)}, such as worker=2,ps=1 or worker")
     if wanted[Role.MASTER] != 1:
         raise UsageError(f"--replicas master={wanted[Role.MASTER]}: a job has one master")
     return _check({role: count for role, count in wanted.items() if count}, inventory, f"--replicas {text}")

@@ -43,7 +43,7 @@ class File:
 
 def render(inventory: Inventory) -> dict[str, list[File]]:
     """The files of every host on which jobs run, by its name: they are the same for every job."""
-    return {host.name: host_files(inventory, host) for host in inventory.training}
+    return {host.name: host_files(inventory, host) for host in inventory.job_hosts}
 
 
 def host_files(inventory: Inventory, host: Host) -> list[File]:
@@ -85,7 +85,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         module=job.module,
         args=[*job.args, *((job.job_dir_flag, job.job_dir) if job.job_dir_flag else ())],
         tasks={host.name: task(_alone(named, host) if job.study else named, host.name, job) for host in hosts},
-        addresses={host.name: host.address for host in inventory.training},
+        addresses={host.name: host.address for host in inventory.job_hosts},
         packageSha256=package_sha256,
         data=data_paths(job.args) or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
         secrets=sorted(job.secrets),

@@ -254,14 +254,11 @@ def _check_data(cluster: Cluster, submission: Submission) -> None:
 
 def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:
     """Show a job's logs until it ends; the exit code is 0 where it SUCCEEDED, and DETACHED after Ctrl-C."""
-    from ops.logs.read import follow, on_screen
+    from ops.screen.logs import followed
 
     job_id, names = job.jobId, replica_names(job)
     try:
-        if plain or not terminal.has_screen():
-            record = follow(cluster, job, names, None, False)
-        else:
-            record = on_screen(cluster, job, names, None)
+        record = followed(cluster, job, names, None, False, plain)
     except KeyboardInterrupt:
         how = f"fab logs all --job {job_id} --follow comes back to it, fab cancel {job_id} stops it"
         terminal.note(f"\n{job_id} goes on, or waits for its turn: {how}")

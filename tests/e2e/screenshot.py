@@ -19,7 +19,7 @@ from rich.terminal_theme import MONOKAI
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replica_names
 from ops.logs.follow import Follower
-from ops.screen.draw import _Drawn
+from ops.screen.draw import Drawn
 from ops.screen.follow import take
 from ops.screen.job import JobScreen
 from ops.screen.picture import Picture
@@ -43,7 +43,7 @@ def seen(job: str, seconds: float) -> Picture:
 def main(job: str, seconds: str, target: str) -> None:
     """Follows the job and writes the picture."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    console.print(_Drawn(seen(job, float(seconds))))
+    console.print(Drawn(seen(job, float(seconds))))
     svg = console.export_svg(title=f"fab train --job {job}", theme=MONOKAI)
     width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:

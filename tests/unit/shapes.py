@@ -22,18 +22,18 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "absent": (),
 }
 Section = Mapping[str, str]
-# Who prints JSON, and what of the page tells of it.
-PRINTED = {
+# Who prints JSON, and what of the page tells of it; by a key that the value has where there are several, "" for any other.
+PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.models.export._show": "fab export",
     "ops.models.predict.predict": "fab predict",
     "ops.models.versions._done": "fab deploy, fab set-default, fab undeploy",
     "ops.models.versions.delete_version": "fab delete-version",
-    "ops.models.versions.deploy": "fab deploy, fab set-default, fab undeploy",
+    "ops.models.deploy.deploy": "fab deploy, fab set-default, fab undeploy",
     "ops.models.versions.models": "fab models",
     "ops.models.versions.versions": "fab versions",
     "ops.plan.plan.plan": "fab plan",
     "ops.plan.planned._show": "fab plan --job",
-    "ops.report.command.report": "fab report",
+    "ops.report.command.report": {"reports": "fab report of several jobs", "": "fab report"},
     "ops.show.cost.cost": "fab cost",
     "ops.show.fetch.get": "fab get",
     "ops.show.top.top": "fab top",
@@ -41,10 +41,10 @@ PRINTED = {
     "ops.show.views.hosts": "fab hosts",
     "ops.show.views.jobs": "fab jobs",
     "ops.train.cancel.cancel": "fab train, fab cancel, fab wait, fab predict --batch",
-    "ops.train.data.data": "fab data ls",
+    "ops.train.data.data": {"uploaded": "fab data put", "removed": "fab data rm", "": "fab data"},
     "ops.train.delete._delete": "fab delete, fab prune",
     "ops.train.delete.prune": "fab delete, fab prune",
-    "ops.train.kept.runtimes": "fab runtimes",
+    "ops.train.kept.runtimes": {"removed": "fab runtimes rm", "": "fab runtimes"},
     "ops.train.preview.print_render": "fab render",
     "ops.train.reproduce._show": "fab reproduce",
     "ops.train.train.run_told": "fab train, fab cancel, fab wait, fab predict --batch",
@@ -109,8 +109,7 @@ def _is(value: Any, name: str) -> bool:
 def check(caller: str, value: Any) -> None:
     """AssertionError unless what a function of ops prints is as the page says."""
     assert caller in PRINTED, f"{caller} prints JSON of which docs/json.md knows nothing"
-    heading = PRINTED[caller]
-    if heading == "fab report" and "reports" in value:
-        heading = "fab report of several jobs"
+    told = PRINTED[caller]
+    heading = told if isinstance(told, str) else next(told[key] for key in told if key in value or not key)
     found = list(wrong(value, documented()[heading]))
     assert not found, f"{heading}, in docs/json.md: {'; '.join(found)}"

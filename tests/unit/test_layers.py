@@ -23,7 +23,7 @@ OURS = frozenset(
 WITHIN = {
     "infra": {"infra", "jobs.queue", "jobs.placement", "jobs.paths", "jobs.checked", "jobs.records", "jobs.times"},
     "jobs": {"jobs"},
-    "ops": {"ops", "jobs", "infra.spec", "serving.catalog", "serving.records", "predictor.request"},
+    "ops": {"ops", "jobs", "infra.spec", "serving.catalog", "serving.fetched", "serving.records", "predictor.request"},
     "tasks": {"ops", "tasks"},
     "fabfile.py": {"tasks"},
     "replica": {"replica", "jobs"},
@@ -32,7 +32,10 @@ WITHIN = {
     "trainer": {"trainer"},
     "tuner": {"tuner", "jobs", "replica.config", "replica.decide", "replica.memory"},
 }
-# Of other people's; the standard library may be imported everywhere. A module with a row of its own has that instead.
+# Of ops, the rooms in the order in which data go through them: each imports those before it, or of these what is told here.
+ROOMS = ("cluster", "package", "logs", "screen", "train", "show", "models", "plan", "report")
+NARROW = {"package": {"cluster.inventory"}, "logs": {"cluster"}, "screen": {"cluster", "logs"}}
+# Of other people's; the standard library may be imported everywhere. A module or a room with a row of its own has that instead.
 OUTSIDE = {
     "infra": {
         "pulumi",
@@ -47,10 +50,17 @@ OUTSIDE = {
         "psutil",
         "yaml",
     },
-    "ops": {"fabric", "invoke", "paramiko", "jinja2", "fsspec", "packaging", "yaml"},
+    "ops": set(),
+    "ops/checks.py": {"yaml"},
+    "ops/commandline.py": {"fabric", "invoke"},
+    "ops/pages.py": {"jinja2"},
+    "ops/cluster": {"fabric", "paramiko", "fsspec"},
+    "ops/package": {"packaging"},
+    "ops/models/reach.py": {"paramiko"},
     "ops/report/charts.py": {"vl_convert"},
     "ops/report/page.py": {"jinja2", "markupsafe"},
     "ops/screen/draw.py": {"rich"},
+    "ops/train/render.py": {"jinja2"},
     "tasks": {"fabric"},
     "fabfile.py": set(),
     "jobs": set(),
@@ -93,12 +103,29 @@ def files() -> list[tuple[str, Path]]:
 
 @pytest.mark.parametrize(("layer", "path"), files(), ids=lambda value: value.name if isinstance(value, Path) else value)
 def test_a_layer_imports_what_it_may(layer: str, path: Path) -> None:
-    outside = OUTSIDE.get(path.relative_to(ROOT).as_posix(), OUTSIDE[layer])
+    own = path.relative_to(ROOT)
+    outside = OUTSIDE.get(own.as_posix(), OUTSIDE.get(own.parent.as_posix(), OUTSIDE[layer]))
     for name in imports(path):
         top = name.partition(".")[0]
         if top in OURS or top not in sys.stdlib_module_names:
             may = WITHIN[layer] if top in OURS else outside
             assert any(f"{name}.".startswith(f"{allowed}.") for allowed in may), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "ops").glob("*/*.py")), ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_a_room_of_ops_imports_those_before_it(path: Path) -> None:
+    room = path.parent.name
+    may = {room, *NARROW.get(room, ROOMS[: ROOMS.index(room)])}
+    for name in imports(path):
+        below = name.removeprefix("ops.")
+        if name != below and below.partition(".")[0] in ROOMS:
+            assert any(f"{below}.".startswith(f"{allowed}.") for allowed in may), f"{path} imports {name}"
+
+
+def test_every_room_of_ops_is_known() -> None:
+    assert {path.parent.name for path in (ROOT / "ops").glob("*/*.py")} == {*ROOMS}
+    shared = [name for path in (ROOT / "ops").glob("*.py") for name in imports(path) if name.startswith("ops.")]
+    assert not [name for name in shared if name.split(".")[1] in ROOMS], "what all share knows none of them"
 
 
 def test_ops_never_asks_which_target_it_is_on() -> None:

@@ -56,7 +56,10 @@ def test_data_is_put_listed_and_removed(
         "folder": f"{bucket}/data/pictures",
         "files": [{"name": "b", "bytes": 3}, {"name": "train/a", "bytes": 2}],
     }
-    assert data(cluster, "rm", "pictures", None, sure=True, as_json=False) == 0
+    assert data(cluster, "put", str(mine), None, sure=True, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": f"{bucket}/data/pictures", "uploaded": []}
+    assert data(cluster, "rm", "pictures", None, sure=True, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": f"{bucket}/data/pictures", "removed": 2}
     assert data(cluster, "rm", "other/name", None, sure=True, as_json=False) == 0
     assert not (bucket / "data" / "pictures").exists()
     assert not (bucket / "data" / "other" / "name").exists()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory
 from ops.errors import HostError, HostsError, OpsError, UsageError
-from ops.models import loaded, reach, request, seen, server, versions
+from ops.models import deploy as deploying
+from ops.models import known, loaded, reach, request, seen, server, versions
 from ops.models import predict as asking
 from serving.records import Version, VersionState
 
@@ -108,12 +108,8 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def make(*answers: tuple[int, Any], on: Inventory = inventory) -> tuple[Cluster, FakeServer]:
         fake = FakeServer(server.names_of(on), *(answers or ((200, AVAILABLE),)))
 
-        @contextlib.contextmanager
-        def reached(cluster: Cluster) -> Iterator[FakeServer]:
-            yield fake
-
         for module in (reach, seen):
-            monkeypatch.setattr(module, "reached", reached)
+            monkeypatch.setattr(module, "Servers", lambda _: fake)
         here = replace(on, bucket=str(bucket), operator_bucket=str(bucket))
         cluster = Cluster(here, fake, open_bucket(str(bucket), lambda: None), Ledger(Folder(bucket)))  # type: ignore[arg-type]
         fake.token = lambda name: found(cluster, name).token
@@ -126,11 +122,11 @@ def deployed(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def deploy(cluster: Cluster, version: str = "v1", **given: Any) -> int:
     wanted = {"job_id": "job01", "origin": None, **given}
-    return versions.deploy(cluster, "mnist", version, wanted["job_id"], wanted["origin"])
+    return deploying.deploy(cluster, "mnist", version, wanted["job_id"], wanted["origin"])
 
 
 def found(cluster: Cluster, name: str = "v1") -> Version:
-    model = versions.catalog_of(cluster).model("mnist")
+    model = known.catalog_of(cluster).model("mnist")
     assert model is not None
     return model.version(name)
 
@@ -195,7 +191,7 @@ def test_what_cannot_be_deployed(deployed: Deployed, tmp_path: Path, given: dict
             file.write_bytes(content)
     with pytest.raises(UsageError, match=re.escape(says)):
         deploy(cluster, **given)
-    assert versions.catalog_of(cluster).models() == ([], [])
+    assert known.catalog_of(cluster).models() == ([], [])
     assert not (tmp_path / "bucket/models").exists(), "nothing was changed"
     assert fake.sent == {}
 
@@ -270,7 +266,7 @@ def test_what_programs_hear_of_versions(deployed: Deployed, capsys: pytest.Captu
         assert call(cluster, *others) == 0
         return json.loads(capsys.readouterr().out)
 
-    made = said(versions.deploy, "mnist", "v2", "job01", None, True)
+    made = said(deploying.deploy, "mnist", "v2", "job01", None, True)
     assert (made["model"], made["version"], made["state"], made["isDefault"]) == ("mnist", "v2", "READY", False)
     assert [version["version"] for version in said(versions.versions, "mnist", True)] == ["v1", "v2"]
     assert said(versions.set_default, "mnist", "v2", True)["isDefault"]
@@ -288,10 +284,10 @@ def test_a_version_that_is_not_there_is_not_brought_back(deployed: Deployed) -> 
     versions.undeploy(cluster, "mnist", "v2")
     with pytest.raises(UsageError, match=r"version v22 of what.*kept, and to be deployed again without these, are v2"):
         deploy(cluster, "v22", job_id=None)
-    assert versions.served_model(versions.catalog_of(cluster), "mnist").default == "v1"
+    assert known.served_model(known.catalog_of(cluster), "mnist").default == "v1"
     versions.undeploy(cluster, "mnist", "v1")
     with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED; fab deploy"):
-        versions.served_model(versions.catalog_of(cluster), "mnist")
+        known.served_model(known.catalog_of(cluster), "mnist")
 
 
 def test_deleted_with_its_files(deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +421,7 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
     ]
     assert [on["state"] for on in model["versions"][1]["servers"]] == ["LOADING", "LOADING"]
     fake.token = lambda _: "of an earlier deployment"
-    assert [on.state for on in seen.look(cluster, versions.catalog_of(cluster).models()[0])["mnist", "v1"]] == ["LOADING"] * 2
+    assert [on.state for on in seen.look(cluster, known.catalog_of(cluster).models()[0])["mnist", "v1"]] == ["LOADING"] * 2
     fake.token = lambda name: found(cluster, name).token
     versions.versions(cluster, None, False)
     assert capsys.readouterr().err == "version v1 of model mnist on serving-1: ValueError: odd\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +27,7 @@ class Asked(Servers):
     """Each server answers as is told here, to any path; a host that is told of by an error cannot be reached."""
 
     def __init__(self, cluster: Cluster, **answers: Answer | Exception) -> None:
-        super().__init__(cluster, contextlib.ExitStack())
+        super().__init__(cluster)
         self.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
         self.asked: list[tuple[str, str]] = []
 
@@ -171,7 +173,7 @@ def test_a_connection_goes_to_the_next_server_where_one_refuses(cluster: Cluster
         return SimpleNamespace(transport=transports[name])
 
     cluster.fleet.connection = connection  # type: ignore[method-assign]
-    servers = Servers(cluster, contextlib.ExitStack())
+    servers = Servers(cluster)
 
     def opened() -> Any:
         return servers.open_channel("direct-tcpip", ("127.0.0.1", 8501), ("127.0.0.1", 1), 1.0)
@@ -184,6 +186,89 @@ def test_a_connection_goes_to_the_next_server_where_one_refuses(cluster: Cluster
     del transports["serving-0"]
     with pytest.raises(paramiko.SSHException, match="no model server answers on serving-0, serving-1"):
         opened()
+
+
+class Ssh(paramiko.ServerInterface):
+    """A host's side of SSH, on which the server listens as long as `listens`."""
+
+    listens = True
+    asked: tuple[str, int] | None = None
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "none"
+
+    def check_auth_none(self, username: str) -> int:
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_direct_tcpip_request(self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]) -> int:
+        self.asked = destination
+        return paramiko.OPEN_SUCCEEDED if self.listens else paramiko.OPEN_FAILED_CONNECT_FAILED
+
+
+@pytest.fixture
+def ssh(cluster: Cluster) -> Iterator[tuple[Ssh, paramiko.Transport]]:
+    """A real SSH connection to serving-0, and the host's side of it."""
+    ours, theirs = socket.socketpair()
+    host, there, here = Ssh(), paramiko.Transport(theirs), paramiko.Transport(ours)
+    with contextlib.closing(here), contextlib.closing(there):
+        there.add_server_key(paramiko.ECDSAKey.generate())
+        there.start_server(server=host, event=threading.Event())
+        here.start_client(timeout=60)
+        here.auth_none("scaletier")
+        cluster.fleet.connection = lambda _: SimpleNamespace(transport=here)  # type: ignore[method-assign]
+        yield host, there
+
+
+def answered(there: paramiko.Transport, answer: bytes) -> threading.Thread:
+    """Meanwhile one request is read and answered so, and the connection closed."""
+
+    def work() -> None:
+        channel = there.accept(60)
+        while b"\r\n\r\n" not in channel.recv(1 << 16):
+            pass
+        channel.sendall(answer)
+        channel.close()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+SAID = b"HTTP/1.1 200 OK\r\n%sContent-Length: 100000\r\n\r\n" + b"%99999d0" % 1
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+def test_it_is_asked_through_a_channel_and_no_port(
+    cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket.socket, "listen", lambda *_: pytest.fail("nobody may connect from here"))
+    host, there = ssh
+    thread = answered(there, SAID % more)
+    assert Servers(cluster).ask_one("serving-0", "GET", HEALTH) == (200, 10)
+    thread.join(60)
+    assert host.asked == ("127.0.0.1", 8501)
+
+
+@pytest.mark.parametrize("answer", [b"", (SAID % b"")[:50], (SAID % b"")[:5000]])
+def test_nobody_answers_where_it_ends_meanwhile(cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], answer: bytes) -> None:
+    answered(ssh[1], answer)
+    assert Servers(cluster).ask_one("serving-0", "GET", HEALTH)[0] == NOBODY
+
+
+def test_nobody_answers_where_nothing_listens(cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport]) -> None:
+    ssh[0].listens = False
+    assert Servers(cluster).ask_one("serving-0", "GET", HEALTH) == (
+        NOBODY,
+        {"error": "no model server answers on serving-0"},
+    )
+
+
+def test_one_that_says_nothing_does_not_answer(
+    cluster: Cluster, ssh: tuple[Ssh, paramiko.Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "_SECONDS", 0.1)
+    with pytest.raises(OpsError, match="the model server on serving-0 does not answer: it says nothing"):
+        Servers(cluster).ask_one("serving-0", "GET", HEALTH)
 
 
 def test_held_for_as_long_as_a_host_can_be_reached(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from jobs.records import JobRecord
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
-from ops.logs.read import meant_by, show_logs
+from ops.logs.read import meant_by
+from ops.screen.logs import show_logs
 
 
 @pytest.fixture

@@ -324,5 +324,6 @@ def test_runtimes_are_listed_and_removed(
     damaged.ledger.unreadable = ["job.json of j is no JSON"]
     with pytest.raises(UsageError, match=r"it is not known which job runs in what: job\.json of j is no JSON"):
         run(damaged, "rm", key, True, False)  # type: ignore[arg-type]
-    assert run(_Cluster(local), "rm", key, True, False) == 0  # type: ignore[arg-type]
+    assert run(_Cluster(local), "rm", key, True, True) == 0  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out) == {"removed": key}
     assert list((tmp_path / "runtimes").iterdir()) == []

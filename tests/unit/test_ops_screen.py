@@ -362,7 +362,7 @@ def test_where_there_is_a_screen(
 
 
 def test_plain_lines_do_not_wait_for_rich() -> None:
-    code = "import sys; import ops.logs.read, ops.logs.follow, ops.train.train, ops.terminal; print('rich' in sys.modules)"
+    code = "import sys; import ops.screen.logs, ops.logs.follow, ops.train.train, ops.terminal; print('rich' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
 

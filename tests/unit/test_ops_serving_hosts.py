@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from infra.spec import TRAINING, Role, ScaleTier, preset
+from infra.spec import JOB_ROLES, Role, ScaleTier, preset
 from jobs.queue import Queue
 from ops.checks import LOSABLE
 from ops.cluster.inventory import Inventory
+from ops.cluster.shell import argv
 from ops.errors import UsageError
 from ops.package import declared
 from ops.plan import planned
@@ -47,7 +48,7 @@ def test_no_tier_has_them(inventory: Inventory, served: Inventory) -> None:
     assert described(counts(named), named) == {"scaleTier": "STANDARD_1"}
     assert not any(Role.SERVING in preset(tier).roles for tier in ScaleTier if tier is not ScaleTier.CUSTOM)
     assert served.cluster() == inventory.cluster()
-    assert {*LOSABLE, Role.MASTER} == {*TRAINING}
+    assert {*LOSABLE, Role.MASTER} == {*JOB_ROLES}
     assert planned.shape(served, 2.0) == planned.shape(inventory, 2.0)
 
 
@@ -63,9 +64,17 @@ def test_they_cannot_be_asked_for(served: Inventory, words: str) -> None:
         declared.read({"mine/scaletier.yaml": b"strategies: {s: {replicas: [serving]}}"}, "mine")
 
 
+def test_no_replica_is_theirs(inventory: Inventory, served: Inventory) -> None:
+    assert served.replicas == inventory.replicas
+    assert served.select("all") == inventory.hosts
+    for word in ("serving", "serving-0"):
+        with pytest.raises(UsageError, match=f"there is no replica '{word}'.*; valid are ps-0, .*, evaluator, all$"):
+            served.select(word)
+    assert "serving-0" in argv(served, "serving-0"), "but one can log in there"
+
+
 def test_they_cost_and_are_listed(served: Inventory) -> None:
     assert share(served.hosts, "2026-01-31T12:00:00.000Z").hosts == 7
-    assert [host.name for host in served.select("serving")] == ["serving-0", "serving-1"]
     seen = overview(served, Glance(Queue(), {}, {}), "2026-01-31T12:00:00.000Z")
     assert [host["name"] for host in json.loads(json.dumps(seen.to_dict()))["hosts"]][-2:] == ["serving-0", "serving-1"]
     assert "0 of 5 hosts busy" in picture(seen)[0].text, "what never trains is never busy"  # type: ignore[union-attr]

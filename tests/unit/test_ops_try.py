@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +19,8 @@ from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import drawing, reach, trying
 from ops.models.drawing import Question
+from ops.models.known import catalog_of
 from ops.models.site import Handler, Site
-from ops.models.versions import catalog_of
 from serving.records import Model, Version, VersionState
 
 PORT = 8700
@@ -298,12 +296,7 @@ def test_the_first_test_image_of_each_digit(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeServer) -> Cluster:
     """One on which model `m` is deployed, and `fake` answers; its connection breaks off at once."""
-
-    @contextlib.contextmanager
-    def reached(cluster: Cluster) -> Iterator[FakeServer]:
-        yield fake
-
-    monkeypatch.setattr(reach, "reached", reached)
+    monkeypatch.setattr(reach, "Servers", lambda _: fake)
     monkeypatch.setattr(trying, "_READY_SECONDS", 0.0)
     bucket = tmp_path / "bucket"
     bucket.mkdir()

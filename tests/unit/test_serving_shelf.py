@@ -17,9 +17,9 @@ from jobs.folder import Folder
 from jobs.store import StoreError
 from serving.batcher import Batcher
 from serving.catalog import Catalog
-from serving.records import Model, Version, folder_of
+from serving.records import LoadState, Model, Version, folder_of
 from serving.rest import Arrays, RestError, Signature, Tensor
-from serving.shelf import Shelf, State
+from serving.shelf import Shelf
 
 ROWS = {"serving_default": Signature({"x": Tensor("float32", (None,))}, {"y": Tensor("float32", (None,))})}
 
@@ -120,7 +120,7 @@ def test_one_that_is_tried_answers_by_its_name_only(world: World) -> None:
 def test_a_broken_version_never_takes_the_place_of_one_that_answers(world: World) -> None:
     world.deploy("v1", "1")
     world.deploy("v2", "broken")
-    assert world.shelf.models["m"].versions["v2"].state is State.END
+    assert world.shelf.models["m"].versions["v2"].state is LoadState.END
     assert "could not be loaded: ValueError: could not convert string to float: 'broken'" in world.refused("v2")[1]
     world.change(lambda model: model.with_default("v2"))  # whoever made it so
     world.shelf.follow()
@@ -160,7 +160,7 @@ def test_a_bucket_that_is_away_for_a_while(world: World, capsys: pytest.CaptureF
     world.shelf._files = Away(world.bucket)
     for _ in range(2000):
         world.shelf.follow()
-    assert world.shelf.models["m"].versions["v2"].state is State.LOADING
+    assert world.shelf.models["m"].versions["v2"].state is LoadState.LOADING
     world.shelf._files = Folder(world.bucket)
     world.shelf.follow()
     assert world.ask("v2") == 2

@@ -25,7 +25,8 @@ def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 def test_how_far_it_is_in_lines(tmp_path: Path) -> None:
     ran = run(command(tmp_path, SAYS, "--match", r"TASK \[(.*)\]", "--total", "4"))
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "image: 3 of 4, part 3, 2 s\n", "")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.fullmatch(r"(image: \d of 4, part \d, \d+ s\n)+", ran.stdout)
     assert (tmp_path / "log" / "x").read_text().count("TASK") == 3
 
 
@@ -38,7 +39,9 @@ def test_what_fails_says_how(tmp_path: Path) -> None:
     ran = run(command(tmp_path, "seq 100; echo why >&2; exit 3"))
     assert ran.returncode == 3
     assert ran.stderr.splitlines()[0] == "77"
-    assert ran.stderr.splitlines()[-2:] == ["why", f"image: 0 s: failed, see {tmp_path}/log/x"]
+    why, failed = ran.stderr.splitlines()[-2:]
+    assert why == "why"
+    assert re.fullmatch(rf"image: \d+ s: failed, see {tmp_path}/log/x", failed)
 
 
 def test_a_command_that_is_missing(tmp_path: Path) -> None:
@@ -69,11 +72,10 @@ def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr, done) == (0, "", "done")
 
 
-@pytest.mark.parametrize("term", ["xterm"])
-def test_a_bar_on_a_terminal(tmp_path: Path, term: str) -> None:
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     argv = command(tmp_path, SAYS, "--match", r"TASK \[(.*)\]", "--total", "3")
-    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": term})
+    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
     os.close(theirs)
     drawn = b""
     try:

@@ -1,0 +1,206 @@
+"""`fab deploy`: a SavedModel is copied into the bucket, becomes a version, and is one once every server has loaded it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.store import Conflict, StoreError
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Background, Outcome
+from ops.cluster.ledger import existing_job, me
+from ops.cluster.output import find
+from ops.errors import DONE, OpsError, UsageError, one_line
+from ops.models import loaded, server
+from ops.models.export import MODEL, newest, of_trial
+from ops.models.known import all_models, catalog_of, changed, check_change, find_model
+from ops.models.savedmodel import signatures
+from ops.models.versions import shown
+from ops.show.trials import best_of
+from serving.catalog import Catalog
+from serving.fetched import NO_SIGNATURE
+from serving.records import NAME, Model, Version, VersionState, folder_of
+
+# A model in memory is at least as large as on disk, and TensorFlow itself takes its part.
+_TENSORFLOW_BYTES = 400_000_000
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a version comes from: `model` is its saved_model.pb, `bring` puts all its files, `size` bytes, into a folder."""
+
+    said: str
+    model: bytes
+    size: int
+    bring: Callable[[Path], object]
+    job_id: str = ""
+    manifest: dict[str, Any] | None = None
+
+
+def deploy(
+    cluster: Cluster, model: str | None, version: str | None, job_id: str | None, origin: str | None, as_json: bool = False
+) -> int:
+    """Make a SavedModel a version of a model that the cluster's servers answer for; the first version is the default."""
+    name, version = _name("--model", model), _name("--version", version)
+    catalog = catalog_of(cluster)
+    token = os.urandom(8).hex()
+    before = find_model(catalog, name)
+    there = next((v for v in before.there if v.name == version), None) if before else None
+    with tempfile.TemporaryDirectory() as scratch:
+        files: dict[str, Path] = {}
+        if there and there.may_be_again and origin is None and job_id is None:
+            starting = _start(cluster)
+            changed(catalog, name, lambda record: record.again(version, token))
+        else:
+            if before:
+                check_change(lambda: before.begun(Version(version, token=token)))  # before anything is copied
+            if origin is None and job_id is None:
+                kept = ", ".join(v.name for v in before.there if v.may_be_again) if before else ""
+                raise UsageError(
+                    f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
+                    + (f"; kept, and to be deployed again without these, are {kept}" if kept else "")
+                )
+            source = _origin(cluster, job_id, origin)
+            _check(cluster, catalog, source)
+            starting = _start(cluster)
+            files = _fetched(source, Path(scratch, "model"))
+            made = Version(
+                version,
+                origin=source.said,
+                jobId=source.job_id,
+                createdBy=me(),
+                manifest=source.manifest or {},
+                token=token,
+            )
+            changed(catalog, name, lambda record: record.begun(made), create=True)
+        with _undone(catalog, name, version, token):
+            if files:
+                _upload(cluster, catalog, name, version, token, files)
+            with terminal.Step(f"{name} {version}: starting the model server"):
+                started = starting.join(server.START_SECONDS)
+            loaded.everywhere(cluster, name, version, token, started)
+            record = changed(catalog, name, lambda record: record.ready(version, token))
+        server.hand_over(cluster)
+    if as_json:
+        terminal.as_json(shown(record, record.version(version)))
+    else:
+        which = "the default" if record.default == version else f"the default is {record.default}"
+        terminal.out(f"model {name} has version {version}, {which}: fab predict --model {name} --json-instances request.json")
+    return DONE
+
+
+def _name(flag: str, value: str | None) -> str:
+    if value is None:
+        raise UsageError(f"{flag} is missing: fab deploy --job ID --model mnist --version v1")
+    if not NAME.fullmatch(value):
+        raise UsageError(f"{flag} {value!r} is no name: a letter, then up to 127 letters, digits and _")
+    return value
+
+
+def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin:
+    """UsageError where there is no SavedModel to deploy."""
+    if origin is None:
+        record = existing_job(cluster.ledger, job_id)
+        found = of_trial(find(cluster, record), best_of(cluster.ledger, record))
+        folder = newest(found)
+        if folder is None:
+            raise UsageError(
+                f"job {record.jobId} ({record.state}) has no SavedModel in {found.job_dir}: fab export {record.jobId} makes "
+                "one of its latest checkpoint where its trainer can, and --origin names another"
+            )
+        below = f"{folder}/" if folder else ""
+        paths = [path for path in found.files if path.startswith(below)]
+        where = f"{found.job_dir}/{folder}".rstrip("/")
+        size = sum(found.files[path] for path in paths)
+        content = found.read(f"{below}{MODEL}")
+        return _Origin(where, content, size, lambda to: found.fetch(paths, to, below), record.jobId, dict(record.manifest))
+    if job_id is not None:
+        raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
+    here = Path(origin)
+    if not (here / MODEL).is_file():
+        raise UsageError(
+            f"--origin {origin} is no folder with a {MODEL}: fab export fetches one, and --job takes that of a job"
+        )
+
+    size = sum(path.stat().st_size for path in here.rglob("*") if path.is_file())
+    return _Origin(
+        str(here.resolve()), (here / MODEL).read_bytes(), size, lambda to: shutil.copytree(here, to, dirs_exist_ok=True)
+    )
+
+
+def _start(cluster: Cluster) -> Background[Outcome[str]]:
+    """Servers have TensorFlow to import, while files are copied; one that gets nothing to serve ends by itself."""
+    return Background(lambda: server.start(cluster))
+
+
+def _fetched(source: _Origin, folder: Path) -> dict[str, Path]:
+    """The files, in a folder of ours, each by its path below it."""
+    folder.mkdir()
+    source.bring(folder)
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: str, files: Mapping[str, Path]) -> None:
+    """Put the files into the bucket, and then into the record what they are."""
+    size = sum(path.stat().st_size for path in files.values())
+    digests = {}
+    with terminal.Step(f"{name} {version}: uploading {terminal.size(size)}") as step:
+        progress = terminal.sizer(step, size)
+        for path, file in files.items():
+            cluster.bucket.upload(f"{folder_of(name, version)}/{path}", file, progress)
+            with file.open("rb") as content:
+                digests[path] = hashlib.file_digest(content, "sha256").hexdigest()
+    try:
+        changed(catalog, name, lambda record: record.copied(version, token, digests, size))
+    except UsageError:  # it was deleted meanwhile, and what came after that is nobody's
+        cluster.bucket.remove(folder_of(name, version))
+        raise
+
+
+def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
+    """UsageError for what no server could answer for."""
+    try:
+        found = signatures(source.model)
+    except ValueError as error:
+        raise UsageError(f"{source.said}/{MODEL}: {error}") from None
+    if not found:
+        raise UsageError(f"the model in {source.said} {NO_SIGNATURE}")
+    others = sum(version.size for model in all_models(catalog)[0] for version in model.there if version.wanted)
+    host = min(server.servers_of(cluster.inventory), key=server.memory_of)
+    room = server.memory_of(host) - _TENSORFLOW_BYTES - others
+    if source.size > room:
+        has, can = terminal.size(source.size), terminal.size(max(room, 0))
+        raise UsageError(
+            f"the model has {has}, and the server on {host.name} has room for {can} more: fab undeploy what is not needed, or "
+            f"give the {'master' if host.role.runs_jobs else 'serving hosts'} a larger machine type"
+        )
+
+
+@contextlib.contextmanager
+def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[None]:
+    """Whatever ends the deployment also says so in the record, and the name stays taken."""
+    try:
+        yield
+    except BaseException as error:
+        why = "fab deploy was stopped" if isinstance(error, KeyboardInterrupt) else one_line(error)
+
+        def failed(record: Model) -> Model:
+            mine = next((v for v in record.there if v.name == version and v.token == token), None)
+            return record.failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
+
+        with contextlib.suppress(OpsError, StoreError, Conflict):
+            left = next((v for v in changed(catalog, name, failed).there if v.name == version), None)
+            if left and left.state is VersionState.FAILED:
+                again = f"fab deploy --model {name} --version {version} tries it again, and " if left.may_be_again else ""
+                terminal.note(
+                    f"version {version} of model {name} is FAILED: {again}fab delete-version {name} {version} clears it away"
+                )
+        raise

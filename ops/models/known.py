@@ -1,0 +1,89 @@
+"""The models of a cluster as commands name them: looked up, changed, and what is wrong in a line of words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jobs.checked import RecordError
+from jobs.store import Conflict, StoreError
+from ops.cluster.cluster import Cluster
+from ops.errors import OpsError, UsageError, meant
+from serving.catalog import Catalog
+from serving.records import Model, ModelError, Version, VersionState
+
+NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1"
+
+
+def catalog_of(cluster: Cluster) -> Catalog:
+    """The models of a cluster."""
+    return Catalog(cluster.ledger.store)
+
+
+def existing_model(catalog: Catalog, name: str | None) -> Model:
+    """A model, the only one where none is named; UsageError that lists those that there are."""
+    found, _ = all_models(catalog)
+    names = [model.name for model in found]
+    if name is None:
+        if len(found) == 1:
+            return found[0]
+        raise UsageError(f"which model? There are {', '.join(names)}" if names else NONE)
+    for model in found:
+        if model.name == name:
+            return model
+    raise UsageError(f"there is no model {name!r}{meant(name, names)}; " + (f"there are {', '.join(names)}" if names else NONE))
+
+
+def served_model(catalog: Catalog, name: str | None) -> Model:
+    """As `existing_model`, one of which the server has a version; UsageError where it has none."""
+    record = existing_model(catalog, name)
+    if not any(version.state is VersionState.READY for version in record.there):
+        states = ", ".join(f"{version.name} is {version.state}" for version in record.there)
+        raise UsageError(
+            f"no version of model {record.name} is served: {states}; fab deploy --model {record.name} brings one back"
+        )
+    return record
+
+
+def existing_version(record: Model, name: str) -> Version:
+    """A version of a model; UsageError that says which one may be meant, and which there are."""
+    try:
+        return record.version(name)
+    except ModelError as error:
+        raise UsageError(f"{error}{meant(name, [version.name for version in record.there])}") from None
+
+
+def all_models(catalog: Catalog) -> tuple[list[Model], list[str]]:
+    """The models that have a version; what is left of others is which names were used."""
+    try:
+        found, bad = catalog.models()
+        return [model for model in found if model.there], bad
+    except StoreError as error:
+        raise OpsError(f"the bucket does not answer: {error}") from error
+
+
+def find_model(catalog: Catalog, name: str) -> Model | None:
+    """A model by its name, None where there is none; OpsError where its record cannot be read."""
+    try:
+        return catalog.model(name)
+    except RecordError as error:
+        raise OpsError(f"the record of model {name} cannot be read: {error}") from None
+
+
+def changed(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
+    """The model after a change; UsageError for what the record refuses."""
+    try:
+        return catalog.change(name, change, create)
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+    except RecordError as error:
+        raise OpsError(f"the record of model {name} cannot be read: {error}") from None
+    except Conflict:
+        raise OpsError(f"model {name} is changed by others all the time: try again") from None
+
+
+def check_change(change: Callable[[], Model]) -> None:
+    """UsageError for a change that the record refuses."""
+    try:
+        change()
+    except ModelError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,37 @@
+"""`fab serve`: a port of this machine that leads to the cluster's model server, whichever answers."""
+
+from __future__ import annotations
+
+import sys
+
+from infra.spec import SERVING_PORT
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.forward import Forward, local_ports
+from ops.errors import DONE, OpsError
+from ops.models import reach
+from ops.models.known import catalog_of, served_model
+from ops.models.server import LOOPBACK
+
+
+def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
+    """Open a port of this machine that leads to the model server, until Ctrl-C."""
+    record = served_model(catalog_of(cluster), model)
+    ports = local_ports(port, SERVING_PORT)
+    servers = reach.Servers(cluster)
+    try:
+        with Forward(servers, LOOPBACK, ports) as forward:
+            forward.port_there = SERVING_PORT
+            servers.bring()
+            status, said = servers.ask("GET", f"/v1/models/{record.name}")
+            if status == reach.NOBODY:
+                raise OpsError(f"{said['error']}: fab deploy starts it")
+            terminal.out(f"http://{LOOPBACK}:{forward.port}/v1/models/{record.name}")
+            sys.stdout.flush()
+            terminal.note(
+                f"curl -d '{{\"instances\": […]}}' http://{LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
+                "Ctrl-C ends it"
+            )
+            reach.hold(servers, "fab serve")
+    except KeyboardInterrupt:
+        return DONE
