@@ -24,7 +24,7 @@ from ops.models.export import MODEL, newest, of_trial
 from ops.models.known import all_models, catalog_of, changed, check_change, find_model
 from ops.models.savedmodel import signatures
 from ops.models.versions import shown
-from ops.show.trials import best_of
+from ops.show.trials import best_of, say_which
 from serving.catalog import Catalog
 from serving.fetched import NO_SIGNATURE
 from serving.records import NAME, Model, Version, VersionState, folder_of
@@ -109,8 +109,13 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
     """UsageError where there is no SavedModel to deploy."""
     if origin is None:
         record = existing_job(cluster.ledger, job_id)
-        found = of_trial(find(cluster, record), best_of(cluster.ledger, record))
+        if trial := best_of(cluster.ledger, record):
+            say_which(record, trial)
+        found = of_trial(find(cluster, record), trial)
         folder = newest(found)
+        if folder is None and not record.final:
+            has = f"has no SavedModel in {found.job_dir} yet"
+            raise UsageError(f"job {record.jobId} is {record.state}, and {has}: fab wait {record.jobId}")
         if folder is None:
             raise UsageError(
                 f"job {record.jobId} ({record.state}) has no SavedModel in {found.job_dir}: fab export {record.jobId} makes "

@@ -17,7 +17,7 @@ from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
 from ops.package import declared, runtimes
 from ops.show.fetch import check_free
-from ops.show.trials import best_of
+from ops.show.trials import best_of, say_which
 from ops.train.push import PYTHON
 
 MODEL = "saved_model.pb"
@@ -38,7 +38,8 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
     job_id = record.jobId
     if dest is not None:
         check_free(Path(dest))
-    trial = best_of(cluster.ledger, record)
+    if trial := best_of(cluster.ledger, record):
+        say_which(record, trial)
     found = of_trial(find(cluster, record), trial)
     folder = newest(found)
     if folder is None:

@@ -47,7 +47,7 @@ def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version:
     journal = f"fab shell {host} -- journalctl -u scaletier-serving"
     began = heard = started = time.monotonic()
     while True:
-        status, said = servers.ask_one(host, "GET", f"/v1/models/{name}/versions/{version}")
+        status, said = _asked(servers, host, f"/v1/models/{name}/versions/{version}")
         now = time.monotonic()
         if status != reach.NOBODY:
             heard = started = now
@@ -66,6 +66,16 @@ def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version:
         if now - began > _LOAD_SECONDS:
             raise OpsError(f"the model server on {host} has not loaded {name} {version} in {_LOAD_SECONDS:.0f} s: {journal}")
         time.sleep(_POLL_SECONDS)
+
+
+def _asked(servers: reach.Servers, host: str, path: str) -> reach.Answer:
+    """What a server says; one that takes the question and says nothing is as one that is down."""
+    try:
+        return servers.ask_one(host, "GET", path)
+    except HostError:
+        raise
+    except OpsError:
+        return reach.NOBODY, {}
 
 
 def nowhere(cluster: Cluster, name: str, version: str) -> None:

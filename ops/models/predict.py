@@ -15,7 +15,8 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, OpsError, UsageError
 from ops.models import reach
-from ops.models.known import catalog_of, existing_model, existing_version
+from ops.models.known import catalog_of, existing_version, served_model
+from serving.records import VersionState
 
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.5
@@ -29,19 +30,20 @@ def predict(
 ) -> int:
     """Print what the model says of each instance of a file: a JSON value on each line."""
     asked = read_instances(instances)
-    record = existing_model(catalog_of(cluster), model)
+    record = served_model(catalog_of(cluster), model)
     name = record.name
-    if version is not None:
-        existing_version(record, version)
+    if version is not None and existing_version(record, version).state is VersionState.UNDEPLOYED:
+        how = f"fab deploy --model {name} --version {version} brings it back"
+        raise UsageError(f"version {version} of model {name} is UNDEPLOYED: {how}")
     requests = [*bodies(asked, {} if signature is None else {"signature_name": signature})]
     if len(requests) > 1:
         version = version or record.default or None  # one answers all of them, also where the default changes meanwhile
     where = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
-    found = [row for answer in _ask(cluster, f"{where}:predict", requests) for row in answer["predictions"]]
+    rows = [row for answer in _ask(cluster, f"{where}:predict", requests) for row in answer["predictions"]]
     if as_json:
-        terminal.as_json({"predictions": found})
+        terminal.as_json({"predictions": rows})
         return DONE
-    show(found)
+    show(rows)
     return DONE
 
 

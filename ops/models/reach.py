@@ -24,8 +24,9 @@ from ops.models.server import LOOPBACK
 NOBODY = 0
 """The status of an answer that did not come, as nobody listens."""
 HEALTH = "/health"
-# Another server may have what this one lacks: a process, a version that it loaded, room for one more request.
-_ANOTHER = frozenset({NOBODY, 500, 503})
+# Another server may have what this one lacks: a process, a version that it has heard of or loaded, room for one more request.
+# Where none has, that which comes last here says most.
+_ANOTHER = (NOBODY, 404, 500, 503)
 _SECONDS = 60.0
 _OPEN_SECONDS = 30.0
 # From the start of a server's process until it listens.
@@ -122,7 +123,8 @@ class Servers:
             answers.append(found)
         if not answers and failed:
             raise failed
-        return next((found for found in answers if found[0] != NOBODY), (NOBODY, {"error": self._nobody()}))
+        most = max(answers, key=lambda found: _ANOTHER.index(found[0]))
+        return most if most[0] != NOBODY else (NOBODY, {"error": self._nobody()})
 
     def _nobody(self) -> str:
         return f"no model server answers on {', '.join(self.names)}"

@@ -124,6 +124,12 @@ def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
     return first
 
 
+def say_which(record: JobRecord, trial: Trial) -> None:
+    """That it is the best trial whose output is taken for the job's."""
+    tried = " ".join(words(trial.hyperparameters))
+    terminal.note(f"{record.jobId} tuned hyperparameters; trial {trial.trialId} is the best: {tried}")
+
+
 def _range(parameter: Parameter) -> str:
     scale = f" ({parameter.scaleType})" if parameter.scaleType is not ScaleType.NONE else ""
     if parameter.minValue is not None and parameter.maxValue is not None:

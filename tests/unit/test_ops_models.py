@@ -371,6 +371,24 @@ def test_a_server_that_is_down_is_named_and_holds_nobody_up(
     assert f"{said}: it loads mnist v2 when it is back\n" in capsys.readouterr().err
 
 
+def test_a_server_that_hangs_holds_nobody_up(
+    deployed: Deployed, served: Inventory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded, "_DOWN_SECONDS", 0.0)
+    cluster, fake = deployed(on=served)
+    ask_one = fake.ask_one
+
+    def hangs(name: str, *asked: Any) -> tuple[int, Any]:
+        if name == "serving-1":
+            raise OpsError("the model server on serving-1 does not answer: timed out")
+        return ask_one(name, *asked)
+
+    fake.ask_one = hangs  # type: ignore[method-assign]
+    assert deploy(cluster) == 0
+    assert found(cluster).state is VersionState.READY
+    assert "it loads mnist v1 when it is back" in capsys.readouterr().err
+
+
 def test_a_server_that_cannot_load_it_is_named(deployed: Deployed, served: Inventory) -> None:
     cluster, fake = deployed(on=served)
     fake.of_host = {"serving-0": (200, AVAILABLE), "serving-1": (200, BROKEN)}
@@ -459,6 +477,28 @@ def test_predict(deployed: Deployed, instances: str, capsys: pytest.CaptureFixtu
         "/v1/models/mnist/versions/v1:predict",
         {"instances": [{"x": 1}, {"x": 2}], "signature_name": "other"},
     )
+
+
+def test_a_version_that_was_undeployed_is_said_to_be_so_and_nobody_is_asked(deployed: Deployed, instances: str) -> None:
+    cluster, _ = deployed()
+    deploy(cluster)
+    deploy(cluster, "v2")
+    assert versions.undeploy(cluster, "mnist", "v2", False) == 0
+    cluster, fake = deployed()
+    with pytest.raises(
+        UsageError, match="version v2 of model mnist is UNDEPLOYED: fab deploy --model mnist --version v2 brings"
+    ):
+        asking.predict(cluster, "mnist", "v2", instances, None, False)
+    versions.undeploy(cluster, "mnist", "v1", False)
+    cluster, fake = deployed()
+    with pytest.raises(UsageError, match="no version of model mnist is served: v1 is UNDEPLOYED, v2 is UNDEPLOYED"):
+        asking.predict(cluster, "mnist", None, instances, None, False)
+    assert fake.asked == []
+
+
+def test_a_class_that_is_as_its_key_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    asking.show([{"classes": 3, "key": 3, "scores": [0.5], "probabilities": [0.5]}])
+    assert capsys.readouterr().out == "KEY  CLASSES  PROBABILITIES\n  3        3  [0.5]\n"
 
 
 @given(st.lists(st.text(max_size=40), min_size=1), st.sampled_from([{}, {"signature_name": "other"}]))

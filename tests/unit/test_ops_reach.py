@@ -73,7 +73,9 @@ def cluster(served: Inventory, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
     return Cluster(served, fleet)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("first", [SILENT, LOADING, (500, {"error": "could not be loaded"}), HostError("serving-0", "is gone")])
+@pytest.mark.parametrize(
+    "first", [SILENT, UNHEARD, LOADING, (500, {"error": "could not be loaded"}), HostError("serving-0", "is gone")]
+)
 def test_the_next_one_is_asked_and_stays(cluster: Cluster, first: Answer | Exception) -> None:
     servers = Asked(cluster, serving_0=first, serving_1=DONE)
     assert servers.ask("POST", PREDICT) == DONE
@@ -85,7 +87,7 @@ def test_the_next_one_is_asked_and_stays(cluster: Cluster, first: Answer | Excep
     assert servers.order() == ["serving-1", "serving-0"]
 
 
-@pytest.mark.parametrize("status", [200, 400, 404, 413, 504])
+@pytest.mark.parametrize("status", [200, 400, 408, 413, 504])
 def test_what_another_server_would_say_as_well_is_the_answer(cluster: Cluster, status: int) -> None:
     servers = Asked(cluster, serving_0=(status, {}), serving_1=DONE)
     assert servers.ask("POST", PREDICT)[0] == status
@@ -95,6 +97,8 @@ def test_what_another_server_would_say_as_well_is_the_answer(cluster: Cluster, s
 def test_of_bad_answers_the_most_telling_one(cluster: Cluster) -> None:
     assert Asked(cluster, serving_0=SILENT, serving_1=LOADING).ask("POST", PREDICT) == LOADING
     assert Asked(cluster, serving_0=HostError("serving-0", "is gone"), serving_1=LOADING).ask("POST", PREDICT) == LOADING
+    assert Asked(cluster, serving_0=UNHEARD, serving_1=LOADING).ask("POST", PREDICT) == LOADING
+    assert Asked(cluster, serving_0=UNHEARD, serving_1=SILENT).ask("POST", PREDICT) == UNHEARD, "all that answer say so"
     nobody = (NOBODY, {"error": "no model server answers on serving-0, serving-1"})
     assert Asked(cluster, serving_0=SILENT, serving_1=SILENT).ask("POST", PREDICT) == nobody
     assert Asked(cluster, serving_0=SILENT, serving_1=HostError("x", "is gone")).ask("POST", PREDICT) == nobody
