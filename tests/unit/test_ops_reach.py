@@ -21,6 +21,8 @@ from ops.models.reach import HEALTH, NOBODY, Answer, Servers
 
 PREDICT = "/v1/models/m:predict"
 DONE, LOADING, SILENT = (200, {"predictions": [1]}), (503, {"error": "not loaded yet"}), (NOBODY, {"error": "nobody"})
+# As one says that was away when the version was deployed.
+UNHEARD: Answer = (404, {"error": "there is no such version"})
 
 
 class Asked(Servers):
