@@ -71,7 +71,7 @@ def told(seen: Sequence[OnServer]) -> str:
 
 
 def complaints(seen: Seen) -> list[str]:
-    """A line for each server that does not answer, and for each version that a server could not load."""
+    """A line for each server that does not answer, and for each version that a server could not load, or is loading."""
     silent = {each.errorMessage for servers in seen.values() for each in servers if each.state == SILENT}
     broken = [
         f"version {version} of model {model} on {each.server}: {each.errorMessage}"
@@ -79,4 +79,10 @@ def complaints(seen: Seen) -> list[str]:
         for each in servers
         if each.state != SILENT and each.errorMessage
     ]
-    return [*sorted(silent), *broken]
+    loading = [
+        f"{each.server} is loading version {version} of model {model}"
+        for (model, version), servers in seen.items()
+        for each in servers
+        if each.state == LoadState.LOADING
+    ]
+    return [*sorted(silent), *broken, *loading]

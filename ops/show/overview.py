@@ -164,6 +164,12 @@ def _title(seen: Overview) -> Iterator[str | Span]:
         yield f"  {terminal.dollars(seen.cost)} USD so far, {terminal.dollars(seen.hourlyCost)} an hour"
 
 
+def _what_it_does(host: HostNow) -> Span:
+    if host.role == Role.SERVING:
+        return cell("serves models", "dim")
+    return cell(f"kept for {host.keptFor}", "dim") if host.keptFor else cell(host.job)
+
+
 def _host_row(host: HostNow) -> tuple[Span, ...]:
     usage = host.usage or Usage()
     return (
@@ -173,7 +179,7 @@ def _host_row(host: HostNow) -> tuple[Span, ...]:
         cell(f"{host.cpus:g}"),
         cell(None if usage.memoryBytes is None else terminal.size(usage.memoryBytes)),
         cell(terminal.size(host.memoryBytes)),
-        cell(f"kept for {host.keptFor}", "dim") if host.keptFor else cell(host.job),
+        _what_it_does(host),
         cell(host.replica),
         state(host.state) if host.state else cell(None),
         cell(host.restarts, "yellow" if host.restarts else ""),

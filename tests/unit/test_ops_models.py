@@ -427,7 +427,10 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
         ["v1", "READY", "default", "1", "of"],
         ["v2", "READY", "-", "0", "of"],
     ]
-    assert err == "no model server answers on serving-1: fab predict brings it there\n"
+    assert err.splitlines() == [
+        "no model server answers on serving-1: fab predict brings it there",
+        "serving-0 is loading version v2 of model mnist",
+    ]
     versions.models(cluster, False)
     assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["mnist", "v1", "1", "of", "2"]
     fake.of_host["serving-1"] = state("v1", "END", "ValueError: odd")
@@ -442,7 +445,11 @@ def test_what_each_server_has(deployed: Deployed, served: Inventory, capsys: pyt
     assert [on.state for on in seen.look(cluster, known.catalog_of(cluster).models()[0])["mnist", "v1"]] == ["LOADING"] * 2
     fake.token = lambda name: found(cluster, name).token
     versions.versions(cluster, None, False)
-    assert capsys.readouterr().err == "version v1 of model mnist on serving-1: ValueError: odd\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "version v1 of model mnist on serving-1: ValueError: odd",
+        "serving-0 is loading version v2 of model mnist",
+        "serving-1 is loading version v2 of model mnist",
+    ]
 
 
 def test_nobody_is_asked_where_nothing_is_to_be_served(deployed: Deployed, served: Inventory) -> None:

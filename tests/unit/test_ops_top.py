@@ -181,6 +181,13 @@ def test_an_idle_cluster(inventory: Inventory, store: Counted) -> None:
     assert shown[-1] == "no job runs, and none waits"
 
 
+def test_a_host_that_serves_models_is_said_to_do_so(served: Inventory, store: Counted) -> None:
+    shown = picture(overview(served, Looker(Ledger(store)).look(), LATER))
+    (table,) = (part for part in shown if isinstance(part, Table) and part.heads[0] == "HOST")
+    jobs = {row[0].text: row[table.heads.index("JOB")].text for row in table.rows}
+    assert {jobs["serving-0"], jobs["serving-1"], jobs["master-0"]} == {"serves models", "-"}
+
+
 @pytest.mark.parametrize("lines", [6, 8, 10, 12, 40])
 def test_it_never_takes_more_lines_than_there_are(inventory: Inventory, ledger: Ledger, lines: int) -> None:
     shown = picture(overview(inventory, Looker(ledger).look(), LATER), "said", lines)
