@@ -141,6 +141,7 @@ def test_keras_with_the_flags_of_cloud_ml(cluster: Stack, tmp_path: Path) -> Non
 
 
 SERVER = {"anyio", "click", "h11", "httptools", "orjson", "prometheus-client", "starlette", "uvicorn"}
+TUNER = {"alembic", "colorlog", "mako", "optuna", "pyyaml", "sqlalchemy", "tqdm"}
 
 
 @pytest.mark.parametrize("name", ["master-0", "ps-0"])
@@ -149,9 +150,10 @@ def test_the_hosts_have_what_pip_is_told(cluster: Stack, name: str) -> None:
     told = dict(hostpython.hosts())
     assert told.pop("tensorflow") == told["tensorflow-cpu"]
     there.pop("pip", None)
-    # What the model server needs besides is no matter of jobs: one that wants another version of it brings that along.
-    assert there.keys() - told.keys() == SERVER
-    assert {package: version for package, version in there.items() if package not in SERVER} == told
+    # What the server and the tuner need besides is no matter of jobs: one that wants another version of it brings that along.
+    ours = SERVER | TUNER
+    assert there.keys() - told.keys() == ours
+    assert {package: version for package, version in there.items() if package not in ours} == told
 
 
 def test_dependencies_that_cannot_be_change_nothing(cluster: Stack, tmp_path: Path) -> None:
