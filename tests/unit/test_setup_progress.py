@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).resolve().parents[2] / "setup" / "progress.py"
-SAYS = 'for n in 1 2 3; do echo "TASK [part $n] ***"; sleep 0.9; done'
+SAYS = 'for n in 1 2 3; do echo "TASK [part $n] ***"; sleep 1.5; done'
 
 
 def command(tmp_path: Path, script: str, *flags: str) -> list[str]:
