@@ -203,7 +203,11 @@ class Tuner:
             except (OSError, ValueError) as error:
                 self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
                 return
-            watched = self._watch(stored, child, metrics)
+            try:
+                watched = self._watch(stored, child, metrics)
+            except BaseException:
+                child.stop(self._plan.stopSeconds)  # whatever it was: the trial is run again, and not beside itself
+                raise
             if watched is None or self._terminated:
                 return
             code, stored, early = watched

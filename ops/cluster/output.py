@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jobs import paths
 from jobs.records import JobRecord
+from jobs.study import Trial
 from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
@@ -47,8 +48,11 @@ class Output:
         told = {*self.summaries, METRICS, EVALUATION}
         return [name for name in self.files if name not in told and not name.startswith(_EXPORTS)]
 
-    def part(self, folder: str) -> Output:
-        """What is in a folder of it, as an output of its own."""
+    def of_trial(self, trial: Trial | None) -> Output:
+        """The part of it that is a trial's, which has a folder of its own; all of it without one."""
+        if trial is None:
+            return self
+        folder = str(trial.trialId)
         files = {path.removeprefix(f"{folder}/"): size for path, size in self.files.items() if path.startswith(f"{folder}/")}
         return replace(self, job_dir=f"{self.job_dir}/{folder}", files=files, _folder=f"{self._folder}/{folder}".lstrip("/"))
 

@@ -20,7 +20,7 @@ from ops.cluster.ledger import existing_job, me
 from ops.cluster.output import find
 from ops.errors import DONE, OpsError, UsageError, one_line
 from ops.models import loaded, server
-from ops.models.export import MODEL, newest, of_trial
+from ops.models.export import MODEL, newest
 from ops.models.known import all_models, catalog_of, changed, check_change, find_model
 from ops.models.savedmodel import signatures
 from ops.models.versions import shown
@@ -111,7 +111,7 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
         record = existing_job(cluster.ledger, job_id)
         if trial := best_of(cluster.ledger, record):
             say_which(record, trial)
-        found = of_trial(find(cluster, record), trial)
+        found = find(cluster, record).of_trial(trial)
         folder = newest(found)
         if folder is None and not record.final:
             has = f"has no SavedModel in {found.job_dir} yet"

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 from jobs import paths
-from jobs.study import Trial, words
+from jobs.study import words
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
@@ -40,11 +40,11 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
         check_free(Path(dest))
     if trial := best_of(cluster.ledger, record):
         say_which(record, trial)
-    found = of_trial(find(cluster, record), trial)
+    found = find(cluster, record).of_trial(trial)
     folder = newest(found)
     if folder is None:
         exporter = _make(cluster, found, words(trial.hyperparameters) if trial else [])
-        found = of_trial(find(cluster, record), trial)
+        found = find(cluster, record).of_trial(trial)
         folder = newest(found)
         if folder is None:
             raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {found.job_dir}")
@@ -53,11 +53,6 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
     _fetch(found, folder, target)
     _show(target, f"{found.job_dir}/{folder}".rstrip("/"), as_json)
     return DONE
-
-
-def of_trial(found: Output, trial: Trial | None) -> Output:
-    """The part of an output that is a trial's, as it has a folder of its own; all of it without one."""
-    return found.part(str(trial.trialId)) if trial else found
 
 
 def newest(found: Output) -> str | None:

@@ -61,8 +61,8 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
     logs = _try(lambda: _logs(cluster, record), none, notes, "no log was read")
     output = _try(lambda: find(cluster, record), None, notes, "the output was not read")
     tuned = _try(lambda: trials.read(cluster.ledger, record), None, notes, "the trials were not read")
-    if output and tuned and tuned.best:
-        output = output.part(str(tuned.best.trialId))
+    if output and tuned:
+        output = output.of_trial(tuned.best)
     told = any(progress.trained(line.message) or progress.evaluated(line.message) for log in logs.values() for line in log)
     curves: dict[str, list[tuple[int, float]]] = {}
     if output and not told:

@@ -91,8 +91,9 @@ def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
     if study is None or not study.resumePreviousJobId:
         return submission
     record = existing_job(cluster.ledger, study.resumePreviousJobId)
+    plan = cluster.ledger.plan(record.jobId)
     trials = Trials(cluster.ledger, record.jobId).read()
-    told = tuning.resumed(study, record.trainingInput.get("hyperparameters"), trials)
+    told = tuning.resumed(study, plan.study if plan else None, trials)
     return replace(submission, job=replace(submission.job, study=told))
 
 

@@ -231,15 +231,14 @@ def fewer(given: Mapping[str, Any], inventory: Inventory) -> str:
     return f"maxParallelTrials is {wanted}, and {hosts_of_it}: so many run at once"
 
 
-def resumed(study: Study, earlier: Mapping[str, Any] | None, trials: Sequence[Trial]) -> Study:
-    """The study with what came out of an earlier one, whose checked hyperparameters are `earlier`, None where it had none.
+def resumed(study: Study, before: Study | None, trials: Sequence[Trial]) -> Study:
+    """The study with what came out of the one `before` and its trials, and of those that it had gone on from.
 
-    UsageError where that tuned something else.
+    UsageError for a job that had none, or tuned something else.
     """
     job_id = study.resumePreviousJobId
-    if earlier is None:
+    if before is None:
         raise UsageError(f"resumePreviousJobId {job_id} tuned no hyperparameters: take it out")
-    before = build_study(earlier, (), "", None)
     if before.params != study.params:
         names = [{each.parameterName for each in params} for params in (before.params, study.params)]
         lacks, has = sorted(names[0] - names[1]), sorted(names[1] - names[0])
@@ -255,7 +254,7 @@ def resumed(study: Study, earlier: Mapping[str, Any] | None, trials: Sequence[Tr
     known = [Known(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
     if not known:
         raise UsageError(f"resumePreviousJobId {job_id} has no trial that SUCCEEDED, of which one could learn: take it out")
-    result = replace(study, earlier=known)
+    result = replace(study, earlier=[*before.earlier, *known])
     if not result.trials:
         raise UsageError(f"every point of the grid was tried by {job_id}: nothing is left to do")
     return result

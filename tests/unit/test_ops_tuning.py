@@ -236,10 +236,13 @@ def trial(number: int, value: float | None, **more: Any) -> Trial:
 def test_going_on_from_an_earlier_study() -> None:
     given = {"params": [ONE], "maxTrials": 3, "resumePreviousJobId": "old"}
     told = tuning.build_study(given, (), "/o", None)
-    found = tuning.resumed(told, {"params": [ONE]}, [trial(1, 0.5), trial(2, None)])
+    before = tuning.build_study({"params": [ONE]}, (), "", None)
+    found = tuning.resumed(told, before, [trial(1, 0.5), trial(2, None)])
     assert found.earlier == [Known({"x": "1"}, 0.5)]
+    again = tuning.resumed(told, found, [trial(3, 0.75)])
+    assert again.earlier == [Known({"x": "1"}, 0.5), Known({"x": "3"}, 0.75)], "and what that one knew"
     with pytest.raises(UsageError, match="has no trial that SUCCEEDED"):
-        tuning.resumed(told, {"params": [ONE]}, [trial(2, None)])
+        tuning.resumed(told, before, [trial(2, None)])
     for earlier, said in (
         (None, "tuned no hyperparameters"),
         ({"params": [{**ONE, "maxValue": 8}]}, "tuned other hyperparameters: x, whose values were others$"),
@@ -249,10 +252,10 @@ def test_going_on_from_an_earlier_study() -> None:
         ({"params": [ONE], "hyperparameterMetricTag": "loss"}, "had hyperparameterMetricTag loss"),
     ):
         with pytest.raises(UsageError, match=said):
-            tuning.resumed(told, earlier, [])
+            tuning.resumed(told, tuning.build_study(earlier, (), "", None) if earlier else None, [])
     grid = tuning.build_study({**given, "algorithm": "GRID_SEARCH"}, (), "/o", None)
     with pytest.raises(UsageError, match="every point of the grid was tried by old"):
-        tuning.resumed(grid, {"params": [ONE]}, [trial(number, 0.5) for number in range(1, 10)])
+        tuning.resumed(grid, before, [trial(number, 0.5) for number in range(1, 10)])
 
 
 def test_the_best_comes_first() -> None:

@@ -481,3 +481,24 @@ def test_the_screen_of_fab_understands_what_is_said(world: World, capsys: pytest
 def _number_in(line: str) -> int:
     found = re.search(r"[Tt]rial (\d+)", line)
     return int(found[1]) if found else 99
+
+
+def test_a_trial_does_not_run_on_where_its_watch_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[Child] = []
+
+    def child(_: str, environment: Mapping[str, str]) -> Child:
+        children.append(Child([lambda: report(environment, 1, 0.5)] * 3))
+        return children[-1]
+
+    failures = iter([OSError(5, "Input/output error")])
+    mine = Tuner._write
+
+    def once(tuner: Tuner, *given: Any) -> Any:
+        if error := next(failures, None):
+            raise error
+        return mine(tuner, *given)
+
+    world.child = child
+    monkeypatch.setattr(Tuner, "_write", once)
+    assert world.tuner("master-0").run() == 0
+    assert [each.stopped for each in children] == [True, *[False] * 4], "the first, and it was run again"
