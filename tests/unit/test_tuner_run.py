@@ -167,8 +167,10 @@ def test_a_replica_that_comes_back_goes_on_with_its_own_trial(world: World) -> N
     assert world.trials()[0].restarts == 1
 
 
-def test_a_trial_that_was_taken_over_is_let_go(world: World) -> None:
-    """A host that was only away: what it has to say of the trial is not heard any more."""
+@pytest.mark.parametrize("says", [True, False])
+def test_a_trial_that_was_taken_over_is_let_go(world: World, says: bool) -> None:
+    """A host that was only away: what it has to say of the trial is not heard any more, and if it says nothing it looks."""
+    world.plan = replace(world.plan, heartbeatSeconds=3600.0 if says else 0.0)
     children: list[Child] = []
 
     def taken(_: str, environment: Mapping[str, str]) -> Child:
@@ -176,7 +178,8 @@ def test_a_trial_that_was_taken_over_is_let_go(world: World) -> None:
             stored = world.ledger.trial("job01", 1)
             assert stored
             world.ledger.change_trial("job01", stored, replace(stored.record, replica="master-0", restarts=1))
-            report(environment, 1, 0.5)
+            if says:
+                report(environment, 1, 0.5)
 
         children.append(Child([take, lambda: None, lambda: None]))
         return children[-1]
@@ -369,28 +372,6 @@ def test_a_write_whose_answer_was_lost_costs_no_trial(world: World, tmp_path: Pa
     assert world.tuner("master-0", Ledger(Lossy(tmp_path))).run() == 0
     assert [environment["CLOUD_ML_TRIAL_ID"] for _, _, environment in world.spawned] == ["1", "2", "3", "4"], "none twice"
     assert [trial.finalMetric for trial in world.trials()] == [Measurement(4, 0.4)] * 4
-
-
-def test_a_trial_that_was_taken_over_is_let_go_though_it_has_nothing_to_say(world: World) -> None:
-    world.plan = replace(world.plan, heartbeatSeconds=0.0)
-    children: list[Child] = []
-
-    def taken(_: str, __: Mapping[str, str]) -> Child:
-        def take() -> None:
-            stored = world.ledger.trial("job01", 1)
-            assert stored
-            world.ledger.change_trial("job01", stored, replace(stored.record, replica="master-0", restarts=1))
-
-        children.append(Child([take, lambda: None, lambda: None]))
-        return children[-1]
-
-    world.child = taken
-    tuner = world.tuner("worker-0")
-    claimed = tuner._claim([])
-    assert claimed
-    tuner._run(claimed)
-    assert children[0].stopped
-    assert world.trials()[0].replica == "master-0"
 
 
 @pytest.mark.parametrize(
