@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
 import uuid
@@ -29,6 +30,13 @@ _AT_ONCE = 32
 _IN_PARTS = 5 << 20  # gcsfs sends a file in parts from this size on
 _PART = 4 << 20  # aiohttp counts the sending of one as waiting for its answer
 _SLOWEST = 1_000_000  # bytes a second; what is slower is taken to be stuck
+
+
+def plain() -> None:
+    """To be called before gcsfs is imported: its other file system asks by gRPC what kind of bucket it is, for a minute and a
+    half where only HTTPS passes.
+    """
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 class Objects:
@@ -202,7 +210,9 @@ class Objects:
         with self._opening:
             if self._fs is None:
                 import aiohttp
-                from gcsfs.core import GCSFileSystem  # the plain one: gcsfs's other asks for the bucket's kind by gRPC first
+
+                plain()
+                from gcsfs.core import GCSFileSystem
 
                 logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # what fails is said once, in one line
                 wait = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds / 4, sock_read=self._seconds / 3)

@@ -50,7 +50,8 @@ class ReplicaRecord(Record):
 
     `life` and `beat` change with every heartbeat, which is how others tell that the host lives; heartbeatTime is for people.
     exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
-    trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `restarts` counts all of this
+    trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `preempted` says that its host
+    was being taken back when its unit was stopped, until a trainer starts again. `restarts` counts all of this
     attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
     says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host,
     None before that was looked at, and of an older version. facts are the chief's alone: what its host found for the manifest.
@@ -64,6 +65,7 @@ class ReplicaRecord(Record):
     outOfMemory: bool = False
     memoryLimit: int | None = None
     death: str = ""
+    preempted: bool = False
     restarts: int = 0
     spent: int = 0
     alike: int = 0
@@ -272,8 +274,24 @@ class CancelRequest(Record):
 
 
 @dataclass(frozen=True)
+class Power:
+    """How hosts that are off are started: a POST to a URL of `starts`, by host, with a token that a GET of `token` answers.
+
+    A GET of `preempted` answers TRUE on a host that is being taken back. Both are asked with `headers`.
+    """
+
+    starts: dict[str, str]
+    token: str
+    preempted: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class HostFile(Record):
-    """`/etc/scaletier/host.json`: which host this is and how it reaches the bucket, written with the unit."""
+    """`/etc/scaletier/host.json`: which host this is and how it reaches the bucket, written with the unit.
+
+    `power` is None where no host can start another.
+    """
 
     kind: ClassVar[str] = "host.json"
 
@@ -281,6 +299,7 @@ class HostFile(Record):
     bucket: str
     pollSeconds: float = 1.0
     python: str = "/opt/scaletier/venv/bin/python"
+    power: Power | None = None
 
 
 def kept(events: list[Event], event: Event) -> list[Event]:

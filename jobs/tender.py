@@ -9,6 +9,7 @@ from jobs import lease
 from jobs.checked import RecordError
 from jobs.lease import Watch
 from jobs.ledger import Ledger, Stored
+from jobs.power import Starter
 from jobs.queue import Entry
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -26,8 +27,12 @@ class Tender:
     conditional.
     """
 
-    def __init__(self, ledger: Ledger, watch: Watch, me: str, seconds: float = lease.SECONDS) -> None:
+    def __init__(
+        self, ledger: Ledger, watch: Watch, me: str, seconds: float = lease.SECONDS, starter: Starter | None = None
+    ) -> None:
+        """`starter` has the hosts of a job started of which none lives; without one nobody does."""
         self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds
+        self._starter = starter
         self._next = 0.0
 
     def now_and_then(self) -> None:
@@ -44,6 +49,19 @@ class Tender:
             with suppress(Conflict, RecordError):  # somebody else moved it on
                 if self._is_over(entry, jobs.get(entry.jobId)):
                     self._ledger.change_queue(lambda queue, entry=entry: queue.without(entry))  # type: ignore[misc]
+        if self._starter:
+            self._starter.want(
+                host for entry in queue.entries if self._forsaken(entry, jobs.get(entry.jobId)) for host in entry.hosts
+            )
+
+    def _forsaken(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
+        """True for a job that has its hosts, and nothing is heard of any of them: whoever of them starts first leads it."""
+        if not entry.held or not isinstance(stored, Stored):
+            return False
+        job = stored.record
+        if job.final or job.lease.submitter or job.state is JobState.CANCELLING:
+            return False
+        return self._unled(entry, job) >= 2 * self._seconds
 
     def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         """True where an entry is to go, after its job was ended if need be."""
@@ -80,7 +98,7 @@ class Tender:
 
         As long as one of them lives, it leads, and decides what is to become of the others.
         """
-        silent = self._watch.see(("leads", entry.jobId, entry.token), str(job.lease))
+        silent = self._unled(entry, job)
         if silent < self._seconds or (plan := self._ledger.plan(job.jobId)) is None:
             return ""
         begun = job.state not in (JobState.QUEUED, JobState.PREPARING)
@@ -89,6 +107,10 @@ class Tender:
             return ""
         what = "are lost" if begun else "have not taken it up, and count as lost"
         return f"its hosts ({', '.join(entry.hosts)}) {what}: nothing was heard of any of them for {patience:g} s"
+
+    def _unled(self, entry: Entry, job: JobRecord) -> float:
+        """The seconds for which nobody who leads it gave a sign of life."""
+        return self._watch.see(("leads", entry.jobId, entry.token), str(job.lease))
 
     def _same(self, entry: Entry, value: object, times: int = 1) -> bool:
         """True once this has been so for the time of a lease, or that of several."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from jobs.ledger import Ledger
 from jobs.limited import Limited
 from jobs.open import open_store
+from jobs.power import Asker, Starter
 from jobs.store import StoreError
 from jobs.times import now
 from replica import config
@@ -50,6 +51,7 @@ def main() -> int:
         return 2
     ledger = Ledger(Limited(store, STORE_SECONDS))
     site = HostSite(host, state, ledger, store, os.environ)
+    asker = Asker(host.power) if host.power else None
     agent = Agent(
         host.name,
         os.urandom(4).hex(),
@@ -61,6 +63,8 @@ def main() -> int:
         host.pollSeconds,
         current=lambda: _version() == version,
         usage=Meter(time.monotonic).read,
+        preempted=asker.preempted if asker else lambda: False,
+        starter=lambda: Starter(asker.start, asker.hosts, time.monotonic) if asker else None,
     )
     notify("READY=1")
     loop = Loop(agent)

@@ -10,6 +10,7 @@ from jobs import lease, paths
 from jobs.checked import RecordError
 from jobs.lease import Clock, Watch
 from jobs.ledger import Ledger, Stored
+from jobs.power import Starter
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
@@ -59,23 +60,26 @@ class Agent:
         lease_seconds: float = lease.SECONDS,
         current: Callable[[], bool] = lambda: True,
         usage: Read = nothing,
+        preempted: Callable[[], bool] = lambda: False,
+        starter: Callable[[], Starter | None] = lambda: None,
     ) -> None:
         """`current` is False once this host has another version of this program than the one that runs; `usage` reads what a
-        trainer uses."""
+        trainer uses. `preempted` says whether this host is being taken back, `starter` makes one who has others started."""
         self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
         self._clock, self._now, self._poll = clock, now, poll
         self._watch = Watch(clock)
         self._lease_seconds = lease_seconds
         self._me = f"{name}/{life}"
         self._current, self._usage = current, usage
-        self._tender = Tender(ledger, self._watch, self._me, lease_seconds)
+        self._preempted, self._starter = preempted, starter
+        self._tender = Tender(ledger, self._watch, self._me, lease_seconds, starter())
         self._quick_until = clock() + _QUICK_SECONDS
         self._reporter: Reporter | None = None
         self._assignment: Assignment | None = None
         self.supervisor: Supervisor | None = None
         self._failing = False
         self._trouble = ""
-        self._terminated = False
+        self._terminated = self._asked = False
         self.over = False
         """True once no job has this host or waits for it, or the unit is stopped and the bucket knows how the replica is."""
 
@@ -179,7 +183,17 @@ class Agent:
         self._assignment = assignment
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
         self._reporter = Reporter(
-            plan, name, self._life, self._ledger, supervisor, assignment.log, self._clock, self._now, version, self._usage
+            plan,
+            name,
+            self._life,
+            self._ledger,
+            supervisor,
+            assignment.log,
+            self._clock,
+            self._now,
+            version,
+            self._usage,
+            self._starter(),
         )
         self.supervisor = supervisor
         if self._terminated:  # looked at last: terminate() may come at any moment
@@ -190,6 +204,7 @@ class Agent:
         if (facts := self._site.facts()) is not None:
             self.supervisor.tell(facts)
         if self._terminated:
+            self._ask_why()
             reporter.publish()
             if self.supervisor.idle and not reporter.untold:
                 self.over = self._site.finish()
@@ -206,6 +221,15 @@ class Agent:
         self._watch.forget("unreadable")
         if reporter.settled and self._site.finish():
             self._drop()
+
+    def _ask_why(self) -> None:
+        """Whether the unit is being stopped because its host is taken back; asked once."""
+        if self._asked or self.supervisor is None or self._assignment is None:
+            return
+        self._asked = True
+        if self._preempted():
+            self._assignment.log.say("this host is preempted", "WARNING")
+            self.supervisor.preempted()
 
     def _drop(self) -> None:
         """Be done with a job."""

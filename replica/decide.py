@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ VERDICT_SECONDS = 1.0
 """So long an exit is looked at before it ends a job: the kill that it may follow from is told by another host."""
 GOOD_SECONDS = 600.0
 """A job that ran for so long since it last started has its retries back."""
+PREEMPTED = "its host was preempted"
+"""The death of a trainer that is nobody's fault, and counts against no limit."""
 # A peer that missed its heartbeat may be the cause of what the others tell.
 _LATE_BEATS = 2.5
 # Cloud ML's names of the keys that say what machine a role has.
@@ -31,7 +33,7 @@ class View:
 
     `silence` is how long each replica has said nothing new; `exited` how long ago its present exit, and `killed` how long ago
     its latest kill or loss in this attempt was first seen (absent: there is none); `in_state` how long the job has been in its
-    state and attempt, `still` how long no trainer printed anything.
+    state and attempt, `still` how long no trainer printed anything. `startable` are the replicas whose hosts can be started.
     """
 
     plan: Plan
@@ -43,16 +45,31 @@ class View:
     in_state: float = 0.0
     still: float = 0.0
     cancel_requested: bool = False
+    startable: Collection[str] = ()
 
     def lost(self, name: str) -> bool:
-        """True for a replica whose host says nothing for too long; one that has done its work is not missed."""
+        """True for a replica whose host is preempted, or says nothing for too long, unless its work is done."""
         record = self.replicas.get(name)
-        return record is not None and not record.done and self.silence.get(name, 0.0) >= self.plan.lostAfterSeconds
+        if record is None or record.done:
+            return False
+        return record.preempted or self.silence.get(name, 0.0) >= self.plan.lostAfterSeconds
 
     def late(self, name: str) -> bool:
-        """True for a replica of which it is not clear yet whether it is lost."""
-        record, silence = self.replicas.get(name), self.silence.get(name, 0.0)
-        return record is not None and not record.done and silence >= _LATE_BEATS * self.plan.heartbeatSeconds
+        """True for a replica that is lost, or may be, as it missed its heartbeat."""
+        record = self.replicas.get(name)
+        return record is not None and not record.done and (self.lost(name) or self._is_late(name))
+
+    def off(self, name: str) -> bool:
+        """True for a replica whose host is to be started: it is lost and gone, or was never heard of."""
+        record = self.replicas.get(name)
+        if name not in self.startable or (record is not None and record.done):
+            return False
+        if record is not None and record.preempted:
+            return self._is_late(name)  # until it is off it cannot be started
+        return self.silence.get(name, 0.0) >= self.plan.lostAfterSeconds
+
+    def _is_late(self, name: str) -> bool:
+        return self.silence.get(name, 0.0) >= _LATE_BEATS * self.plan.heartbeatSeconds
 
     def of_attempt(self, job: JobRecord) -> Iterator[ReplicaRecord]:
         """The records of this attempt, in the plan's order: what a replica did in an earlier one has been dealt with."""
@@ -69,6 +86,13 @@ def decide(job: JobRecord, view: View) -> JobRecord | None:
     """The job's next record, or None where nothing changes. One step of the table of states at a time."""
     rules = _RULES.get(job.state, (_still_stopping, _facts_found))
     return next((new for rule in rules if (new := rule(job, view)) is not None), None)
+
+
+def to_start(job: JobRecord, view: View) -> list[str]:
+    """The replicas whose hosts the leader has started: those that are off, while the job wants them."""
+    if job.state not in (JobState.PREPARING, JobState.RUNNING) or view.cancel_requested:
+        return []
+    return [name for name in view.plan.replicas if view.off(name) and name not in job.without]
 
 
 def stopped(job: JobRecord, view: View) -> bool:
@@ -166,7 +190,9 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     if not failed:
         return None
     if disturber := _disturber(view, failed):
-        return _again(job, view, f"{_name(disturber)} was killed, and the others could not go on without it")
+        preempted = view.replicas[disturber].death == PREEMPTED
+        cause = f"{_name(disturber)} was {'preempted' if preempted else 'killed'}, and the others could not go on without it"
+        return _again(job, view, cause, counts=not preempted)
     peers = [name for name in view.needed if name not in {r.name for r in failed}]
     if any(view.late(name) for name in peers):
         return None  # whether it is lost will be clear soon; the job then waits for its host
@@ -205,9 +231,13 @@ def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
 def _killed(job: JobRecord, view: View) -> JobRecord | None:
     """A kill that its host does not mend: peers that need one another start again together, or the restarts are spent."""
     for record in view.of_attempt(job):
-        if not record.killed or record.name in job.without:
-            continue
+        if not record.killed or record.name in job.without or record.preempted:
+            continue  # who is preempted starts when its host does, or is lost
         if view.plan.whole and not view.plan.is_expendable(record.name):
+            if any(view.lost(name) for name in view.needed):
+                return None  # all start once it is back
+            if taken := [r.name for r in view.of_attempt(job) if r.killed and r.death == PREEMPTED]:
+                return _again(job, view, f"{_name(taken[0])} was preempted", counts=False)
             return _again(job, view, f"{_name(record.name)} was killed ({killer(record)})", record)
         if record.spent < view.plan.maxRestarts:
             continue  # its unit was stopped: it goes on when that starts again, or is lost
@@ -238,8 +268,10 @@ def _say_who_is_lost(job: JobRecord, view: View) -> JobRecord | None:
 def _lost_event(name: str, view: View) -> Event:
     limit = view.plan.maxWaitTime
     otherwise = "the job does without it" if view.plan.is_expendable(name) else f"else the job is FAILED in {limit:g} s"
-    lost = f"{name} is lost, no heartbeat for {view.plan.lostAfterSeconds:g} s"
-    return Event(view.now, f"{lost}: pulumi up brings it back, {otherwise}")
+    preempted, startable = view.replicas[name].preempted, name in view.startable
+    lost = f"{name} is {'preempted' if preempted else f'lost, no heartbeat for {view.plan.lostAfterSeconds:g} s'}"
+    how = "its host is to be started again" if startable else "pulumi up brings it back"
+    return Event(view.now, f"{lost}: {how}, {otherwise}")
 
 
 def _stalled(job: JobRecord, view: View) -> JobRecord | None:
@@ -260,10 +292,11 @@ def _all_run(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _never_up(job: JobRecord, view: View) -> JobRecord | None:
-    limit = view.plan.preparingSeconds
+    missing = _not_up(job, view)
+    limit = view.plan.preparingSeconds + (view.plan.maxWaitTime if any(view.off(name) for name in missing) else 0.0)
     if view.in_state <= limit:
         return None
-    return _end(job, view, JobState.FAILED, f"{_names(_not_up(job, view))} not up {limit:g} s after the first replica.")
+    return _end(job, view, JobState.FAILED, f"{_names(missing)} not up {limit:g} s after the first replica.")
 
 
 def _not_up(job: JobRecord, view: View) -> list[str]:
@@ -280,17 +313,17 @@ def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> Job
     return replace(job, without=[*job.without, record.name], events=kept(job.events, said))
 
 
-def _again(job: JobRecord, view: View, cause: str, record: ReplicaRecord | None = None) -> JobRecord:
+def _again(job: JobRecord, view: View, cause: str, record: ReplicaRecord | None = None, counts: bool = True) -> JobRecord:
     """The whole job from its last checkpoint, as often as it may; what went well for a while is not counted."""
     plan = view.plan
     limit = plan.maxRestarts if plan.whole else plan.maxRetries
     spent = 0 if view.in_state >= GOOD_SECONDS else job.spent
-    if spent >= limit:
+    if counts and spent >= limit:
         more = f", and the job was started again {limit} times"
         message = exit_message(record, f" ({killer(record)}){more}") if record else f"{_sentence(cause)}{more}."
         return _end(job, view, JobState.FAILED, message)
     events = kept(job.events, Event(view.now, cause))
-    return replace(job, attempt=job.attempt + 1, spent=spent + 1, without=[], events=events)
+    return replace(job, attempt=job.attempt + 1, spent=spent + counts, without=[], events=events)
 
 
 def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobRecord:

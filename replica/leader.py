@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from jobs.lease import Clock, Watch
 from jobs.ledger import Ledger, Stored
-from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.power import Starter
+from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
-from replica.decide import View, decide, stopped
+from replica.decide import View, decide, stopped, to_start
 
 _RANKS = 5
 
@@ -21,8 +22,21 @@ class Leader:
     it in the order of the plan.
     """
 
-    def __init__(self, plan: Plan, name: str, life: str, ledger: Ledger, clock: Clock, now: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        life: str,
+        ledger: Ledger,
+        clock: Clock,
+        now: Callable[[], str],
+        starter: Starter | None = None,
+    ) -> None:
+        """`starter` has hosts started that are off; without one nobody does."""
         self._plan, self._name, self._ledger, self._clock, self._now = plan, name, ledger, clock, now
+        self._starter = starter
+        startable = starter.hosts if starter else frozenset()
+        self._startable = frozenset(replica for replica, host in plan.hosts.items() if host in startable)
         self._me = f"{name}/{life}"
         self._watch = Watch(clock)
         self._renew_at = 0.0
@@ -66,7 +80,13 @@ class Leader:
         moved = bool(hosts) and not record.final and record.state is not JobState.QUEUED and record.hosts != hosts
         if moved:
             record = replace(record, hosts=hosts)  # the queue was garbled, and has been made anew since the job was submitted
-        new = decide(record, self._look(record, replicas, cancel_requested))
+        view = self._look(record, replicas, cancel_requested)
+        new = decide(record, view)
+        if self._starter:
+            lines = self._starter.want(self._plan.hosts[name] for name in to_start(record, view))
+            if lines and not record.final:
+                told = new or record
+                new = replace(told, events=[*told.events, *(Event(view.now, line) for line in lines)][-EVENTS_KEPT:])
         if record.final:
             self._end_by = self._end_by or self._clock() + self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
         if new is None and not moved and self._clock() < self._renew_at:
@@ -109,4 +129,5 @@ class Leader:
             watch.see("state", (job.state, job.attempt)),
             watch.see("printed", (printed, job.attempt)),
             cancel_requested,
+            self._startable,
         )

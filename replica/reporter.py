@@ -10,6 +10,7 @@ from jobs import paths
 from jobs.checked import RecordError
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
+from jobs.power import Starter
 from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
 from jobs.states import JobState
 from jobs.store import Conflict
@@ -33,12 +34,13 @@ class Reporter:
         now: Callable[[], str],
         version: str | None,
         usage: Read = nothing,
+        starter: Starter | None = None,
     ) -> None:
         """`version` is that of the record that an earlier life of this replica left, None where it left none; `usage` reads
-        what the trainer uses."""
+        what the trainer uses; `starter` as of a Leader."""
         self._plan, self._name, self._life = plan, name, life
         self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
-        self._leader = Leader(plan, name, life, ledger, clock, now)
+        self._leader = Leader(plan, name, life, ledger, clock, now, starter)
         self._version = version
         self._read_usage = usage
         self._usage: Usage | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jobs.records import Event, Plan, ReplicaRecord, kept
 from jobs.states import ReplicaState
-from replica.decide import killer
+from replica.decide import PREEMPTED, killer
 
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
@@ -26,13 +26,16 @@ def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now:
     """
     if mine is None:
         return ReplicaRecord(name, attempt=attempt, heartbeatTime=now)
+    preempted = mine.preempted
+    mine = replace(mine, preempted=False, death=PREEMPTED if preempted else mine.death.replace(PREEMPTED, ""))
     if outdated(plan, mine, attempt):
         return again(mine, attempt)
     if mine.state is ReplicaState.RUNNING:
         ended = replace(mine, exitCode=SIGKILL_CODE, outOfMemory=False, endTime=now, errorMessage="")
-        return after_kill(plan, ended, now, "the replica or its host was stopped")
+        return after_kill(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
     if mine.state is ReplicaState.EXITED and not mine.hopeless and (mine.exitCode is None or mine.exitCode >= 128):
-        return after_kill(plan, replace(mine, exitCode=mine.exitCode or SIGKILL_CODE), now, "the unit was stopped")
+        ended = replace(mine, exitCode=mine.exitCode or SIGKILL_CODE)
+        return after_kill(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
     return mine
 
 
@@ -66,14 +69,17 @@ def after_exit(
     return after_kill(plan, ended, now, death)
 
 
-def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str) -> ReplicaRecord:
-    """A kill counted: PREPARING where the replica starts again by itself, EXITED where that is for the leader to say."""
+def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
+    """A kill counted: PREPARING where the replica starts again by itself, EXITED where that is for the leader to say.
+
+    One that does not count against the limit, as nobody's trainer is the cause, is a restart none the less.
+    """
     if plan.whole and not plan.is_expendable(ended.name):
         return replace(ended, state=ReplicaState.EXITED)
-    if ended.spent >= plan.maxRestarts:
+    if counts and ended.spent >= plan.maxRestarts:
         return replace(ended, state=ReplicaState.EXITED)
-    events = kept(ended.events, Event(now, cause))
-    return replace(ended, state=ReplicaState.PREPARING, restarts=ended.restarts + 1, spent=ended.spent + 1, events=events)
+    events, spent = kept(ended.events, Event(now, cause)), ended.spent + counts
+    return replace(ended, state=ReplicaState.PREPARING, restarts=ended.restarts + 1, spent=spent, events=events)
 
 
 def after_stop(record: ReplicaRecord, exit_code: int | None, now: str) -> ReplicaRecord:

@@ -124,6 +124,11 @@ class Supervisor:
         with self._lock:
             self._record = replace(self._record, facts=dict(facts))
 
+    def preempted(self) -> None:
+        """This host is being taken back."""
+        with self._lock:
+            self._record = replace(self._record, preempted=True)
+
     def order(self, attempt: int, ending: str) -> None:
         """What the job's record says: which attempt is on, and why the trainer is to end, empty where it is not."""
         with self._lock:

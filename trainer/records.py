@@ -16,11 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from trainer import manifest, own
+from trainer import manifest, own, tfrecord
 from trainer.manifest import MNIST, Recipe
 from trainer.mnist import DIGESTS, LABELS, PIXELS, InputError, SourceError, Split, has_idx_files, load
 from trainer.progress import counted
-from trainer.runtime import import_tensorflow
 
 # A number that the usual numbers of replicas divide, so that each reads files of its own.
 TRAIN_SHARDS = 20
@@ -40,15 +39,7 @@ def examples(split: Split, index: int, shards: int) -> Iterator[tuple[bytes, int
 
 def write_shard(path: Path, split: Split, index: int, shards: int) -> None:
     """One TFRecord file, gzip where its name ends in `.gz`."""
-    tf = import_tensorflow()
-    feature, features = tf.train.Feature, tf.train.Features
-    with tf.io.TFRecordWriter(str(path), "GZIP" if path.suffix == ".gz" else "") as writer:
-        for image, label in examples(split, index, shards):
-            content = {
-                "image_raw": feature(bytes_list=tf.train.BytesList(value=[image])),
-                "label": feature(int64_list=tf.train.Int64List(value=[label])),
-            }
-            writer.write(tf.train.Example(features=features(feature=content)).SerializeToString())
+    tfrecord.write(path, (tfrecord.example(image, label) for image, label in examples(split, index, shards)))
 
 
 def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: Recipe, dest: Path) -> None:

@@ -45,12 +45,21 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def import_tensorflow() -> Any:
-    """The tensorflow module, imported without its noise; TF_CPP_MIN_LOG_LEVEL is 2 unless set."""
+    """The tensorflow module, imported without its noise; TF_CPP_MIN_LOG_LEVEL is 2 unless set.
+
+    Where there is none the program ends with 2: no call of it can come further on this machine.
+    """
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with quiet_stderr():
-        return importlib.import_module("tensorflow")
+    try:
+        with quiet_stderr():
+            return importlib.import_module("tensorflow")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+    print("error: there is no TensorFlow here: `make tensorflow` installs it for this machine", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:

@@ -44,14 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(flags: Flags, cluster: Cluster) -> int:
-    # Only here, so that a parameter server or a worker starts without TensorFlow's Python.
+    # Only here, so that a parameter server or a worker starts without TensorFlow's Python; first what says that there is none.
+    from trainer.runtime import import_tensorflow, one_line
+
+    errors = import_tensorflow().errors
+
     from trainer.checkpoint import CheckpointError
     from trainer.data import DataError, damaged, find_files
     from trainer.keeper import PreemptedError
     from trainer.replica import DivergedError
-    from trainer.runtime import import_tensorflow, one_line
 
-    errors = import_tensorflow().errors
     try:
         _runner(flags, cluster)()
     except (DataError, CheckpointError) as error:

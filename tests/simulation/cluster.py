@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from jobs.canceller import Canceller
 from jobs.checked import RecordError
 from jobs.lease import Watch
 from jobs.ledger import Ledger
+from jobs.power import Starter
 from jobs.queue import Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
@@ -39,6 +40,8 @@ RULES: dict[str, Any] = {
     "stopSeconds": 2.0,
 }
 TROUBLE_ENDS = 150.0
+OPERATOR_COMES = 600.0
+"""So long after the end of all trouble, that a job which waited for a person would be FAILED by then."""
 WORLD_ENDS = 4000.0
 _KILLED = 137
 
@@ -141,6 +144,7 @@ class Host:
     cluster: Cluster
     name: str
     up: bool = True
+    preempted: bool = False
     lives: int = 0
     trainer: Trainer | None = None
     agent: Agent | None = None
@@ -167,6 +171,8 @@ class Host:
             reporter.now,
             POLL,
             LEASE,
+            preempted=lambda: self.preempted,
+            starter=lambda: self.cluster.starter(reporter),
         )
 
     def process_sleep(self, seconds: float) -> None:
@@ -215,8 +221,22 @@ class Host:
         self.die()
         self.cluster.world.wake(seconds, self.power_on)
 
+    def preempt(self) -> None:
+        """Its unit is stopped, and some seconds later its power: until somebody starts it."""
+        if not self.up or self.preempted:
+            return
+        self.cluster.world.note(f"{self.name} is preempted")
+        self.preempted = True
+        if self.agent:
+            self.agent.terminate()
+        self.cluster.world.wake(self.cluster.world.random.uniform(1, 30), self.goes_off)
+
+    def goes_off(self) -> None:
+        self.up = False
+        self.die()
+
     def power_on(self) -> None:
-        self.up = True
+        self.up, self.preempted = True, False
         self.start()
 
 
@@ -246,10 +266,33 @@ class Cluster:
             world.wake(random.uniform(5, 90), lambda: random.choice(self.hosts).power_off(random.choice((10.0, 60.0, 200.0))))
         for _ in range(random.choice((0, 0, 1, 3))):
             world.wake(random.uniform(5, 90), self.kill_a_trainer)
+        # Whether hosts can be started, and from when on: a spot host may not be to be had for a while.
+        self.starts_from = random.choice((0.0, 0.0, 140.0)) if world.chance(0.4) else None
+        if self.starts_from is not None:
+            for host in random.sample(self.hosts, random.randint(1, size)):
+                world.wake(random.uniform(5, 90), host.preempt)
         world.faults = world.faults.times(random.choice((0.0, 0.5, 1.0, 3.0)))
         world.wake(TROUBLE_ENDS, self.calm)
 
     # Who acts
+
+    def starter(self, process: Process) -> Starter | None:
+        """Who asks that hosts be started, where that can be."""
+        if self.starts_from is None:
+            return None
+        names = [host.name for host in self.hosts]
+        return Starter(self.ask, names, process.clock, partial(self.world.wake, 1.0))
+
+    def ask(self, name: str) -> str:
+        """The answer to who would have a host started."""
+        host = next(host for host in self.hosts if host.name == name)
+        if self.starts_from is None or self.world.time < self.starts_from:
+            return "there is none to be had"
+        if host.preempted and host.up:
+            return "it is not off yet"
+        if not host.up:
+            self.world.wake(10.0, host.power_on)
+        return ""
 
     def kill_a_trainer(self) -> None:
         """SIGKILL for somebody's trainer, which its supervisor finds out by itself."""
@@ -343,6 +386,13 @@ class Cluster:
     def calm(self) -> None:
         """From here on nothing goes wrong any more: now everything must come to its end."""
         self.world.faults = self.world.faults.times(0)
+        if self.starts_from is None:
+            self.pulumi_up()
+        else:
+            self.world.wake(OPERATOR_COMES, self.pulumi_up)  # until then who lives has the others started
+
+    def pulumi_up(self) -> None:
+        """Somebody brings every host back."""
         for host in self.hosts:
             if not host.up:
                 host.power_on()
@@ -441,6 +491,8 @@ class Cluster:
                 raise Violation(f"{job_id} was handed over and is lost")
             if story.ended is JobState.CANCELLED and not story.cancelled:
                 raise Violation(f"{job_id} is CANCELLED, and nobody asked for it")
+            if self.starts_from is not None and "no heartbeat" in story.message:
+                raise Violation(f"{job_id} FAILED for want of hosts that can be started: {story.message}")
             excuses = ("lost", "not up", "times", "restarts")
             unexcused = not any(word in story.message for word in excuses)
             if story.ended is JobState.FAILED and story.acknowledged and not story.fails and unexcused:

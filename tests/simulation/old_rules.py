@@ -1,4 +1,4 @@
-"""Rules of an earlier version, each of which lost jobs: the checker must find them."""
+"""Rules of an earlier version, each of which lost jobs or hosts: the checker must find them."""
 
 from __future__ import annotations
 
@@ -85,9 +85,10 @@ def put_back(rule: str) -> Iterator[None]:
         "blocked for ever": ("replica.agent.Tender", BlockedForEver),
         "a submitter wakes late": ("cluster.Submitter", WakesLate),
         "leaders by the wall clock": ("replica.reporter.Leader", ByTheWallClock),
+        "hosts stay off": ("replica.leader.to_start", lambda job, view: []),
     }[rule]
     with mock.patch(target, old):
         yield
 
 
-RULES = ("blocked for ever", "a submitter wakes late", "leaders by the wall clock")
+RULES = ("blocked for ever", "a submitter wakes late", "leaders by the wall clock", "hosts stay off")

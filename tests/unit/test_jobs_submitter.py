@@ -15,6 +15,7 @@ from jobs.canceller import Canceller
 from jobs.folder import Folder
 from jobs.lease import Lease, Watch
 from jobs.ledger import Ledger, Stored
+from jobs.power import Starter
 from jobs.queue import Entry
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
@@ -414,3 +415,38 @@ def test_a_job_that_nobody_leads_any_more_is_waited_for_and_then_ended(bucket: B
     said = "its hosts (master-0, worker-0) are lost: nothing was heard of any of them for 120 s"
     assert (bucket.job().state, bucket.job().errorMessage, bucket.queue()) == ("FAILED", said, [])
     assert (bucket.job().lease.holder, bucket.job().lost) == ("tender", HOSTS)
+
+
+def test_the_hosts_of_a_job_that_nobody_leads_are_started(bucket: Bucket) -> None:
+    asked: list[str] = []
+
+    def start(host: str) -> str:
+        asked.append(host)
+        return ""
+
+    starter = Starter(start, HOSTS, bucket.clock, lambda work: work())
+    bucket.tender = Tender(bucket.ledger, Watch(bucket.clock), "tender", LEASE, starter)
+    submitter = bucket.submitter()
+    submitter.claim(may_wait=True)
+    bucket.ledger.create_plan(Plan("job01", HOSTS, "task", [], {}))
+    bucket.tend(29)
+    assert asked == [], "it is its submitter's"
+    submitter.renew()
+    submitter.prepare()
+    submitter.hand_over()
+    bucket.tend(29)
+    assert asked == [], "they may be about to take it up"
+    bucket.tend(2)
+    assert asked == HOSTS
+    bucket.change(lambda job: job.passed("worker-0/1"))
+    bucket.tend(29)
+    assert asked == HOSTS, "one of them leads"
+    bucket.change(lambda job: job.to(JobState.CANCELLING))
+    bucket.tend(40)
+    bucket.change(lambda job: job.ended(""))
+    bucket.tend(40)
+    assert asked == HOSTS, "nobody wants them any more"
+    bucket.submitter("fab 2", "job02").claim(may_wait=True)
+    bucket.tend(40)
+    assert bucket.job("job02").state == "FAILED"
+    assert asked == HOSTS, "what a dead submitter left is ended, and starts no host"

@@ -362,3 +362,25 @@ def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(
     assert (host.job().state, host.job().lease.holder) == ("RUNNING", "worker-0/1")
     host.rounds(int(LEASE) + 2)
     assert host.job().state == "FAILED"
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_a_unit_that_is_stopped_says_whether_its_host_is_preempted(tmp_path: Path, preempted: bool) -> None:
+    host, asked = Host(tmp_path), []
+
+    def ask() -> bool:
+        asked.append(1)
+        return preempted
+
+    host.agent = Agent("master-0", "a", host.ledger, host, host.spawn, host.clock, lambda: NOW, 1.0, LEASE, preempted=ask)
+    host.submit()
+    host.rounds(3)
+    assert asked == []
+    host.agent.terminate()
+    host.rounds(2)
+    host.children[-1].code = 143
+    host.rounds(2)
+    assert (host.agent.over, len(asked)) == (True, 1)
+    record = host.ledger.replicas("job01", ["master-0"])["master-0"]
+    assert (record.state, record.preempted) == ("EXITED", preempted)
+    assert ("this host is preempted" in host.said) is preempted

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import TRANSITIONS, JobState, ReplicaState
 from jobs.study import Study
-from replica.decide import View, decide, killer, stopped
+from replica.decide import PREEMPTED, View, decide, killer, stopped, to_start
 
 NAMES = ["master-0", "worker-0", "worker-1", "ps-0"]
 PLAN = Plan("job01", NAMES, "trainer.task", [], {}, maxRestarts=2, maxRetries=1, maxWaitTime=100.0)
@@ -412,3 +412,66 @@ def test_a_study_that_fails_says_so_in_its_own_words() -> None:
     assert (ended.state, ended.errorMessage) == (JobState.FAILED, "3 of 4 trials FAILED")
     ended = decided(job(), view(failed, exited={"worker-0": 60.0}))
     assert ended.errorMessage.startswith("The replica worker 0 exited with a non-zero status of 1.")
+
+
+# A host that is preempted, or off
+
+
+def test_a_preempted_replica_is_lost_at_once_and_its_host_is_started_once_it_is_off() -> None:
+    taken = record("worker-0", "EXITED", 143, preempted=True)
+    seen = view(taken, startable=NAMES)
+    new = decided(job(), seen)
+    said = "worker-0 is preempted: its host is to be started again, else the job is FAILED in 100 s"
+    assert (new.state, new.lost, new.events[-1].cause) == ("RUNNING", ["worker-0"], said)
+    assert to_start(new, seen) == []
+    off = replace(seen, silence={"worker-0": 12.5})
+    assert to_start(new, off) == ["worker-0"]
+    assert to_start(new, replace(off, startable=())) == []
+    for other in (job(JobState.CANCELLING), job(JobState.FAILED), job(without=["worker-0"])):
+        assert to_start(other, off) == []
+    assert to_start(new, replace(off, cancel_requested=True)) == []
+
+
+def test_a_host_of_which_nothing_is_heard_is_started() -> None:
+    silent = view(startable=NAMES, silence={"worker-0": 60.0, "ps-0": 59.9})
+    assert to_start(job(), silent) == ["worker-0"]
+    never = View(PLAN, {"master-0": record("master-0")}, NOW, silence={"ps-0": 60.0}, startable=NAMES)
+    assert to_start(job(JobState.PREPARING), never) == ["ps-0"]
+    done = view(record("worker-0", "EXITED", 0), startable=NAMES, silence={"worker-0": 600.0})
+    assert to_start(job(), done) == []
+
+
+@pytest.mark.parametrize("plan", [PLAN, WHOLE])
+def test_what_follows_from_a_preemption_waits_for_the_host(plan: Plan) -> None:
+    taken, failed = record("worker-0", "EXITED", 143, preempted=True), record("ps-0", "EXITED", 1)
+    known = job(lost=["worker-0"])
+    assert decide(known, view(taken, failed, plan=plan, exited={"ps-0": 50.0}, killed={"worker-0": 50.0})) is None
+    mended = record("worker-0", restarts=1, death=PREEMPTED)
+    back = decided(known, view(mended, failed, plan=plan, exited={"ps-0": 50.0}, killed={"worker-0": 0.0}))
+    assert (back.attempt, back.spent) == (1, 0)
+    assert back.events[-1].cause == "worker 0 was preempted, and the others could not go on without it"
+
+
+def test_preemptions_are_counted_against_no_limit() -> None:
+    ended = record("worker-0", "EXITED", 143, death=PREEMPTED)
+    new = decided(job(spent=2), view(ended, plan=WHOLE))
+    assert (new.state, new.attempt, new.spent, new.events[-1].cause) == ("RUNNING", 1, 2, "worker 0 was preempted")
+    assert decided(job(spent=2), view(replace(ended, death=""), plan=WHOLE)).state == "FAILED"
+
+
+def test_peers_that_cannot_go_on_without_it_start_when_the_preempted_one_is_back() -> None:
+    peer, taken = record("master-0", "EXITED", 143), record("worker-0", "EXITED", 143, preempted=True)
+    known = job(spent=2, lost=["worker-0"])
+    assert decide(known, view(peer, taken, plan=WHOLE)) is None
+    back = replace(taken, preempted=False, death=PREEMPTED)
+    new = decided(known, view(peer, back, plan=WHOLE))
+    assert (new.state, new.attempt, new.spent, new.events[-1].cause) == ("RUNNING", 1, 2, "worker 0 was preempted")
+
+
+def test_a_job_that_prepares_waits_longer_for_hosts_that_are_started() -> None:
+    seen = view(plan=PLAN, in_state=399.0, startable=NAMES, silence={"ps-0": 60.0})
+    seen = replace(seen, replicas={name: seen.replicas[name] for name in NAMES[:3]})
+    assert decide(job(JobState.PREPARING), seen) is None
+    assert decided(job(JobState.PREPARING), replace(seen, startable=())).state == "FAILED"
+    too_long = decided(job(JobState.PREPARING), replace(seen, in_state=400.1))
+    assert too_long.errorMessage == "The replica ps 0 is not up 400 s after the first replica."

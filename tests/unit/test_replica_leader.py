@@ -10,6 +10,7 @@ from replicahosts import Clock
 
 from jobs.folder import Folder
 from jobs.ledger import Ledger, Stored
+from jobs.power import Starter
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict
@@ -222,3 +223,24 @@ def test_a_job_that_was_placed_anew_says_where_it_is(bucket: Bucket) -> None:
     before = bucket.stored.version
     leader.act(bucket.stored, running(), False)
     assert bucket.stored.version == before, "it is said once"
+
+
+def test_the_leader_has_hosts_started_and_says_what_came_of_it(bucket: Bucket) -> None:
+    asked: list[str] = []
+
+    def start(host: str) -> str:
+        asked.append(host)
+        return "HTTP 403" if host == "h-ps" else ""
+
+    plan = PLAN.placed({"master-0": "h-m", "worker-0": "h-w", "ps-0": "h-ps"})
+    starter = Starter(start, ["h-w", "h-ps"], bucket.clock, lambda work: work())
+    leader = Leader(plan, "master-0", "1", bucket.ledger, bucket.clock, lambda: bucket.wall, starter)
+    leader.take(bucket.stored)
+    for beat in range(40):
+        leader.act(bucket.stored, running("master-0", beat=beat) | running("worker-0", "ps-0", preempted=True), False)
+        bucket.clock.pass_(1.0)
+    assert asked == ["h-ps", "h-w"] * 3
+    causes = [event.cause for event in bucket.job.events]
+    assert causes.count("h-w is being started") == 1
+    assert causes.count("h-ps is not started: HTTP 403; it is asked for again") == 1
+    assert bucket.job.lost == ["worker-0", "ps-0"]

@@ -185,3 +185,15 @@ def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: Replic
         if record.state in (PREPARING, ReplicaState.LOST):
             record = restart.started(record, NOW)
     assert record.state == EXITED
+
+
+@pytest.mark.parametrize("state", [ReplicaState.RUNNING, EXITED])
+def test_a_preemption_is_a_restart_that_does_not_count(state: ReplicaState) -> None:
+    left = replace(RUNNING, state=state, exitCode=143 if state is EXITED else None, preempted=True, restarts=7, spent=2)
+    back = restart.resume(PLAN, "worker-0", 0, left, NOW)
+    assert (back.state, back.restarts, back.spent, back.preempted) == (PREPARING, 8, 2, False)
+    assert back.events == [Event(NOW, "its host was preempted")]
+    whole = restart.resume(WHOLE, "worker-0", 0, left, NOW)
+    assert (whole.killed, whole.preempted) == (True, False), "its peers start again with it"
+    crashed = restart.resume(PLAN, "worker-0", 0, restart.started(back, NOW), NOW)
+    assert (crashed.state, crashed.death) == (EXITED, ""), "what comes after it counts"

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer import manifest, mnist, records
+from trainer import manifest, mnist, records, tfrecord
 from trainer.mnist import SourceError, Split, from_directory, parse_idx
+from trainer.runtime import import_tensorflow
+
+tf = import_tensorflow()
 
 
 def idx(shape: tuple[int, ...], data: bytes) -> bytes:
@@ -215,3 +218,21 @@ def test_the_keras_download_is_held_to_the_same_digests(source: Path, monkeypatc
     monkeypatch.setattr(Keras.datasets.mnist, "load_data", lambda: 1 / 0)
     with pytest.raises(SourceError, match=r"the download of tf\.keras\.datasets\.mnist failed: division by zero"):
         mnist.load("keras")
+
+
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
+def test_the_files_are_those_that_tensorflow_would_write(tmp_path: Path, name: str) -> None:
+    made = [(bytes(range(256)) * 3 + b"0123456789abcdef", 0), (b"", 9), (b"x", 300)]
+    tfrecord.write(tmp_path / name, (tfrecord.example(image, label) for image, label in made))
+    packed = "GZIP" if name.endswith(".gz") else ""
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs"), packed) as writer:
+        for image, label in made:
+            feature = {
+                "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True))
+    ours, theirs = ((tmp_path / file).read_bytes() for file in (name, "theirs"))
+    assert (gzip.decompress(ours) if packed else ours) == (gzip.decompress(theirs) if packed else theirs)
+    read = list(tf.data.TFRecordDataset(str(tmp_path / name), packed).as_numpy_iterator())
+    assert read == [tfrecord.example(image, label) for image, label in made]

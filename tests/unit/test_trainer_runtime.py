@@ -39,3 +39,25 @@ def test_an_error_within_a_graph_is_told_without_its_code() -> None:
     code = 'Detected at node while/IteratorGetNext defined at (most recent call last):\n  File "task.py", line 9, in f\n\n'
     message = f"Graph execution error:\n\n{code}/data/train; No such file\n\t [[{{{{node while/IteratorGetNext}}}}]] [Op:f_58]"
     assert one_line(ValueError(message)) == "/data/train; No such file"
+
+
+@pytest.mark.parametrize("module", ["trainer.task", "trainer.records"])
+def test_without_tensorflow_there_is_one_line(tmp_path: Path, module: str) -> None:
+    for number in range(2):
+        (folder := tmp_path / "pictures" / f"class{number}").mkdir(parents=True)
+        (folder / "x.png").write_bytes(b"x")
+    script = (
+        "import runpy, sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('tensorflow', 'tensorboard', 'numpy'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+    )
+    flags = {"trainer.task": ["--train-data", "x", "--eval-data", "x", "--job-dir", str(tmp_path)]}
+    flags["trainer.records"] = ["--source", str(tmp_path / "pictures"), "--dest", str(tmp_path / "made")]
+    ran = subprocess.run([sys.executable, "-c", script, *flags[module]], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.endswith("error: there is no TensorFlow here: `make tensorflow` installs it for this machine\n")
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,155 @@
+"""Hosts that are off: asking that one be started, and whether this one is about to be taken back.
+
+Whom to ask, and with what, a host is told in its host.json; where nobody is named, nobody is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+from jobs.lease import Clock
+from jobs.records import Power
+
+Start = Callable[[str], str]
+"""Asks that a host be started: empty where that was accepted, else one line that says why it was not."""
+# A host that was just taken back cannot be started yet, and a spot host not to be had now may be in a minute.
+PAUSES = (10.0, 20.0, 30.0, 60.0)
+_SECONDS = 5.0
+
+
+class PowerError(Exception):
+    """One line: what was answered instead."""
+
+
+class Asker:
+    """Asks as `power` says, each time within seconds. `token` is who asks, the host's own where nobody is given."""
+
+    def __init__(self, power: Power, token: Callable[[], str] | None = None) -> None:
+        self._power, self._token = power, token or self._own_token
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Those that may be asked for."""
+        return frozenset(self._power.starts)
+
+    def start(self, host: str) -> str:
+        """Have a host started, as of `Start`; one that runs stays as it is."""
+        try:
+            bearer = {"Authorization": f"Bearer {self._token()}"}
+            return _error_in(_fetch(self._power.starts[host], bearer, b""))
+        except PowerError as error:
+            return str(error)
+
+    def preempted(self) -> bool:
+        """True where this host is being taken back; False too where nobody says so in time."""
+        if not self._power.preempted:
+            return False
+        try:
+            return _fetch(self._power.preempted, self._power.headers).strip() == b"TRUE"
+        except PowerError:
+            return False
+
+    def _own_token(self) -> str:
+        try:
+            answer = json.loads(_fetch(self._power.token, self._power.headers))
+            return str(answer["access_token"])
+        except (ValueError, KeyError, TypeError):
+            raise PowerError(f"{self._power.token} gives no token") from None
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Do it aside."""
+    threading.Thread(target=work, name="starter", daemon=True).start()
+
+
+@dataclass
+class _Asked:
+    """For one host: when it is due again, what the answer was, and how often in a row."""
+
+    due: float
+    times: int = 0
+    pending: bool = False
+    answer: str | None = None
+    alike: int = 0
+    told: str | None = None
+
+
+class Starter:
+    """Has hosts started that are wanted and away, again and again until they are wanted no more. Waits for no answer."""
+
+    def __init__(
+        self, start: Start, hosts: Iterable[str], clock: Clock, aside: Callable[[Callable[[], None]], None] = in_thread
+    ) -> None:
+        """`hosts` are those that can be started at all."""
+        self.hosts = frozenset(hosts)
+        self._start, self._clock, self._aside = start, clock, aside
+        self._asked: dict[str, _Asked] = {}
+
+    def want(self, hosts: Iterable[str]) -> list[str]:
+        """Ask for each of these that is due; the lines that are new since the last time."""
+        wanted, now = self.hosts & set(hosts), self._clock()
+        back = [(host, asked) for host, asked in self._asked.items() if host not in wanted]
+        self._asked = {host: self._asked.get(host) or _Asked(now) for host in sorted(wanted)}
+        for host, asked in self._asked.items():
+            if not asked.pending and now >= asked.due:
+                asked.pending, asked.due = True, now + PAUSES[min(asked.times, len(PAUSES) - 1)]
+                asked.times += 1
+                self._aside(lambda host=host, asked=asked: self._ask(host, asked))  # type: ignore[misc]
+        # The answer for a host that is back by now is still to be told.
+        return [line for host, asked in (*back, *self._asked.items()) if (line := _news(host, asked))]
+
+    def _ask(self, host: str, asked: _Asked) -> None:
+        try:
+            answer = self._start(host)
+            asked.alike = asked.alike + 1 if answer == asked.answer else 1
+            asked.answer = answer
+        finally:
+            asked.pending = False
+
+
+def _news(host: str, asked: _Asked) -> str:
+    """What the answer came to, where that is new. A refusal counts when it comes twice: a host must be off to be started."""
+    answer = asked.answer
+    if answer is None or answer == asked.told or (answer and asked.alike < 2):
+        return ""
+    asked.told = answer
+    return f"{host} is not started: {answer}; it is asked for again" if answer else f"{host} is being started"
+
+
+def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
+    """The body of an answer to a GET, or to a POST of the content; PowerError for any other than success."""
+    try:
+        request = urllib.request.Request(url, content, dict(headers))  # noqa: S310  the addresses are the stack's own
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+            body: bytes = answer.read()
+            return body
+    except urllib.error.HTTPError as error:
+        with error:
+            raise PowerError(_refusal(error)) from None
+    except (OSError, ValueError, HTTPException) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise PowerError(f"{urlsplit(url).netloc} does not answer ({reason})") from None
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    try:
+        said = str(json.loads(error.read())["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError, HTTPException):
+        said = str(error.reason)
+    return f"HTTP {error.code}, {' '.join(said.split())}"
+
+
+def _error_in(answer: bytes) -> str:
+    """Why what was accepted failed at once; empty where it did not."""
+    try:
+        errors = json.loads(answer)["error"]["errors"]
+        return "; ".join(f"{each['code']}: {' '.join(str(each.get('message', '')).split())}" for each in errors)
+    except (ValueError, KeyError, TypeError):
+        return ""
