@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from functools import partial
@@ -11,12 +12,13 @@ from pulumi import ResourceOptions
 
 from infra.cluster import inventory
 from infra.config import ClusterConfig, ConfigError
-from infra.guard import check, hosts_lost
-from infra.operator_files import FOLDER, OperatorFiles, files
+from infra.connection import FOLDER
+from infra.guard import Change, check, hosts_lost, same_target
+from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
 from infra.spec import SpecError
+from infra.state import State, before
 from infra.targets import TargetError, target
-from infra.templates import ROOT
 
 # Tells Pulumi's language host that the user has been told already.
 _SHOWN = 32
@@ -31,13 +33,16 @@ def main() -> None:
         if key.startswith("scaletier:")
     }
     try:
+        state = _state()
+        same_target(state.target, ClusterConfig.target_of(raw))
         chosen = target(ClusterConfig.target_of(raw))
         config = chosen.config.parse(raw)
         spec = config.spec()
         found = chosen.prepare(stack, spec, config)
-        lost = hosts_lost(ROOT / FOLDER / stack / "inventory.json", spec)
+        spec = chosen.settled(spec, found)
+        change = Change(hosts_lost(state.hosts, spec), chosen.anew(stack, spec, config, found))
         bucket = (partial(chosen.read, stack, found), partial(chosen.create, stack, found))
-        check(lost, *bucket, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
+        check(change, *bucket, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (ConfigError, SpecError, TargetError) as error:
         pulumi.log.error(str(error))
         # The SDK's own calls that the exit cuts off are no concern of the user's.
@@ -45,12 +50,16 @@ def main() -> None:
         sys.exit(_SHOWN)
     key = OperatorKey("operator-key", comment=f"scaletier-{stack}")
     cluster = chosen.build(stack, spec, config, found, key.publicKey)
-    outputs = inventory(stack, config.target, spec, config.labels, cluster)
-    folder = f"{FOLDER}/{stack}"
-    contents = pulumi.Output.all(outputs, cluster.ssh_hosts, cluster.host_keys, key.privateKey).apply(
-        lambda known: files(folder, known[0], known[1], known[2], known[3], cluster.proxy_command)
+    outputs = inventory(stack, config.target, spec, config.labels, cluster).apply(
+        lambda found: json.dumps(found, indent=1) + "\n"
     )
-    OperatorFiles("operator-files", {"folder": folder, "files": contents}, ResourceOptions(depends_on=list(cluster.depends_on)))
+    folder = f"{FOLDER}/{stack}"
+    contents = {"folder": folder, "inventory": outputs, "privateKey": key.privateKey}
+    made = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.depends_on)))
+    cluster.last([made])
+    # With these two `fab` works wherever the stack's state is at hand. Both are secret, the first as it would fill the screen.
+    pulumi.export("inventory", pulumi.Output.secret(outputs))
+    pulumi.export("operatorKey", key.privateKey)
     # Not from the inventory, which waits for the hosts: a preview shows these.
     pulumi.export("target", config.target)
     pulumi.export("scaleTier", str(spec.scale_tier))
@@ -60,6 +69,15 @@ def main() -> None:
     if cluster.hourly_costs is not None:
         pulumi.export("hourlyCost", round(sum(cluster.hourly_costs.values()), 4))
         pulumi.export("hourlyCostByRole", dict(cluster.hourly_costs))
+
+
+def _state() -> State:
+    """What the stack is so far; TargetError where the engine cannot tell."""
+    try:
+        return before()
+    except Exception as error:  # noqa: BLE001  the SDK raises nothing narrower
+        said = " ".join(str(error).split())
+        raise TargetError(f"the stack's state cannot be read: {said.rpartition('returned an error: ')[2]}") from None
 
 
 main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ SCHEMA = 1
 class HostFacts:
     """One host as a target made it; memory in bytes, hourly_cost in US dollars where the target has a price.
 
-    `ssh_host` is what ssh connects to, where that is not the address; `create_time` is RFC 3339.
+    `ssh_host` is what ssh connects to, where that is not the address; `create_time` is RFC 3339. `start` is where, below a
+    Power's `url`, one asks that it be started; None where nobody can.
     """
 
     replica: Replica
@@ -27,6 +28,23 @@ class HostFacts:
     hourly_cost: float | None = None
     ssh_host: Output[str] | None = None
     create_time: Output[str] | None = None
+    start: str | None = None
+
+
+@dataclass(frozen=True)
+class Power:
+    """How a host that is off is started: by a POST below `url` as hosts see it, `operator_url` as the operator does.
+
+    `token` is a URL from which a host gets what it shows there, `token_command` a command that prints the operator's. A GET of
+    `preempted` answers TRUE on a host that is being taken back. Both are asked with `headers`.
+    """
+
+    url: str
+    operator_url: str
+    token: str
+    token_command: str
+    preempted: str
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,8 @@ class Cluster:
     `hourly_costs` are US dollars by role, and what is no role's, where the target has prices. `shared_cpus` is how many
     processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons that jobs bring along as
     the hosts name it, `operator_runtimes` as the operator does, who fills it; None where a target has none. `tensorflow` is the
-    version that hosts have, None for the one of trainer/requirements.txt.
+    version that hosts have, None for the one of trainer/requirements.txt. `power` is None where `pulumi up` alone starts hosts.
+    `last` declares what a destroy is to meet first, given what was declared before it.
     """
 
     hosts: Sequence[HostFacts]
@@ -51,8 +70,10 @@ class Cluster:
     operator_runtimes: str | None = None
     tensorflow: str | None = None
     proxy_command: str | None = None
+    power: Power | None = None
     hourly_costs: Mapping[str, float] | None = None
     depends_on: Sequence[Resource] = field(default_factory=tuple)
+    last: Callable[[Sequence[Resource]], None] = lambda _: None
 
     @property
     def ssh_hosts(self) -> Output[list[str]]:
@@ -61,11 +82,13 @@ class Cluster:
 
 
 def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str], cluster: Cluster) -> Output[dict[str, Any]]:
-    """The stack outputs: what `fab` reads, and nothing that only one target has."""
+    """The stack output of that name: what `fab` reads, and nothing that only one target has. It holds no secret."""
     return Output.all(
         bucket=cluster.bucket,
         operator_bucket=cluster.operator_bucket,
         addresses=Output.all(*(host.address for host in cluster.hosts)),
+        ssh_hosts=cluster.ssh_hosts,
+        host_keys=cluster.host_keys,
         create_times=Output.all(*(host.create_time for host in cluster.hosts)),
     ).apply(
         lambda known: {
@@ -79,25 +102,43 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
                     "role": str(host.replica.role),
                     "index": host.replica.index,
                     "address": address,
+                    "sshHost": ssh_host,
+                    "hostKey": known["host_keys"].get(ssh_host),
                     "machineType": spec.roles[host.replica.role].machine_type,
                     "cpus": host.cpus,
                     "memoryBytes": host.memory,
                     "accelerator": _accelerator(spec, host.replica),
                     "hourlyCost": host.hourly_cost,
                     "createTime": create_time,
+                    "start": host.start,
                 }
-                for host, address, create_time in zip(cluster.hosts, known["addresses"], known["create_times"], strict=True)
+                for host, address, ssh_host, create_time in zip(
+                    cluster.hosts, known["addresses"], known["ssh_hosts"], known["create_times"], strict=True
+                )
             ],
             "bucket": known["bucket"],
             "operatorBucket": known["operator_bucket"],
+            "proxyCommand": cluster.proxy_command,
             "pollSeconds": cluster.poll_seconds,
             "sharedCpus": cluster.shared_cpus,
             "runtimes": cluster.runtimes,
             "operatorRuntimes": cluster.operator_runtimes,
             "tensorflow": cluster.tensorflow,
+            "power": _power(cluster.power) if cluster.power else None,
             "labels": labels,
         }
     )
+
+
+def _power(power: Power) -> dict[str, Any]:
+    return {
+        "url": power.url,
+        "operatorUrl": power.operator_url,
+        "token": power.token,
+        "tokenCommand": power.token_command,
+        "preempted": power.preempted,
+        "headers": dict(power.headers),
+    }
 
 
 def _accelerator(spec: ClusterSpec, replica: Replica) -> dict[str, Any] | None:

@@ -49,6 +49,8 @@ class ClusterConfig(BaseModel):
     provisioning_model: dict[Role, Literal["STANDARD", "SPOT"]] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     disrupt_jobs: bool = False
+    retain_bucket: bool = False
+    force_destroy: bool = False
 
     json_keys: ClassVar[frozenset[str]] = frozenset({"labels", "acceleratorType", "acceleratorCount", "provisioningModel"})
 

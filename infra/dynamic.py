@@ -24,7 +24,8 @@ class Lifecycle(Protocol):
     """What a module of a dynamic resource defines.
 
     `create` must succeed on what an interrupted one left, and `delete` on what is half there or gone.
-    `read` returns None for what no longer exists. Outputs hold the inputs that were applied.
+    `read` returns None for what no longer exists. Outputs hold the inputs that were applied. DELETE_FIRST, True where it is not
+    defined, says whether an old resource goes before the new one that replaces it is made.
     """
 
     REPLACE: frozenset[str]
@@ -53,25 +54,27 @@ class ModuleProvider(ResourceProvider):
             configure(req.config.get)
 
     def create(self, props: Props) -> CreateResult:
-        return CreateResult(*self._lifecycle().create(_plain(props)))
+        return CreateResult(*self._lifecycle().create(plain(props)))
 
     def read(self, id_: str, props: Props) -> ReadResult:
-        found = self._lifecycle().read(id_, _plain(props))
+        found = self._lifecycle().read(id_, plain(props))
         return ReadResult(id_, found) if found is not None else ReadResult("", {})
 
     def update(self, id_: str, old: Props, new: Props) -> UpdateResult:
-        return UpdateResult(self._lifecycle().update(id_, _plain(old), _plain(new)))
+        return UpdateResult(self._lifecycle().update(id_, plain(old), plain(new)))
 
     def diff(self, id_: str, old: Props, new: Props) -> DiffResult:
-        changed = changes(_plain(old), _plain(new))
+        changed = changes(plain(old), plain(new))
         replaces = sorted(changed & self._lifecycle().REPLACE)
-        return DiffResult(changes=bool(changed), replaces=replaces, delete_before_replace=True)
+        first = getattr(self._lifecycle(), "DELETE_FIRST", True)
+        return DiffResult(changes=bool(changed), replaces=replaces, delete_before_replace=first)
 
     def delete(self, id_: str, props: Props) -> None:
-        self._lifecycle().delete(id_, _plain(props))
+        self._lifecycle().delete(id_, plain(props))
 
 
-def _plain(props: Mapping[str, Any]) -> Props:
+def plain(props: Mapping[str, Any]) -> Props:
+    """A resource's properties as its module knows them."""
     return {key: _whole(value) for key, value in props.items() if not key.startswith("__")}
 
 

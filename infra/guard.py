@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import pulumi
 
@@ -22,14 +20,31 @@ Read = Callable[[str], bytes | None]
 Create = Callable[[str, bytes], None]
 
 
-def hosts_lost(inventory: Path, spec: ClusterSpec) -> list[str]:
-    """The hosts that are up, as the last update wrote them down, and that the new cluster no longer has."""
-    try:
-        there = [str(host["name"]) for host in json.loads(inventory.read_bytes())["hosts"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # there is no cluster yet
+def same_target(there: str | None, wanted: str) -> None:
+    """Raises TargetError where the stack is up on another target, which would be destroyed with the bucket there."""
+    if there not in (None, wanted):
+        raise TargetError(
+            f"target is {wanted}, and this stack is up on {there}: `pulumi destroy` first, or another stack beside it "
+            f"(`make stack STACK=NAME`), or `pulumi config set target {there}`"
+        )
+
+
+def hosts_lost(there: Iterable[str], spec: ClusterSpec) -> list[str]:
+    """The hosts that are up and that the new cluster no longer has."""
     stay = {replica.name for replica in spec.replicas}
     return [name for name in there if name not in stay]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an update does to hosts that are up: `lost` go for good, `anew` are replaced, and all that runs there ends."""
+
+    lost: list[str] = field(default_factory=list)
+    anew: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = (f"takes {', '.join(self.lost)} away", f"makes {', '.join(self.anew)} anew")
+        return f"this {' and '.join(part for part, hosts in zip(parts, (self.lost, self.anew), strict=True) if hosts)}"
 
 
 @dataclass(frozen=True)
@@ -41,14 +56,14 @@ class Hurt:
     goes_on: bool = False
 
 
-def hurt(queue: Queue, lost: list[str], read: Read) -> list[Hurt]:
+def hurt(queue: Queue, change: Change, read: Read) -> list[Hurt]:
     """Each job that has one of these hosts, or waits and could be given no others."""
     found = []
     for entry in queue.entries:
-        if entry.held and (taken := [host for host in entry.hosts if host in lost]):
+        if entry.held and (taken := [host for host in entry.hosts if host in (*change.lost, *change.anew)]):
             can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in taken])
             found.append(Hurt(entry.jobId, f"job {entry.jobId} has {', '.join(taken)}", can))
-        elif not entry.held and len(place(entry.wanted, lost)) < len(entry.wanted):
+        elif not entry.held and len(place(entry.wanted, change.lost)) < len(entry.wanted):
             found.append(Hurt(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
     return found
 
@@ -61,28 +76,28 @@ def _can_go_on(content: bytes | None, replicas: list[str]) -> bool:
         return True
 
 
-def check(lost: list[str], read: Read, create: Create, preview: bool, allowed: bool) -> None:
+def check(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
     """Warn at a preview, refuse an update with a TargetError, where jobs would lose hosts and that is not `allowed`.
 
     Where it is, the update ends the jobs that cannot go on, as `fab cancel` would.
     """
-    if not lost or (content := read(QUEUE)) is None:
+    if not (change.lost or change.anew) or (content := read(QUEUE)) is None:
         return
     try:
-        found = hurt(Queue.from_json(content), lost, read)
+        found = hurt(Queue.from_json(content), change, read)
     except RecordError as error:
         pulumi.log.warn(f"which job has which host cannot be seen, so none is looked after: {error}")
         return
     if not found:
         return
-    what = f"this takes {', '.join(lost)} away, and {'; '.join(job.why for job in found)}"
+    what = f"{change}, and {'; '.join(job.why for job in found)}"
     ended = [job.job_id for job in found if not job.goes_on]
     if allowed:
         how = [f"{', '.join(ended)} ends"] if ended else []
         how += [f"{job.job_id} goes on, or waits" for job in found if job.goes_on]
         pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
         if not preview:
-            request = CancelRequest("pulumi up", now(), f"hosts taken away: {', '.join(lost)}")
+            request = CancelRequest("pulumi up", now(), f"hosts taken away: {', '.join([*change.lost, *change.anew])}")
             for job_id in ended:
                 create(cancel(job_id), request.to_json())
     elif preview:

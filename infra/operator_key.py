@@ -20,7 +20,8 @@ class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
     privateKey: Output[str]
 
     def __init__(self, name: str, comment: str, opts: ResourceOptions | None = None) -> None:
-        secret = ResourceOptions(additional_secret_outputs=["privateKey"])
+        # A renamed stack keeps its key: another would be another host each.
+        secret = ResourceOptions(additional_secret_outputs=["privateKey"], ignore_changes=["comment"])
         super().__init__(name, {"comment": comment}, ResourceOptions.merge(opts, secret))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from google.auth.transport.requests import AuthorizedSession
 Get = Callable[[str], str | None]
 COMPUTE = ("gcp:computeCustomEndpoint", "GOOGLE_COMPUTE_CUSTOM_ENDPOINT", "https://compute.googleapis.com/compute/v1/")
 STORAGE = ("gcp:storageCustomEndpoint", "GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
+IAM = ("gcp:iamCustomEndpoint", "GOOGLE_IAM_CUSTOM_ENDPOINT", "https://iam.googleapis.com/v1/")
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TOKEN = ("GOOGLE_OAUTH_ACCESS_TOKEN",)
 _KEY = ("GOOGLE_CREDENTIALS", "GOOGLE_CLOUD_KEYFILE_JSON", "GCLOUD_KEYFILE_JSON")
 TIMEOUT = 20.0
+_config: dict[str, Get] = {}
 LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 
 
@@ -44,6 +46,16 @@ class ApiError(GcpError):
         self.status, self.reason = status, reason
 
 
+def configure(get: Get) -> None:
+    """The stack's configuration, for the credentials of dynamic resources, which have none in their state."""
+    _config["get"] = get
+
+
+def configured() -> Get:
+    """What `configure` was given."""
+    return _config.get("get", lambda _: None)
+
+
 def endpoint(api: tuple[str, str, str], get: Get) -> str:
     """The base URL of an API, with the slash at its end."""
     key, variable, default = api
@@ -52,11 +64,16 @@ def endpoint(api: tuple[str, str, str], get: Get) -> str:
 
 def session(get: Get) -> requests.Session:
     """A session with the operator's credentials; GcpError where there are none. Threads may share it for reading."""
+    client: requests.Session = AuthorizedSession(credentials(get), refresh_status_codes=())
+    return client
+
+
+def credentials(get: Get) -> Any:
+    """The operator's credentials; GcpError where there are none."""
     try:
-        client: requests.Session = AuthorizedSession(_credentials(get), refresh_status_codes=())
+        return _credentials(get)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
         raise GcpError(f"no Google credentials ({_line(error)}): run {LOGIN}") from None
-    return client
 
 
 def _credentials(get: Get) -> Any:
@@ -89,6 +106,20 @@ def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any
             raise UnreachableError(f"{url.split('/')[2]} gave an answer that is no JSON") from None
         return found
     raise _refusal(answer)
+
+
+def get_all(client: requests.Session, url: str, key: str = "items", **params: str) -> Iterator[Any]:
+    """What a list has on all of its pages, below `key`; of an aggregated one pairs of a scope and what is there. Errors as of
+    `get_json`.
+    """
+    page: dict[str, str] = {}
+    while True:
+        answer = get_json(client, url, **params, **page)
+        items = answer.get(key) or ()
+        yield from items.items() if isinstance(items, dict) else items
+        if not (token := answer.get("nextPageToken")):
+            return
+        page = {"pageToken": str(token)}
 
 
 def _refusal(answer: requests.Response) -> ApiError:

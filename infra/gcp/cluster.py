@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import pulumi
-from pulumi import ComponentResource, Output, ResourceOptions
+from pulumi import ComponentResource, Output, Resource, ResourceOptions
 
-from infra.cluster import Cluster, HostFacts
+from infra.cluster import Cluster, HostFacts, Power
 from infra.cost import Cost
+from infra.gcp.api import COMPUTE
 from infra.gcp.config import GcpConfig
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall, FirewallArgs
 from infra.gcp.hostkeys import HostKeys
 from infra.gcp.identity import Identity, IdentityArgs
-from infra.gcp.image import image, startup_script
+from infra.gcp.image import Archive, image, startup_script, version
 from infra.gcp.instances import Host, HostArgs
-from infra.gcp.machines import machine
 from infra.gcp.names import Names
 from infra.gcp.network import ClusterNetwork, NetworkArgs
+from infra.gcp.ready import Ready
+from infra.gcp.runtime import Runtime
 from infra.gcp.storage import Storage, StorageArgs
+from infra.gcp.survey import Survey
 from infra.gcp.zones import Place
-from infra.spec import ClusterSpec, Replica
+from infra.runtime.recipe import Recipe, recipe
+from infra.spec import ClusterSpec, Replica, Role
 
-# As on every target: 31 hosts that look at the bucket every second cost 5 cents an hour.
-_POLL_SECONDS = 1.0
+# Requests cost money here: 31 hosts that look at the bucket each second, and say how they are each 5, cost 20 cents an hour.
+POLL_SECONDS = 4.0
+# Source: Compute Engine documentation, "Predefined metadata keys" and "Preemptible VM instances".
+_METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was seen before anything is made; `endpoint` is the Compute API's, where the host keys are read."""
+    """What was seen before anything is made; `endpoint` is the Compute API's, where the host keys are read, and `storage` the
+    storage API's, where runtimes are uploaded; `bucket_left`: this stack's bucket is there, and there is no cluster.
+    """
 
     place: Place
     names: Names
     bucket: str
     endpoint: str
+    storage: str
     cost: Cost | None = None
+    bucket_left: bool = False
+    _: KW_ONLY
+    survey: Survey
 
 
 @dataclass(frozen=True)
@@ -61,21 +74,23 @@ class GcpCluster(ComponentResource):
         self.args = args
         config, spec, place, names = args.config, args.spec, args.found.place, args.found.names
         inside = ResourceOptions(parent=self)
-        network = ClusterNetwork("network", NetworkArgs(place, names, config.network, config.flow_logs), inside)
+        network, subnet, firewall_project, holds = self._network(inside)
         labels = {**config.labels, "scaletier-stack": names.stack}
         storage = Storage(
-            "storage", StorageArgs(place, args.found.bucket, labels, config.retain_bucket, config.force_destroy), inside
+            "storage",
+            StorageArgs(place, args.found.bucket, labels, config.retain_bucket, config.force_destroy, args.found.bucket_left),
+            inside,
         )
-        identity = Identity("identity", IdentityArgs(place.project, names, tuple(spec.roles)), inside)
+        identity = Identity("identity", IdentityArgs(place.project, names, tuple(spec.roles), config.service_account), inside)
         bindings = identity.grant(storage.bucket)
-        operator = config.operator_cidr or IAP_RANGE
-        firewall = ClusterFirewall(
-            "firewall", FirewallArgs(place.project, names, network.network, spec, identity.emails, operator), inside
-        )
-        scripts = {
-            role: startup_script(config.runtime_version, found.accelerator, config.idle_timeout)
-            for role, found in spec.roles.items()
-        }
+        operator, shared = config.operator_cidr or IAP_RANGE, args.found.survey.subnet is not None
+        rules: tuple[Resource, ...] = ()
+        if config.firewall:
+            table = FirewallArgs(firewall_project, names, network, spec, identity.emails, operator, shared)
+            rules = ClusterFirewall("firewall", table, inside).rules
+        recipes = {role: recipe(config.runtime_version, found.accelerator) for role, found in spec.roles.items()}
+        runtimes = {found: self._runtime(found, storage.bucket, inside) for found in dict.fromkeys(recipes.values())}
+        scripts = {role: self._script(role, recipes[role], runtimes[recipes[role]], storage.bucket) for role in spec.roles}
         self.hosts = {
             replica: Host(
                 replica.name,
@@ -87,8 +102,9 @@ class GcpCluster(ComponentResource):
                     image=image(config.image, spec.roles[replica.role].accelerator),
                     disk_type=config.boot_disk_type,
                     disk_size=config.boot_disk_size,
-                    network=config.network,
-                    subnet=network.subnet,
+                    network=None if shared else config.network,
+                    subnet=subnet,
+                    holds=holds,
                     account=identity.emails[replica.role],
                     authorized_key=args.authorized_key,
                     startup_script=scripts[replica.role],
@@ -96,28 +112,65 @@ class GcpCluster(ComponentResource):
                     public_address=config.public_address,
                 ),
                 # No host starts before the firewall stands and it may use the bucket.
-                [*firewall.rules, *bindings[replica.role]],
+                [*rules, *bindings[replica.role]],
                 inside,
             )
             for replica in spec.replicas
         }
+        jobs = {replica.name: host.made for replica, host in self.hosts.items() if replica.role.runs_jobs}
+        identity.let_start(place.zone, jobs)
         self.storage, self.keys = storage, self._keys()
+        versions = {replica.name: scripts[replica.role].apply(version) for replica in spec.replicas}
+        # It asks of hosts that have been changed.
+        changed = ResourceOptions(parent=self, depends_on=list(self.hosts.values()))
+        Ready("ready", {**self._asked(), "scripts": versions, "timeout": config.ready_timeout}, changed)
         self.register_outputs({"bucket": storage.bucket})
 
-    def _keys(self) -> HostKeys:
-        found = self.args.found
-        return HostKeys(
-            "host-keys",
+    def _network(self, opts: ResourceOptions) -> tuple[Output[str], Output[str], str, Resource | None]:
+        """The links of the network and the subnet, the stack's own or another's, the project that the network is in, and the
+        subnet where it is the stack's own.
+        """
+        config, found, other = self.args.config, self.args.found, self.args.found.survey.subnet
+        if other:
+            return Output.from_input(other.network), Output.from_input(other.link), other.project, None
+        own = ClusterNetwork("network", NetworkArgs(found.place, found.names, config.network, config.flow_logs), opts)
+        return own.network, own.subnet, found.place.project, own.holds
+
+    def _runtime(self, found: Recipe, bucket: Output[str], opts: ResourceOptions) -> Runtime:
+        known = self.args.found
+        return Runtime(
+            f"python-{found.python}",
             {
-                "endpoint": found.endpoint,
-                "project": found.place.project,
-                "zone": found.place.zone,
-                "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
-                "created": {replica.name: host.instance_id for replica, host in self.hosts.items()},
-                "timeout": self.args.config.host_key_timeout,
+                "endpoint": known.storage,
+                "project": known.place.project,
+                "bucket": bucket,
+                "python": found.python,
+                "requirements": list(found.requirements),
+                "constraints": list(found.constraints),
             },
-            ResourceOptions(parent=self),
+            opts,
         )
+
+    def _script(self, role: Role, found: Recipe, runtime: Runtime, bucket: Output[str]) -> Output[str]:
+        accelerator, idle = self.args.spec.roles[role].accelerator, self.args.config.idle_timeout
+        return Output.all(bucket=bucket, sha256=runtime.sha256).apply(
+            lambda known: startup_script(Archive(found, known["bucket"], known["sha256"]), accelerator, idle)
+        )
+
+    def _asked(self) -> dict[str, Any]:
+        """What it takes to ask for the guest attributes of all hosts."""
+        found = self.args.found
+        return {
+            "endpoint": found.endpoint,
+            "project": found.place.project,
+            "zone": found.place.zone,
+            "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
+            "created": {replica.name: host.instance_id for replica, host in self.hosts.items()},
+        }
+
+    def _keys(self) -> HostKeys:
+        inputs = {**self._asked(), "timeout": self.args.config.host_key_timeout}
+        return HostKeys("host-keys", inputs, ResourceOptions(parent=self))
 
     def _ssh_host(self, host: Host) -> Output[str]:
         """What ssh connects to: the instance's name through IAP, else the address that the operator's range reaches."""
@@ -130,16 +183,18 @@ class GcpCluster(ComponentResource):
         """What every target gives back."""
         spec, place, cost = self.args.spec, self.args.found.place, self.args.found.cost
         self.keys.late.apply(_warn)
-        shapes = {role: machine(found.machine_type) for role, found in spec.roles.items()}
+        shapes = {role: self.args.found.survey.catalogue.machines[found.machine_type] for role, found in spec.roles.items()}
+        instances = f"projects/{place.project}/zones/{place.zone}/instances"
         facts = [
             HostFacts(
                 replica=replica,
-                address=Output.from_input(host.address),
+                address=host.address,
                 cpus=shapes[replica.role].cpus,
                 memory=int(shapes[replica.role].memory * 2**30),
                 hourly_cost=cost.host[replica.role] if cost else None,
                 ssh_host=self._ssh_host(host),
                 create_time=host.create_time,
+                start=f"{instances}/{host.instance}/start" if replica.role.runs_jobs else None,
             )
             for replica, host in self.hosts.items()
         ]
@@ -154,12 +209,25 @@ class GcpCluster(ComponentResource):
             bucket=bucket,
             operator_bucket=bucket,
             host_keys=by_ssh_host,
-            poll_seconds=_POLL_SECONDS,
+            poll_seconds=POLL_SECONDS,
             proxy_command=None if self.args.config.operator_cidr else through_iap,
+            power=_power(self.args.found.endpoint),
             hourly_costs={**{str(role): usd for role, usd in cost.roles.items()}, "network": cost.network} if cost else None,
             tensorflow=self.args.config.runtime_version,
             depends_on=[self.keys],
         )
+
+
+def _power(endpoint: str) -> Power:
+    """Who starts hosts. An endpoint of the operator's own is no hosts': these reach Google's without a public address."""
+    return Power(
+        url=COMPUTE[2],
+        operator_url=endpoint,
+        token=f"{_METADATA}/service-accounts/default/token",
+        token_command="gcloud auth application-default print-access-token",  # noqa: S106  a command
+        preempted=f"{_METADATA}/preempted",
+        headers={"Metadata-Flavor": "Google"},
+    )
 
 
 def _warn(late: Sequence[str]) -> None:

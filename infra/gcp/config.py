@@ -2,46 +2,84 @@
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
+import json
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from infra.config import ClusterConfig, ConfigError
-from infra.gcp.machines import gpu_name, paired
+from infra.gcp.machines import gpu_name
 from infra.gcp.names import MAX_REPLICAS
-from infra.spec import ClusterSpec, Role, SpecError
+from infra.spec import ClusterSpec, Role
 
 _BUCKET = re.compile(r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$")
 _DURATION = re.compile(r"^(\d+)(s|m|h)?$")
 _UNIT = {"s": 1, "m": 60, "h": 3600, None: 1}
 _IMAGE = re.compile(r"^(projects/)?[a-z0-9.:-]+/(global/images/(family/)?)?[a-z][a-z0-9-]{0,62}$")
+_SUBNET = re.compile(r"^(projects/[a-z0-9.:-]+/regions/[a-z0-9-]+/subnetworks/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?$")
+_ACCOUNT = re.compile(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z][a-z0-9.:-]*\.iam\.gserviceaccount\.com$")
 _LEAST_IDLE = 300
 _RANGE = 20
 _MAX_LABELS = 56
 
 
 class GcpConfig(ClusterConfig):
-    """`network` is the subnet's range, `idle_timeout` and `host_key_timeout` are in seconds, `boot_disk_size` in GB (2^30
-    bytes), `max_hourly_cost` in US dollars.
+    """`network` is the range of the stack's own subnet, `subnetwork` another's in its place; `zones` are tried in their order;
+    `service_account` is by role. `idle_timeout`, `host_key_timeout` and `ready_timeout` are in seconds,
+    `boot_disk_size` in GB (2^30 bytes), `max_hourly_cost` in US dollars.
     """
 
     image: str | None = None
     boot_disk_type: Literal["pd-ssd", "pd-balanced", "pd-standard"] = "pd-ssd"
     boot_disk_size: int = Field(100, ge=20, le=65536)
+    zones: tuple[str, ...] = ()
     network: ipaddress.IPv4Network = ipaddress.IPv4Network("10.64.0.0/20")
+    subnetwork: str | None = None
+    firewall: bool = True
     flow_logs: bool = False
+    service_account: dict[Role, str] = Field(default_factory=dict)
     public_address: bool = False
     operator_cidr: ipaddress.IPv4Network | None = None
     bucket: str | None = None
-    retain_bucket: bool = False
-    force_destroy: bool = False
     runtime_version: str = "2.21.0"
     max_hourly_cost: float | None = Field(None, gt=0)
     idle_timeout: int = 0
     host_key_timeout: int = Field(120, ge=0, le=3600)
+    ready_timeout: int = Field(900, ge=0, le=7200)
+
+    json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"serviceAccount"}
+
+    @field_validator("zones", mode="before")
+    @classmethod
+    def _zones(cls, value: object) -> object:
+        """A list, as Pulumi's YAML has it, or `us-central1-a,us-central1-b`."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value) if value.startswith("[") else [zone.strip() for zone in value.split(",") if zone.strip()]
+        except ValueError:
+            raise ValueError("write zones of one region, such as us-central1-a,us-central1-b") from None
+
+    @field_validator("subnetwork")
+    @classmethod
+    def _subnet(cls, value: str | None) -> str | None:
+        if value and not _SUBNET.match(value):
+            raise ValueError("write NAME, or projects/PROJECT/regions/REGION/subnetworks/NAME")
+        return value
+
+    @field_validator("service_account")
+    @classmethod
+    def _accounts(cls, value: dict[Role, str]) -> dict[Role, str]:
+        for email in value.values():
+            if not _ACCOUNT.match(email):
+                raise ValueError(
+                    f"{email} is no service account of a project's own: write NAME@PROJECT.iam.gserviceaccount.com"
+                )
+        if len(set(value.values())) < len(value):
+            raise ValueError("two roles have the same: the firewall tells them apart by their accounts")
+        return value
 
     @field_validator("network")
     @classmethod
@@ -104,23 +142,28 @@ class GcpConfig(ClusterConfig):
     @field_validator("accelerator_type")
     @classmethod
     def _gpus(cls, value: dict[Role, str]) -> dict[Role, str]:
-        try:
-            return {role: gpu_name(text) for role, text in value.items()}
-        except SpecError as error:
-            raise ValueError(str(error)) from None
+        return {role: gpu_name(text) for role, text in value.items()}
 
     def spec(self) -> ClusterSpec:
-        """As of every target, with the GPUs that machine types have of themselves.
-
-        ConfigError too for more replicas than the network has addresses for, for a machine type or GPUs that Google has not.
+        """As of every target; ConfigError too for more replicas than the network has addresses for, and for keys that do not go
+        with one another.
         """
         spec = super().spec()
-        roles = {}
         for role, found in spec.roles.items():
             if found.count > MAX_REPLICAS[role]:
                 raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS[role]}")
-            try:
-                roles[role] = dataclasses.replace(found, accelerator=paired(found.machine_type, found.accelerator))
-            except SpecError as error:
-                raise ConfigError(f"{role}: {error}") from None
-        return dataclasses.replace(spec, roles=roles)
+        for role in self.service_account:
+            if role not in spec.roles:
+                raise ConfigError(
+                    f"scaletier:serviceAccount.{role}: this cluster has no {role}; it has {', '.join(spec.roles)}"
+                )
+        if self.subnetwork is None and not self.firewall:
+            raise ConfigError(
+                "scaletier:firewall false goes with a subnetwork only: nobody else guards the stack's own network"
+            )
+        if self.subnetwork and (self.flow_logs or "network" in self.model_fields_set):
+            key = "flowLogs" if self.flow_logs else "network"
+            raise ConfigError(
+                f"scaletier:{key} is of the stack's own subnet, and scaletier:subnetwork is not: remove one of them"
+            )
+        return spec

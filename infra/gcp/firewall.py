@@ -21,7 +21,9 @@ DENY_PRIORITY = 65000
 
 @dataclass(frozen=True)
 class FirewallArgs:
-    """`accounts` are the service accounts by role, `operator` the range that ssh may come from."""
+    """`accounts` are the service accounts by role, `operator` the range that ssh may come from; in a network that others use,
+    too, `shared`, nothing is said of their hosts. `project` is the network's.
+    """
 
     project: str
     names: Names
@@ -29,6 +31,7 @@ class FirewallArgs:
     spec: ClusterSpec
     accounts: Mapping[Role, Output[str]]
     operator: ipaddress.IPv4Network = IAP_RANGE
+    shared: bool = False
 
 
 class ClusterFirewall(ComponentResource):
@@ -53,6 +56,7 @@ class ClusterFirewall(ComponentResource):
             direction="INGRESS",
             priority=DENY_PRIORITY,
             source_ranges=["0.0.0.0/0"],
+            target_service_accounts=list(args.accounts.values()) if args.shared else None,
             denies=[FirewallDenyArgs(protocol="all")],
             log_config=FirewallLogConfigArgs(metadata="INCLUDE_ALL_METADATA"),
             opts=ResourceOptions(parent=self),

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import requests
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
-from infra.gcp.api import ApiError, GcpError, Get, UnreachableError, get_json, session
+from infra.gcp.api import configure, configured, session
+from infra.gcp.guest import ask, attributes
+
+__all__ = ["REPLACE", "HostKeys", "configure", "create", "delete", "read", "read_keys", "update"]
 
 REPLACE = frozenset({"project", "zone"})
 _KIND = "ssh-ed25519"
 _KEY = re.compile(r"^[A-Za-z0-9+/]+=*$")
 _POLL = 2.0
 _AT_ONCE = 16
-_config: dict[str, Get] = {}
 
 
 class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
@@ -36,11 +37,6 @@ class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
     outputs = ("hostKeys", "late")
     hostKeys: Output[dict[str, str]]
     late: Output[list[str]]
-
-
-def configure(get: Get) -> None:
-    """The stack's configuration, for the credentials."""
-    _config["get"] = get
 
 
 def create(props: Props) -> tuple[str, Props]:
@@ -78,10 +74,10 @@ def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[st
     wanted = [host for host in props["hosts"] if host not in keys]
     if not wanted:
         return keys
-    client = session(_config.get("get", lambda _: None))
+    client = session(configured())
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         while True:
-            found = pool.map(lambda host: _key(client, props, props["hosts"][host]), wanted)
+            found = pool.map(lambda host: parse(ask(client, props, props["hosts"][host], "hostkeys", "host key")), wanted)
             keys |= {host: key for host, key in zip(wanted, found, strict=True) if key}
             wanted = [host for host in wanted if host not in keys]
             if not wanted or time.monotonic() + _POLL > deadline:
@@ -89,23 +85,7 @@ def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[st
             time.sleep(_POLL)
 
 
-def _key(client: requests.Session, props: Props, instance: str) -> str | None:
-    url = f"{props['endpoint']}projects/{props['project']}/zones/{props['zone']}/instances/{instance}/getGuestAttributes"
-    try:
-        answer = get_json(client, url, queryPath="hostkeys/")
-    except ApiError as error:
-        if error.status in (401, 403):
-            raise GcpError(f"host key of {instance}: {error} (needs compute.instances.getGuestAttributes)") from None
-        return None  # not written yet, or Google is busy: both pass
-    except UnreachableError:
-        return None
-    return parse(answer)
-
-
-def parse(answer: Mapping[str, Any]) -> str | None:
+def parse(answer: Mapping[str, Any] | None) -> str | None:
     """The line for known_hosts in the answer of getGuestAttributes; None without a key of the kind that our sshd has."""
-    for item in (answer.get("queryValue") or {}).get("items") or []:
-        value = str(item.get("value", "")).strip()
-        if item.get("key") == _KIND and _KEY.match(value):
-            return f"{_KIND} {value}"
-    return None
+    value = attributes(answer).get(_KIND, "")
+    return f"{_KIND} {value}" if _KEY.match(value) else None

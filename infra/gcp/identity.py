@@ -1,11 +1,21 @@
-"""One service account a role. It may use the stack's bucket, and nothing else of the project; who serves models reads it."""
+"""One service account a role, the stack's own or a given one. It may use the stack's bucket, and start the stack's hosts on
+which jobs run; it is given nothing else of the project.
+
+Who serves models reads the bucket, and starts nobody. A custom role has `compute.instances.start` alone, which is all that the
+API's `instances.start` asks for: no right to disks, network or accounts, as nothing of an instance changes. It is granted on
+each instance, not on the project: no other one can be started, and the operator needs no right to the project's policy. One
+binding an instance names all accounts: a stack of 31 hosts has 31, not 93.
+Source: Compute Engine's reference, "instances.start"; IAM documentation, "Custom roles".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pulumi import ComponentResource, Output, ResourceOptions
+from pulumi_gcp.compute import InstanceIAMBinding
+from pulumi_gcp.projects import IAMCustomRole
 from pulumi_gcp.serviceaccount import Account
 from pulumi_gcp.storage import BucketIAMMember
 
@@ -15,16 +25,18 @@ from infra.spec import Role
 # Objects: read, write, list, delete. The bucket: that it exists, which TensorFlow asks before it makes a folder.
 # Source: Cloud Storage documentation, "IAM roles for Cloud Storage".
 BUCKET_ROLES = {"objects": "roles/storage.objectUser", "bucket": "roles/storage.legacyBucketReader"}
+START = ("compute.instances.start",)
 READER_ROLES = {"objects": "roles/storage.objectViewer", "bucket": "roles/storage.legacyBucketReader"}
 
 
 @dataclass(frozen=True)
 class IdentityArgs:
-    """The roles that the cluster has."""
+    """The roles that the cluster has; `given` are accounts that are there already, by role."""
 
     project: str
     names: Names
     roles: Sequence[Role]
+    given: Mapping[Role, str] = field(default_factory=dict)
 
 
 class Identity(ComponentResource):
@@ -34,7 +46,7 @@ class Identity(ComponentResource):
 
     def __init__(self, name: str, args: IdentityArgs, opts: ResourceOptions | None = None) -> None:
         super().__init__("scaletier:gcp:Identity", name, None, opts)
-        self._inside = ResourceOptions(parent=self)
+        self._args, self._inside = args, ResourceOptions(parent=self)
         accounts = {
             role: Account(
                 f"account-{role}",
@@ -45,9 +57,37 @@ class Identity(ComponentResource):
                 opts=self._inside,
             )
             for role in args.roles
+            if role not in args.given
         }
-        self.emails = {role: account.email for role, account in accounts.items()}
+        self.emails = {
+            role: accounts[role].email if role in accounts else Output.from_input(args.given[role]) for role in args.roles
+        }
         self.register_outputs({"emails": {str(role): email for role, email in self.emails.items()}})
+
+    def let_start(self, zone: str, instances: Mapping[str, Output[str]]) -> None:
+        """Lets every role that runs jobs start these instances, which are given by the names of their replicas."""
+        # Google keeps a role's id for weeks after its end: without one of our own, it ends in digits that no two stacks share.
+        role = IAMCustomRole(
+            "start",
+            project=self._args.project,
+            title=f"scaletier {self._args.names.stack} start",
+            description=f"Start hosts of stack {self._args.names.stack}",
+            permissions=list(START),
+            opts=self._inside,
+        )
+        members = [
+            email.apply(lambda address: f"serviceAccount:{address}") for role, email in self.emails.items() if role.runs_jobs
+        ]
+        for name, instance in instances.items():
+            InstanceIAMBinding(
+                f"start-{name}",
+                project=self._args.project,
+                zone=zone,
+                instance_name=instance,
+                role=role.name,
+                members=members,
+                opts=self._inside,
+            )
 
     def grant(self, bucket: Output[str]) -> dict[Role, list[BucketIAMMember]]:
         """Lets every role use a bucket: the bindings by role."""
@@ -58,7 +98,8 @@ class Identity(ComponentResource):
                     bucket=bucket,
                     role=granted,
                     member=email.apply(lambda address: f"serviceAccount:{address}"),
-                    opts=self._inside,
+                    # A right is one thing however often it is given: made before the old one went, it would go with that.
+                    opts=ResourceOptions(parent=self, delete_before_replace=True),
                 )
                 for what, granted in (BUCKET_ROLES if role.runs_jobs else READER_ROLES).items()
             ]

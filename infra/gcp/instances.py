@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import (
+    Address,
     Instance,
     InstanceBootDiskArgs,
     InstanceBootDiskInitializeParamsArgs,
@@ -28,7 +29,11 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 @dataclass(frozen=True)
 class HostArgs:
-    """What one host is made of; `disk_size` in GB (2^30 bytes), `startup_script` runs at every boot."""
+    """What one host is made of; `disk_size` in GB (2^30 bytes), `startup_script` runs at every boot.
+
+    `network` is the range in which each replica has its address, None where one is to be reserved in a subnet that others use;
+    `holds` is the subnet, where it is the stack's own.
+    """
 
     place: Place
     names: Names
@@ -37,22 +42,24 @@ class HostArgs:
     image: str
     disk_type: str
     disk_size: int
-    network: ipaddress.IPv4Network
+    network: ipaddress.IPv4Network | None
     subnet: Output[str]
+    holds: Resource | None
     account: Output[str]
     authorized_key: Output[str]
-    startup_script: str
+    startup_script: Output[str]
     labels: Mapping[str, str]
     public_address: bool = False
 
 
 class Host(ComponentResource):
-    """Outputs: `instance` (its name), `address` (internal), `public_address` (empty without one), `instance_id`,
-    `create_time` (RFC 3339).
+    """Outputs: `instance` (its name), `made` (the same, once it is there), `address` (internal), `public_address` (empty where
+    it has none), `instance_id`, `create_time` (RFC 3339).
     """
 
     instance: str
-    address: str
+    made: Output[str]
+    address: Output[str]
     public_address: Output[str]
     instance_id: Output[str]
     create_time: Output[str]
@@ -60,7 +67,8 @@ class Host(ComponentResource):
     def __init__(self, name: str, args: HostArgs, after: Sequence[Resource], opts: ResourceOptions | None = None) -> None:
         super().__init__("scaletier:gcp:Host", name, None, opts)
         self.args = args
-        self.instance, self.address = args.names.of(args.replica.name), address(args.network, args.replica)
+        self.instance = args.names.of(args.replica.name)
+        self.address = Output.from_input(address(args.network, args.replica)) if args.network else self._reserved()
         role = args.role
         own = {
             "scaletier-stack": args.names.stack,
@@ -108,15 +116,32 @@ class Host(ComponentResource):
                 depends_on=list(after),
                 delete_before_replace=True,
                 replacement_trigger=self._made_anew_for(),
+                # A subnet of another range is another one, and none goes while a host is in it.
+                replace_with=[args.holds] if args.holds else None,
                 # Some machine types come with local disks of their own, which are none of this program's.
                 ignore_changes=["scratchDisks"],
             ),
         )
+        self.made = instance.name
         self.instance_id, self.create_time = instance.instance_id, instance.creation_timestamp
         self.public_address = instance.network_interfaces.apply(
             lambda interfaces: (interfaces[0].access_configs[0].nat_ip or "") if interfaces[0].access_configs else ""
         )
         self.register_outputs({"instance": self.instance, "address": self.address})
+
+    def _reserved(self) -> Output[str]:
+        """An address that stays the same after the host was made anew, so that its peers find it again."""
+        args = self.args
+        reserved = Address(
+            f"{args.replica.name}-address",
+            name=self.instance,
+            project=args.place.project,
+            region=args.place.region,
+            address_type="INTERNAL",
+            subnetwork=args.subnet,
+            opts=ResourceOptions(parent=self, delete_before_replace=True),
+        )
+        return reserved.address
 
     def _made_anew_for(self) -> str:
         """What a host keeps when its inputs no longer name it, for the provider computes it then: GPUs, a public address."""

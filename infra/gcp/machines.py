@@ -1,4 +1,4 @@
-"""Machine types, and the GPUs that go with them: pure tables and look-ups.
+"""Machine types, and the GPUs that go with them: pure tables and look-ups. `catalogue` has what Google's API says of a zone.
 
 Source: Compute Engine documentation, "General-purpose machine family", "Accelerator-optimized machine family" and
 "GPU machine types" (which counts go with how many vCPUs of N1).
@@ -67,29 +67,26 @@ GPUS = (*_N1_GPUS, "nvidia-l4", "nvidia-tesla-a100", "nvidia-a100-80gb")
 
 
 def gpu_name(text: str) -> str:
-    """Compute Engine's name of a GPU, from it or from Cloud ML's (`NVIDIA_TESLA_T4`); SpecError for another."""
-    name = text.strip().lower().replace("_", "-")
-    if name not in GPUS:
-        raise SpecError(f"acceleratorType {text!r} is unknown; valid are {', '.join(GPUS)}")
-    return name
+    """Compute Engine's name of a GPU, from it or from Cloud ML's (`NVIDIA_TESLA_T4`)."""
+    return text.strip().lower().replace("_", "-")
 
 
-def machine(name: str) -> Machine:
+def machine(name: str, machines: Mapping[str, Machine] = MACHINES) -> Machine:
     """The machine type of that name; SpecError that lists those of the same series, or the series."""
-    if name in MACHINES:
-        return MACHINES[name]
+    if name in machines:
+        return machines[name]
     series = re.split(r"[-_]", name, maxsplit=1)[0].lower()
-    alike = [known for known in MACHINES if known.startswith(f"{series}-")]
-    valid = ", ".join(alike or dict.fromkeys(f"{known.partition('-')[0]}-…" for known in MACHINES))
+    alike = [known for known in machines if known.startswith(f"{series}-")]
+    valid = ", ".join(alike or dict.fromkeys(f"{known.partition('-')[0]}-…" for known in machines))
     raise SpecError(f"machine type {name!r} is unknown; valid are {valid}")
 
 
-def paired(name: str, accelerator: Accelerator | None) -> Accelerator | None:
-    """The GPUs of a host of that machine type: those asked for, checked, or those that are part of the type.
+def paired(found: Machine, accelerator: Accelerator | None, machines: Mapping[str, Machine] = MACHINES) -> Accelerator | None:
+    """The GPUs of a host of a machine type: those asked for, checked, or those that are part of the type.
 
     Raises SpecError for a pair that Compute Engine refuses, with the valid ones.
     """
-    found = machine(name)
+    name = found.name
     if accelerator is None:
         return found.accelerator
     if found.accelerator:
@@ -100,7 +97,7 @@ def paired(name: str, accelerator: Accelerator | None) -> Accelerator | None:
     if accelerator.type not in _N1_GPUS:
         valid = [
             f"{item.name} ({item.accelerator.count})"
-            for item in _WITH_GPUS
+            for item in machines.values()
             if item.accelerator and item.accelerator.type == accelerator.type
         ]
         raise SpecError(f"{accelerator.type} does not go with {name}; machine types with it (and how many): {', '.join(valid)}")

@@ -1,11 +1,11 @@
-"""The stack's network: a custom-mode VPC, one subnet with private Google access, and Cloud NAT for hosts without addresses."""
+"""The stack's own network: a custom-mode VPC, a subnet with private Google access, and Cloud NAT for hosts without address."""
 
 from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
 
-from pulumi import ComponentResource, Output, ResourceOptions
+from pulumi import ComponentResource, Output, Resource, ResourceOptions
 from pulumi_gcp.compute import (
     Network,
     Router,
@@ -31,8 +31,9 @@ class NetworkArgs:
 
 
 class ClusterNetwork(ComponentResource):
-    """Outputs: the links of the network and of its subnet."""
+    """Outputs: the links of the network and of its subnet; `holds` is what no host outlives."""
 
+    holds: Resource
     network: Output[str]
     subnet: Output[str]
 
@@ -76,7 +77,9 @@ class ClusterNetwork(ComponentResource):
             source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
             subnetworks=[RouterNatSubnetworkArgs(name=subnet.self_link, source_ip_ranges_to_nats=["ALL_IP_RANGES"])],
             log_config=RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
-            opts=inside,
+            # By its project, region, router and name it is one thing: made before the old one went, it would go with that.
+            opts=ResourceOptions(parent=self, delete_before_replace=True),
         )
+        self.holds = subnet
         self.network, self.subnet = network.self_link, subnet.self_link
         self.register_outputs({"network": self.network, "subnet": self.subnet})

@@ -6,19 +6,31 @@ It refuses on what Google says for certain, and on nothing else: what it cannot 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import requests
 
 from infra.gcp.api import COMPUTE, LOGIN, STORAGE, ApiError, GcpError, Get, UnreachableError, endpoint, get_json, session
-from infra.gcp.machines import machine
+from infra.gcp.machines import MACHINES, Machine
+from infra.gcp.survey import Hosted
 from infra.gcp.zones import Place
-from infra.spec import ClusterSpec
+from infra.runtime.recipe import FOLDER
+from infra.spec import Accelerator, ClusterSpec
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
 # Source: Compute Engine documentation, "Allocation quotas". A series that is not named is left to the API.
-_CPUS = {"n1": "CPUS", "e2": "CPUS", "n2": "N2_CPUS", "a2": "A2_CPUS"}
+_CPUS = {
+    "n1": "CPUS",
+    "e2": "CPUS",
+    "n2": "N2_CPUS",
+    "n2d": "N2D_CPUS",
+    "c2": "C2_CPUS",
+    "c2d": "C2D_CPUS",
+    "c3": "C3_CPUS",
+    "a2": "A2_CPUS",
+}
 _GPUS = {
     "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
     "nvidia-tesla-v100": "NVIDIA_V100_GPUS",
@@ -31,43 +43,108 @@ _GPUS = {
 _DISKS = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 
 
-def preflight(spec: ClusterSpec, place: Place, disk_type: str, disk_size: int, bucket: str, stack: str, get: Get) -> None:
-    """Looks for credentials, the Compute API, quotas and the bucket's name; raises GcpError for the first that will not do."""
+def preflight(
+    spec: ClusterSpec,
+    place: Place,
+    disk_type: str,
+    disk_size: int,
+    bucket: str,
+    stack: str,
+    get: Get,
+    machines: Mapping[str, Machine] = MACHINES,
+    there: Sequence[Hosted] | None = None,
+) -> bool:
+    """Looks for credentials, the API, the zone, quotas and the bucket; raises GcpError for the first that will not do.
+
+    Of a quota counts what others leave of it: `there` are the hosts of the stack, None where nobody knows of any. True where
+    there is a bucket that says that it is this stack's.
+    """
     client = session(get)
-    url = f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}"
-    limits = _limits(client, url, place)
-    for name, needed in needs(spec, disk_type, disk_size, limits).items():
-        if name in limits and needed > limits[name]:
+    region = _region(client, f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}", place)
+    zones = [str(link).rpartition("/")[2] for link in region.get("zones", [])]
+    if zones and place.zone not in zones:
+        raise GcpError(f"region {place.region} has no zone {place.zone}; it has {', '.join(sorted(zones))}")
+    limits, usage = (
+        {str(item["metric"]): float(item.get(what, 0)) for item in region.get("quotas", [])} for what in ("limit", "usage")
+    )
+    own = taken(there, machines, disk_type, limits)
+    for name, needed in needs(spec, disk_type, disk_size, limits, machines).items():
+        if name not in limits:
+            continue
+        limit = limits[name]
+        others = 0.0 if own is None else max(0.0, usage.get(name, 0.0) - own.get(name, 0))
+        if needed > limit - others:
+            used = f", of which others use {others:g}" if others else ""
             raise GcpError(
-                f"quota {name} in {place.region} is {limits[name]:g} and this cluster needs {needed}: ask for more at "
+                f"quota {name} in {place.region} is {limit:g}{used} and this cluster needs {needed}: ask for more at "
                 f"{_QUOTAS}?project={place.project}, or take a smaller tier"
             )
-    _bucket(client, f"{endpoint(STORAGE, get)}b/{bucket}", bucket, stack)
+    return _bucket(client, f"{endpoint(STORAGE, get)}b", bucket, stack, place)
 
 
-def needs(spec: ClusterSpec, disk_type: str, disk_size: int, limits: Mapping[str, float] | None = None) -> dict[str, int]:
+def needs(
+    spec: ClusterSpec,
+    disk_type: str,
+    disk_size: int,
+    limits: Mapping[str, float] | None = None,
+    machines: Mapping[str, Machine] = MACHINES,
+) -> dict[str, int]:
     """What a cluster takes of the region's quotas, by the quota's name; pure.
 
     Spot hosts take the preemptible quotas of a project that has been given some, else the same as others.
     """
     needed: Counter[str] = Counter()
     for role in spec.roles.values():
-        found = machine(role.machine_type)
-        cpus, preemptible = _CPUS.get(found.series), role.spot and (limits or {}).get("PREEMPTIBLE_CPUS")
-        if cpus:
-            needed["PREEMPTIBLE_CPUS" if preemptible else cpus] += role.count * found.cpus
-        needed[_DISKS[disk_type]] += role.count * disk_size
-        needed["INSTANCES"] += role.count
-        if role.accelerator:
-            name = _GPUS[role.accelerator.type]
-            preemptible = role.spot and (limits or {}).get(f"PREEMPTIBLE_{name}")
-            needed[f"PREEMPTIBLE_{name}" if preemptible else name] += role.count * role.accelerator.count
+        one = _of_one(machines[role.machine_type], role.accelerator, role.spot, limits or {})
+        one[_DISKS[disk_type]] += disk_size
+        needed.update({name: role.count * count for name, count in one.items()})
     return dict(needed)
 
 
-def _limits(client: requests.Session, url: str, place: Place) -> Mapping[str, float]:
+def taken(
+    there: Sequence[Hosted] | None, machines: Mapping[str, Machine], disk_type: str, limits: Mapping[str, float]
+) -> Counter[str] | None:
+    """What the stack's hosts take of the quotas, at most; None where that cannot be told."""
+    used: Counter[str] = Counter()
+    for host in there or ():
+        kind = machines.get(host.machine_type) or MACHINES.get(host.machine_type)
+        if kind is None:
+            return None
+        used.update(_of_one(kind, host.accelerator or kind.accelerator, host.spot, limits))
+        used[_DISKS[disk_type]] += host.disk
+    return used if there is not None else None
+
+
+def _of_one(kind: Machine, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
+    """What one host takes of the quotas, without its disk."""
+    used: Counter[str] = Counter(INSTANCES=1)
+
+    def take(name: str | None, count: int) -> None:
+        if name:
+            used[f"PREEMPTIBLE_{name}" if spot and limits.get(f"PREEMPTIBLE_{name}") else name] += count
+
+    cpus = _CPUS.get(kind.series)
+    take("CPUS" if cpus and spot and limits.get("PREEMPTIBLE_CPUS") else cpus, kind.cpus)
+    if accelerator:
+        take(_GPUS.get(accelerator.type), accelerator.count)
+    return used
+
+
+def keeps(bucket: str, get: Get) -> bool:
+    """True for a bucket that holds anything, older versions too, but for the hosts' Python, which can be had again."""
+    url = f"{endpoint(STORAGE, get)}b/{bucket}/o"
     try:
-        answer = get_json(client, url)
+        for where in ({"endOffset": f"{FOLDER}/"}, {"startOffset": f"{FOLDER}0"}):
+            if get_json(session(get), url, versions="true", maxResults="1", **where).get("items"):
+                return True
+    except ApiError as error:
+        return error.status != requests.codes.not_found
+    return False
+
+
+def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, Any]:
+    try:
+        return get_json(client, url)
     except ApiError as error:
         if error.status == 401:
             raise GcpError(f"Google refused the credentials ({error}): {LOGIN}") from None
@@ -80,24 +157,40 @@ def _limits(client: requests.Session, url: str, place: Place) -> Mapping[str, fl
             raise GcpError(
                 f"no right to use project {place.project} ({error}): docs/gcp.md has the roles that you need"
             ) from None
+        if error.status == requests.codes.not_found:
+            raise GcpError(
+                f"project {place.project} has no region {place.region} ({error}): set gcp:project, gcp:zone"
+            ) from None
         return {}
     except UnreachableError:
         return {}
-    return {str(item["metric"]): float(item["limit"]) for item in answer.get("quotas", [])}
 
 
-def _bucket(client: requests.Session, url: str, bucket: str, stack: str) -> None:
+def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: Place) -> bool:
     try:
-        labels = get_json(client, url).get("labels") or {}
+        found = get_json(client, f"{url}/{bucket}")
+        own = get_json(client, url, project=place.project, prefix=bucket).get("items", [])
     except ApiError as error:
         if error.status == 403:
             raise GcpError(
                 f"bucket {bucket} belongs to somebody else: `pulumi config set bucket ANOTHER-NAME` ({error})"
             ) from None
-        return
+        return False
     except UnreachableError:
-        return
+        return False
+    owner = (found.get("labels") or {}).get("scaletier-stack")
     # One without the label may have been imported.
-    owner = labels.get("scaletier-stack", stack)
-    if owner != stack:
+    if owner and owner != stack:
         raise GcpError(f"bucket {bucket} is that of the stack {owner}: `pulumi config set bucket ANOTHER-NAME`")
+    if bucket not in [item.get("name") for item in own]:
+        raise GcpError(
+            f"bucket {bucket} is not in project {place.project} and no bucket can move: set gcp:project to where it is, or "
+            "`pulumi config set bucket ANOTHER-NAME`"
+        )
+    location = str(found.get("location", place.region)).lower()
+    if location != place.region:
+        raise GcpError(
+            f"bucket {bucket} is in {location} and no bucket can move: another zone of {location}, or another stack in "
+            f"{place.region} (`pulumi stack init`)"
+        )
+    return bool(owner)

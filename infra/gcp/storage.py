@@ -18,17 +18,22 @@ from infra.gcp.zones import Place
 
 _NONCURRENT_DAYS = 7
 _UPLOAD_DAYS = 1
+_NOT_AT_ONCE = ("forceDestroy", "labels", "lifecycleRules", "versioning")
 
 
 @dataclass(frozen=True)
 class StorageArgs:
-    """`retain` leaves the bucket in place when the stack is destroyed; `force` deletes it with all that is in it."""
+    """`retain` leaves the bucket in place when the stack is destroyed; `force` deletes it with all that is in it.
+
+    `left`: it exists, from an update that was killed or a stack that was destroyed.
+    """
 
     place: Place
     name: str
     labels: Mapping[str, str]
     retain: bool = False
     force: bool = False
+    left: bool = False
 
 
 class Storage(ComponentResource):
@@ -62,7 +67,15 @@ class Storage(ComponentResource):
                 ),
             ],
             force_destroy=args.force,
-            opts=ResourceOptions(parent=self, retain_on_delete=args.retain),
+            opts=ResourceOptions.merge(ResourceOptions(parent=self, retain_on_delete=args.retain), _taken_up(args)),
         )
         self.bucket = bucket.name
         self.register_outputs({"bucket": self.bucket})
+
+
+def _taken_up(args: StorageArgs) -> ResourceOptions | None:
+    """A bucket that was left is taken up as it is, for the engine refuses one that differs; the next update changes it.
+
+    For a bucket that is in the state already it is nothing, but that its changes wait until then.
+    """
+    return ResourceOptions(import_=args.name, ignore_changes=list(_NOT_AT_ONCE)) if args.left else None

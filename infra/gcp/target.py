@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import google.auth.exceptions
@@ -16,11 +17,13 @@ from infra.cost import Cost, HostShape, hourly, price_list
 from infra.gcp.api import COMPUTE, STORAGE, TIMEOUT, GcpError, Get, endpoint, session
 from infra.gcp.cluster import Found, GcpCluster, GcpClusterArgs
 from infra.gcp.config import GcpConfig
-from infra.gcp.machines import machine
+from infra.gcp.machines import Machine
 from infra.gcp.names import names
-from infra.gcp.preflight import preflight
-from infra.gcp.zones import check_gpu, place
+from infra.gcp.preflight import keeps, preflight
+from infra.gcp.survey import Survey, survey
+from infra.gcp.zones import Place, places
 from infra.spec import ClusterSpec, SpecError
+from infra.state import State, before
 from infra.targets import Target, TargetError
 
 
@@ -30,11 +33,11 @@ def provider_config(key: str) -> str | None:
     return value
 
 
-def cost(spec: ClusterSpec, config: GcpConfig, region: str) -> Cost | None:
+def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[str, Machine]) -> Cost | None:
     """The cluster's cost by the list of prices; None where that has none for the region."""
     hosts = {}
     for role, found in spec.roles.items():
-        kind = machine(found.machine_type)
+        kind = machines[found.machine_type]
         shape = HostShape(
             kind.series, kind.cpus, kind.memory, found.accelerator, found.spot,
             config.boot_disk_type, config.boot_disk_size, config.public_address,
@@ -63,19 +66,64 @@ def prepare(stack: str, spec: ClusterSpec, config: GcpConfig) -> Found:
     """All that can be known before anything is made; raises TargetError for what Google would refuse."""
     get: Get = provider_config
     try:
-        where = place(get, os.environ)
-        for found in spec.roles.values():
-            if found.accelerator:
-                check_gpu(found.accelerator.type, where.zone)
-        price = cost(spec, config, where.region)
+        choice = places(get, os.environ, config.zones)
+        own = names(choice[0].project, stack)
+        seen = survey(spec, choice, own, config.subnetwork, get)
+        spec, where, machines = seen.spec, seen.place, seen.catalogue.machines
+        price = cost(spec, config, where.region, machines)
         check_cost(price, config.max_hourly_cost, where.region)
-        own = names(where.project, stack)
         bucket = config.bucket or own.bucket
-        preflight(spec, where, config.boot_disk_type, config.boot_disk_size, bucket, own.stack, get)
+        kept = preflight(
+            spec, where, config.boot_disk_type, config.boot_disk_size, bucket, own.stack, get, machines, seen.there
+        )
+        state = before()
+        mine = _bucket_of(state)
+        _check_ours(bool(seen.there), bool(mine or state.hosts), where.project, stack)
+        _check_kept(mine, bucket, config.retain_bucket, get)
     except (GcpError, SpecError) as error:
         raise TargetError(str(error)) from None
     pulumi.log.info(price.line(where.region) if price else f"infra/prices.yaml has no price for this cluster in {where.region}")
-    return Found(where, own, bucket, endpoint(COMPUTE, get), price)
+    _say(seen, choice)
+    left = bool(kept and not mine)
+    return Found(where, own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, left, survey=seen)
+
+
+def _say(seen: Survey, choice: Sequence[Place]) -> None:
+    """Which zone it is of several, and which is next: only an update finds out that Google has no more hosts there."""
+    others = [place.zone for place in choice if place != seen.place]
+    if others:
+        after = ",".join(others)
+        pulumi.log.info(
+            f"zone {seen.place.zone}; where it has no more hosts to give (a stock-out), "
+            f"`pulumi config set zones {after}` makes them all in {others[0]}"
+        )
+    if seen.subnet and not seen.subnet.reaches_google:
+        pulumi.log.warn(
+            f"{seen.subnet.link} has no Private Google Access: without Cloud NAT its hosts do not reach their bucket"
+        )
+
+
+def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
+    """Raises TargetError where hosts have the names of this stack and its state knows none: they and the bucket are others'."""
+    if there and not known:
+        raise TargetError(
+            f"project {project} has hosts of a stack {stack} that this state does not know: a colleague's, whose state is "
+            "elsewhere (PULUMI_BACKEND_URL), or left by a lost one (python -m infra.gcp.leftovers). Take another name"
+        )
+
+
+def _bucket_of(state: State) -> str | None:
+    """The bucket that the stack has; None where it has none yet."""
+    return next((str(outputs["name"]) for outputs in state.of("storage/bucket:Bucket").values()), None)
+
+
+def _check_kept(now: str | None, bucket: str, retain: bool, get: Get) -> None:
+    """Raises TargetError where this stack would leave a bucket that holds anything for another one."""
+    if now and now != bucket and not retain and keeps(now, get):
+        raise TargetError(
+            f"this stack's bucket {now} holds something, and {bucket} would take its place: `pulumi config set bucket {now}` "
+            "keeps it. To leave it where it is, `pulumi config set retainBucket true && pulumi up` first"
+        )
 
 
 def build(stack: str, spec: ClusterSpec, config: GcpConfig, found: Found, authorized_key: Output[str]) -> Cluster:
@@ -84,14 +132,18 @@ def build(stack: str, spec: ClusterSpec, config: GcpConfig, found: Found, author
 
 
 def read(stack: str, found: Found, path: str) -> bytes | None:
-    """An object of the stack's bucket."""
+    """An object of the stack's bucket; None where there is no such object, or no bucket yet."""
     get: Get = provider_config
     url = f"{endpoint(STORAGE, get)}b/{found.bucket}/o/{quote(path, safe='')}"
     try:
         answer = session(get).get(url, params={"alt": "media"}, timeout=TIMEOUT)
-    except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError):
+    except (GcpError, requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
+        raise TargetError(f"the bucket does not answer ({' '.join(str(error).split())}): try again") from None
+    if answer.status_code == requests.codes.not_found:
         return None
-    return answer.content if answer.ok else None
+    if not answer.ok:
+        raise TargetError(f"the bucket does not answer (HTTP {answer.status_code} for {path}): try again")
+    return answer.content
 
 
 def create(stack: str, found: Found, path: str, content: bytes) -> None:
@@ -107,4 +159,4 @@ def create(stack: str, found: Found, path: str, content: bytes) -> None:
         raise TargetError(f"the bucket does not take {path} (HTTP {answer.status_code}): try again")
 
 
-GCP = Target(GcpConfig, prepare, build, read, create)
+GCP = Target(GcpConfig, prepare, build, read, create, settled=lambda _, found: found.survey.spec)

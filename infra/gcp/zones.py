@@ -1,13 +1,12 @@
 """Where a cluster may be: project, region and zone as the provider has them, and the zones that have a GPU.
 
-Source of the table: Compute Engine documentation, "GPU regions and zones" (it changes: a zone that has gained a GPU since is
-added here by hand).
+Source of the table: Compute Engine documentation, "GPU regions and zones". It stands in for Google's API.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.spec import SpecError
@@ -22,7 +21,7 @@ _ENVIRONMENT = {
     "zone": ("GOOGLE_ZONE", "GCLOUD_ZONE", "CLOUDSDK_COMPUTE_ZONE"),
 }
 
-_GPU_ZONES: Mapping[str, str] = {
+_GPU_LETTERS: Mapping[str, str] = {
     "nvidia-tesla-t4": """
         asia-east1-ac asia-east2-ac asia-northeast1-ac asia-northeast3-bc asia-south1-ab asia-southeast1-abc asia-southeast2-ab
         australia-southeast1-ac europe-central2-bc europe-west1-bcd europe-west2-ab europe-west3-b europe-west4-abc me-west1-bc
@@ -57,32 +56,54 @@ class Place:
 def zones_with(gpu: str) -> tuple[str, ...]:
     """The zones that have a GPU, sorted."""
     found = []
-    for entry in _GPU_ZONES[gpu].split():
+    for entry in _GPU_LETTERS[gpu].split():
         region, _, letters = entry.rpartition("-")
         found += [f"{region}-{letter}" for letter in letters]
     return tuple(sorted(found))
 
 
-def check_gpu(gpu: str, zone: str) -> None:
+GPU_ZONES: Mapping[str, tuple[str, ...]] = {gpu: zones_with(gpu) for gpu in _GPU_LETTERS}
+
+
+def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]] = GPU_ZONES) -> None:
     """Raises SpecError, with the zones that have the GPU, where this one does not; those of its own region first."""
-    zones = zones_with(gpu)
+    zones = gpu_zones.get(gpu, ())
     if zone not in zones:
         near = [name for name in zones if name.rpartition("-")[0] == zone.rpartition("-")[0]]
         raise SpecError(
-            f"zone {zone} has no {gpu}; {'in its region it is in' if near else 'it is in'} {', '.join(near or zones)}"
+            f"zone {zone} has no {gpu}; {'in its region it is in' if near else 'it is in'} {', '.join(near or zones) or 'none'}"
         )
+
+
+def places(get: Callable[[str], str | None], environment: Mapping[str, str], zones: Sequence[str] = ()) -> tuple[Place, ...]:
+    """One place for each of these zones, which are of one region; without them that of `place`."""
+    found = tuple(place(_with_zone(get, zone), environment) for zone in zones)
+    if len({each.region for each in found}) > 1:
+        raise SpecError(f"zones are {', '.join(zones)}: they must be of one region, where the subnet and the bucket are")
+    return found or (place(get, environment),)
+
+
+def _with_zone(get: Callable[[str], str | None], zone: str) -> Callable[[str], str | None]:
+    return lambda key: zone if key == "zone" else get(key)
+
+
+def project(get: Callable[[str], str | None], environment: Mapping[str, str]) -> str:
+    """The project from `gcp:` configuration, else from the environment; SpecError for one that cannot be."""
+    found = _known("project", get, environment)
+    if not found:
+        raise SpecError("no Google Cloud project: `pulumi config set gcp:project PROJECT_ID`")
+    if not _PROJECT.match(found):
+        raise SpecError(f"gcp:project {found!r} is not a project's id (such as my-project-123, not its name or number)")
+    return found
+
+
+def _known(key: str, get: Callable[[str], str | None], environment: Mapping[str, str]) -> str | None:
+    return get(key) or next((environment[name] for name in _ENVIRONMENT[key] if environment.get(name)), None)
 
 
 def place(get: Callable[[str], str | None], environment: Mapping[str, str]) -> Place:
     """Project, region and zone from `gcp:` configuration, else from the environment; SpecError for one that cannot be."""
-    found = {}
-    for key, names in _ENVIRONMENT.items():
-        found[key] = get(key) or next((environment[name] for name in names if environment.get(name)), None)
-    project, region, zone = found["project"], found["region"], found["zone"]
-    if not project:
-        raise SpecError("no Google Cloud project: `pulumi config set gcp:project PROJECT_ID`")
-    if not _PROJECT.match(project):
-        raise SpecError(f"gcp:project {project!r} is not a project's id (such as my-project-123, not its name or number)")
+    own, region, zone = project(get, environment), _known("region", get, environment), _known("zone", get, environment)
     if not zone:
         raise SpecError("no zone: `pulumi config set gcp:zone us-central1-a`")
     match = _ZONE.match(zone)
@@ -94,4 +115,4 @@ def place(get: Callable[[str], str | None], environment: Mapping[str, str]) -> P
         raise SpecError(
             f"gcp:zone {zone} is not in gcp:region {region}: `pulumi config set gcp:region {match[1]}`, or another zone"
         )
-    return Place(project, match[1], zone)
+    return Place(own, match[1], zone)

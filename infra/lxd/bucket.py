@@ -9,8 +9,15 @@ import pylxd.exceptions
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors, missing
 from infra.lxd.host import purge
+from infra.lxd.layout import Names
 
 REPLACE = frozenset({"project", "pool", "name"})
+MARK, REMOVE, RETAIN = "user.scaletier.on-destroy", "remove", "retain"
+"""What is to become of a volume, written on itself; without the mark it may hold something, and nothing takes it away."""
+WISH = (
+    "`pulumi config set retainBucket true` for it to stay on this machine, or `pulumi config set forceDestroy true` for it to "
+    "go with all that is in it, `pulumi up`, and `pulumi destroy` again"
+)
 
 
 class Bucket(ModuleResource, module="lxd", name="Bucket"):
@@ -19,31 +26,52 @@ class Bucket(ModuleResource, module="lxd", name="Bucket"):
     lifecycle = __name__
 
 
-def _exists(props: Props) -> bool:
+def _found(props: Props) -> dict[str, Any] | None:
     try:
-        _volumes(props)[props["name"]].get(params={"project": props["project"]})
+        answer = _volumes(props)[props["name"]].get(params={"project": props["project"]})
     except pylxd.exceptions.LXDAPIException as error:
         if missing(error):
-            return False
+            return None
         raise
-    return True
+    volume: dict[str, Any] = answer.json()["metadata"]
+    return volume
 
 
 def _volumes(props: Props) -> Any:
     return client(props["project"]).api.storage_pools[props["pool"]].volumes.custom
 
 
+def pool_of(project: str) -> str | None:
+    """The storage pool that a project's bucket is in; None where it has none."""
+    with errors("storage pools"):
+        if not client().projects.exists(project):
+            return None
+        pools = [pool.name for pool in client().storage_pools.all()]
+        there = ({"project": project, "pool": pool, "name": Names.bucket} for pool in pools)
+        return next((props["pool"] for props in there if _found(props)), None)
+
+
+def mark(props: Props, wish: str | None) -> None:
+    """Writes on the volume what is to become of it."""
+    with errors(f"volume {props['name']}"):
+        if (volume := _found(props)) is None:
+            raise LxdError(f"volume {props['name']} is not there any more: `pulumi refresh`, then `pulumi up` makes a new one")
+        config = {key: value for key, value in volume["config"].items() if key != MARK} | ({MARK: wish} if wish else {})
+        body = {"config": config, "description": volume["description"]}
+        _volumes(props)[props["name"]].put(params={"project": props["project"]}, json=body)
+
+
 def create(props: Props) -> tuple[str, Props]:
     with errors(f"volume {props['name']}"):
-        if not _exists(props):
-            body = {"name": props["name"], "config": {}, "content_type": "filesystem"}
+        if not _found(props):
+            body = {"name": props["name"], "config": {MARK: REMOVE}, "content_type": "filesystem"}
             _volumes(props).post(json=body, params={"project": props["project"]})
     return f"{props['project']}/{props['pool']}/{props['name']}", props
 
 
 def read(name: str, props: Props) -> Props | None:
     with errors(f"volume {name}"):
-        return props if _exists(props) else None
+        return props if _found(props) else None
 
 
 def update(name: str, old: Props, new: Props) -> Props:
@@ -51,11 +79,15 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
+    """Leaves it where it is to be retained; raises LxdError where it may hold something and nothing was said of that."""
     with errors(f"volume {name}"):
+        volume = _found(props)
+        wish = volume["config"].get(MARK) if volume else RETAIN
+        if wish is None:
+            raise LxdError(
+                f"the bucket may hold something, so it stays: `pulumi up` and `fab get` what is to stay, then {WISH}"
+            )
         # The hosts of the state are gone by now; an interrupted run may have left others, which hold on to the volume.
         purge(props["project"])
-        try:
+        if wish == REMOVE:
             _volumes(props)[props["name"]].delete(params={"project": props["project"]})
-        except pylxd.exceptions.LXDAPIException as error:
-            if not missing(error):
-                raise

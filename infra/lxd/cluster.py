@@ -2,66 +2,96 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pulumi import ComponentResource, Output, ResourceOptions
+from pulumi import ComponentResource, Input, Output, Resource, ResourceOptions
 
 from infra.cluster import Cluster, HostFacts
 from infra.lxd.bucket import Bucket
 from infra.lxd.config import LxdConfig
 from infra.lxd.firewall import Firewall, rules
 from infra.lxd.host import Host
-from infra.lxd.image import RUNTIMES_HERE, VENV
-from infra.lxd.layout import BUCKET, RUNTIMES, Names, address, sizes
+from infra.lxd.identity import Identity
+from infra.lxd.image import RUNTIMES_HERE
+from infra.lxd.layout import BUCKET, RUNTIMES, address, sizes
 from infra.lxd.network import Network
 from infra.lxd.preflight import Found
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
+from infra.lxd.seal import Seal
 from infra.spec import ClusterSpec, Replica
+from infra.templates import ROOT
 
 
 @dataclass(frozen=True)
 class LxdClusterArgs:
     """All that a local cluster is made from; `found` is what the machine was seen to have."""
 
+    stack: str
     spec: ClusterSpec
     config: LxdConfig
-    names: Names
     found: Found
     authorized_key: Output[str]
 
 
+def host_props(spec: ClusterSpec, config: LxdConfig, found: Found, authorized_key: Input[str]) -> dict[Replica, dict[str, Any]]:
+    """What each host is made of; pure but for the number of processors here."""
+    own, network = found.names, found.network
+    limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
+    return {
+        replica: {
+            "project": own.project,
+            "name": replica.name,
+            "image": found.image,
+            "pool": config.storage_pool,
+            "bridge": own.bridge,
+            "address": str(address(network, replica)),
+            "gateway": str(network[1]),
+            "bucket": own.bucket,
+            "runtime": str(found.runtime),
+            "runtimes": str(RUNTIMES_HERE),
+            "authorizedKey": authorized_key,
+            "machineType": spec.roles[replica.role].machine_type,
+            "cpus": limits[replica.role].cpus,
+            "memory": limits[replica.role].memory,
+            "labels": config.labels,
+            "running": True,
+        }
+        for replica in spec.replicas
+    }
+
+
 class LxdCluster(ComponentResource):
-    """Project, bridge, bucket, firewall, and a host a replica."""
+    """Identity, project, bridge, bucket, firewall, and a host a replica."""
 
     def __init__(self, name: str, args: LxdClusterArgs, opts: ResourceOptions | None = None) -> None:
         super().__init__("scaletier:lxd:Cluster", name, None, opts)
         self.args = args
-        self.dhcp = args.config.instance_type != "container"
-        names, network = args.names, args.found.network
-        inside = ResourceOptions(parent=self)
-        self.project = Project("project", {"name": names.project, "bridge": names.bridge, "table": names.table}, inside)
+        own, network = args.found.names, args.found.network
+        identity = Identity("identity", {"project": own.project}, ResourceOptions(parent=self))
+        inside = ResourceOptions(parent=self, depends_on=[identity])
+        labels = {"stack": args.stack, "checkout": str(ROOT)}
+        project = Project("project", {"name": own.project, **labels}, inside)
         # First made, last deleted: what an interrupted run left goes with it.
-        first = ResourceOptions(parent=self, depends_on=[self.project])
-        pool = args.config.storage_pool
-        self.bridge = Network("network", {"name": names.bridge, "range": str(network), "dhcp": self.dhcp}, first)
+        first = ResourceOptions(parent=self, depends_on=[project])
+        bridge = Network("network", {"name": own.bridge, "range": str(network)}, first)
         # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
-        within = ResourceOptions(parent=self, depends_on=[self.bridge])
-        self.bucket = Bucket("bucket", {"project": names.project, "pool": pool, "name": names.bucket}, within)
-        script = rules(args.spec, names.table, names.bridge, network, self.dhcp)
-        self.firewall = Firewall("firewall", {"table": names.table, "rules": script}, first)
-        self.limits = sizes(args.spec, os.cpu_count() or 1, args.config.cpus, args.config.memory)
+        within = ResourceOptions(parent=self, depends_on=[bridge])
+        self.volume = {"project": own.project, "pool": args.config.storage_pool, "name": own.bucket}
+        bucket = Bucket("bucket", self.volume, within)
+        firewall = Firewall("firewall", {"table": own.table, "rules": rules(args.spec, own.table, own.bridge, network)}, first)
         # No host starts before the firewall stands.
-        before = ResourceOptions(parent=self, depends_on=[self.bucket, self.firewall])
-        self.hosts = {replica: Host(replica.name, self._host(replica, network), before) for replica in args.spec.replicas}
+        before = ResourceOptions(parent=self, depends_on=[bucket, firewall])
+        self.props = host_props(args.spec, args.config, args.found, args.authorized_key)
+        self.hosts = {replica: Host(replica.name, props, before) for replica, props in self.props.items()}
         self.ready = Ready(
             "ready",
             {
-                "project": names.project,
-                "hosts": {replica.name: str(address(network, replica)) for replica in self.hosts},
+                "project": own.project,
+                "hosts": {replica.name: props["address"] for replica, props in self.props.items()},
                 "created": {replica.name: host.created for replica, host in self.hosts.items()},
                 "started": {replica.name: host.started for replica, host in self.hosts.items()},
             },
@@ -69,27 +99,10 @@ class LxdCluster(ComponentResource):
         )
         self.register_outputs({})
 
-    def _host(self, replica: Replica, network: ipaddress.IPv4Network) -> dict[str, Any]:
-        args, limits = self.args, self.limits[replica.role]
-        return {
-            "project": args.names.project,
-            "name": replica.name,
-            "image": args.found.image,
-            "instanceType": args.config.instance_type,
-            "pool": args.config.storage_pool,
-            "bridge": args.names.bridge,
-            "address": str(address(network, replica)),
-            "gateway": str(network[1]),
-            "bucket": args.names.bucket,
-            "runtime": str(VENV),
-            "runtimes": str(RUNTIMES_HERE),
-            "authorizedKey": args.authorized_key,
-            "machineType": args.spec.roles[replica.role].machine_type,
-            "cpus": limits.cpus,
-            "memory": limits.memory,
-            "labels": args.config.labels,
-            "running": True,
-        }
+    def seal(self, last: Sequence[Resource]) -> None:
+        """Closes the bucket, once all the rest of the stack is there; what is made last is destroyed first."""
+        wish = {"retain": self.args.config.retain_bucket, "force": self.args.config.force_destroy}
+        Seal("seal", {**self.volume, **wish}, ResourceOptions(parent=self, depends_on=list(last)))
 
     def cluster(self) -> Cluster:
         """What every target gives back."""
@@ -97,9 +110,9 @@ class LxdCluster(ComponentResource):
             hosts=[
                 HostFacts(
                     replica=replica,
-                    address=Output.from_input(str(address(self.args.found.network, replica))),
-                    cpus=self.limits[replica.role].cpus,
-                    memory=self.limits[replica.role].memory,
+                    address=Output.from_input(str(self.props[replica]["address"])),
+                    cpus=int(self.props[replica]["cpus"]),
+                    memory=int(self.props[replica]["memory"]),
                     create_time=host.created,
                 )
                 for replica, host in self.hosts.items()
@@ -112,4 +125,5 @@ class LxdCluster(ComponentResource):
             operator_runtimes=str(RUNTIMES_HERE),
             shared_cpus=os.cpu_count(),
             depends_on=[self.ready],
+            last=self.seal,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
@@ -21,7 +21,6 @@ MAX_REPLICAS_PER_ROLE = 60
 class LxdConfig(ClusterConfig):
     """`cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`."""
 
-    instance_type: Literal["container", "virtual-machine"] = "container"
     cpus: dict[Role, int] = Field(default_factory=dict)
     memory: dict[Role, int] = Field(default_factory=dict)
     network: ipaddress.IPv4Network | None = None

@@ -10,15 +10,13 @@ from pulumi import Output
 from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import client, errors, missing
 from infra.lxd.layout import BUCKET, RUNTIMES
+from infra.runtime.build import VENV
 
-REPLACE = frozenset(
-    {"project", "name", "image", "pool", "bridge", "address", "gateway", "authorizedKey", "instanceType", "bucket"}
-)
-VENV = "/opt/scaletier/venv"
+REPLACE = frozenset({"project", "name", "image", "runtime", "pool", "bridge", "address", "gateway", "authorizedKey", "bucket"})
 
 
 class Host(ModuleResource, module="lxd", name="Host"):
-    """Inputs: project, name, image, instanceType, pool, bridge, address, gateway, bucket (its volume), runtime and runtimes
+    """Inputs: project, name, image, pool, bridge, address, gateway, bucket (its volume), runtime and runtimes
     (folders here), authorizedKey, machineType, cpus, memory (bytes), labels. Outputs are times: `created`, and `started`, its
     last start.
     """
@@ -37,12 +35,11 @@ def definition(props: Props) -> dict[str, Any]:
         "user.scaletier.authorized-key": props["authorizedKey"],
         # The firewall is the operator's to restore first after a restart of this machine: `pulumi up` does both.
         "boot.autostart": "false",
+        "raw.lxc": f"lxc.net.0.ipv4.address = {address}/24\nlxc.net.0.ipv4.gateway = {gateway}",
     }
-    if props["instanceType"] == "container":
-        config["raw.lxc"] = f"lxc.net.0.ipv4.address = {address}/24\nlxc.net.0.ipv4.gateway = {gateway}"
     return {
         "name": props["name"],
-        "type": props["instanceType"],
+        "type": "container",
         "source": {"type": "image", "alias": props["image"]},
         "profiles": [],
         "config": config,
@@ -124,12 +121,17 @@ def read(name: str, props: Props) -> Props | None:
         config = instance.config
         return {
             **props,
-            "cpus": int(config.get("limits.cpu", 0)),
-            "memory": int(config.get("limits.memory", 0)),
+            "cpus": _number(config.get("limits.cpu", "")),
+            "memory": _number(config.get("limits.memory", "")),
             "running": instance.status == "Running",
             "created": instance.created_at,
             "started": instance.last_used_at,
         }
+
+
+def _number(limit: str) -> int | str:
+    """A limit as it was set; one that somebody else wrote in another way, such as `2GiB`, is a change to be put back."""
+    return int(limit) if limit.isdecimal() else limit
 
 
 def update(name: str, old: Props, new: Props) -> Props:

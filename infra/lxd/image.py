@@ -15,40 +15,29 @@ import time
 from pathlib import Path
 
 from infra.lxd.api import LxdError, client, errors
+from infra.runtime.build import folder_of
+from infra.runtime.recipe import ours
 from infra.templates import ROOT
 
-VENV = ROOT / ".cache" / "image" / "runtime"
 # The Pythons that jobs bring along, each in a folder here.
 RUNTIMES_HERE = ROOT / ".cache" / "runtimes"
-_STAMP = "recipe"
 _ALIAS = re.compile(r"scaletier-[0-9a-f]{12}")
-_RECIPE = ("ansible", "constraints.txt", "trainer/requirements.txt", "serving/requirements.txt", "tuner/requirements.txt")
+_RECIPE = ROOT / "ansible"
 
 
 def name() -> str:
     """`scaletier-` and a hash of all files of the recipe."""
     digest = hashlib.sha256()
-    for part in _RECIPE:
-        path = ROOT / part
-        files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
-        for file in files:
-            if "__pycache__" not in file.parts:
-                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    for file in sorted(item for item in _RECIPE.rglob("*") if item.is_file()):
+        if "__pycache__" not in file.parts:
+            digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return f"scaletier-{digest.hexdigest()[:12]}"
 
 
 def exists() -> bool:
-    """True where the image and the runtime that goes with it are both on this machine."""
+    """True where the image is on this machine."""
     with errors("image"):
-        return bool(client().images.exists(name(), alias=True)) and _made_by(VENV / _STAMP) == name()
-
-
-def _made_by(stamp: Path) -> str:
-    """The recipe that the runtime was made by: LXD's images are every checkout's, and the runtime is this one's alone."""
-    try:
-        return stamp.read_text().strip()
-    except OSError:
-        return ""
+        return bool(client().images.exists(name(), alias=True))
 
 
 def require() -> str:
@@ -56,6 +45,14 @@ def require() -> str:
     if not exists():
         raise LxdError("the image of the hosts is missing: make it with `make image`")
     return name()
+
+
+def require_runtime() -> Path:
+    """The folder of the hosts' Python; raises LxdError where it has not been made yet."""
+    folder = folder_of(ours())
+    if not folder.exists():
+        raise LxdError("the Python of the hosts is missing: make it with `make image`")
+    return folder
 
 
 def _metadata() -> bytes:
@@ -71,16 +68,12 @@ def _metadata() -> bytes:
 
 
 def import_image(folder: Path) -> None:
-    """Imports folder/image.squashfs under the recipe's name, unless LXD has it, and says that the runtime is the recipe's.
-
-    To be called when both were made. LxdError where LXD refuses it.
-    """
+    """Imports folder/image.squashfs under the recipe's name, unless LXD has it. LxdError where LXD refuses it."""
     alias = name()
     with errors(f"image {alias}"):
         if not client().images.exists(alias, alias=True):
             rootfs = (folder / "image.squashfs").read_bytes()
             client().images.create(rootfs, metadata=_metadata(), wait=True).add_alias(alias, "scaletier host")
-    (VENV / _STAMP).write_text(f"{alias}\n")
 
 
 def remove_images() -> None:

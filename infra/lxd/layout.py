@@ -7,13 +7,15 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 from infra.spec import ClusterSpec, Replica, Role
 
 # Where each role's block of addresses begins in the stack's /24. A role has at most 60 replicas; .1 is the bridge.
 _BLOCK: Mapping[Role, int] = {Role.MASTER: 2, Role.EVALUATOR: 4, Role.PS: 64, Role.WORKER: 128, Role.SERVING: 192}
 _MIN_MEMORY = 2**30
+PREFIX = "scaletier-"
+"""What the LXD projects of all stacks begin with."""
 BUCKET = "/bucket"
 """Where every host has the bucket."""
 RUNTIMES = "/opt/scaletier/runtimes"
@@ -22,19 +24,29 @@ RUNTIMES = "/opt/scaletier/runtimes"
 
 @dataclass(frozen=True)
 class Names:
-    """What a stack's things are called in LXD and nftables."""
+    """What a stack's things are called in LXD and nftables: all from the name of its LXD project."""
 
     project: str
-    bridge: str
-    table: str
-    bucket: str = "bucket"
+    bucket: ClassVar[str] = "bucket"
+
+    @property
+    def key(self) -> str:
+        """The digits at its end, which no other stack has."""
+        return self.project.rpartition("-")[2]
+
+    @property
+    def bridge(self) -> str:
+        return f"st{self.key}"
+
+    @property
+    def table(self) -> str:
+        return f"scaletier_{self.key}"
 
 
-def names(root: Path, stack: str) -> Names:
-    """Names of one stack of one checkout: 6 hexadecimal digits of a hash keep checkouts and stacks apart."""
-    key = hashlib.sha256(f"{root}\0{stack}".encode()).hexdigest()[:6]
+def names(stack: str, key: str) -> Names:
+    """Names of a stack: `key` is 6 hexadecimal digits; the stack's own name is for people."""
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")[:24]
-    return Names(project=f"scaletier-{plain}-{key}", bridge=f"st{key}", table=f"scaletier_{key}")
+    return Names(f"{PREFIX}{plain}-{key}")
 
 
 def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:

@@ -1,40 +1,93 @@
-"""What a destroyed local stack left on this machine: `python -m infra.lxd.leftovers STACK` prints it, or nothing.
+"""What local stacks left on this machine: `python -m infra.lxd.leftovers STACK` prints what a destroyed one left, or nothing.
 
-Without STACK, the projects of every stack of every checkout that still has something.
+Without STACK, the LXD projects of every stack of every checkout that still has something; `--up` those that are no bucket that
+was to stay, `--kept` what may become of those that are, a line each. `--claimed STACK` prints what a new stack of that name
+finds.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 
 import psutil
 
-from infra.lxd.api import client
-from infra.lxd.firewall import table_exists
-from infra.lxd.layout import Names, names
+from infra.lxd.api import LxdError, client
+from infra.lxd.bucket import pool_of
+from infra.lxd.firewall import tables
+from infra.lxd.layout import PREFIX, Names
+from infra.lxd.project import Owner, kept, owners
 from infra.templates import ROOT
 
+_KEY = "[0-9a-f]{6}"
 
-def leftovers(own: Names) -> list[str]:
-    """Names of what is still there: the project with all in it, the bridge, the firewall, and processes of its hosts."""
-    found = []
-    if client().projects.exists(own.project):
-        found.append(f"project {own.project}")
-    if client().networks.exists(own.bridge) or own.bridge in psutil.net_if_addrs():
-        found.append(f"network {own.bridge}")
-    if table_exists(own.table):
-        found.append(f"nft table {own.table}")
+
+def own(stack: str) -> list[Names]:
+    """The names of this checkout's stack, by the labels of its LXD project; more than one where a bucket was kept."""
+    return [Names(owner.project) for owner in owners() if (owner.stack, owner.checkout) == (stack, str(ROOT))]
+
+
+def leftovers(stack: str) -> list[str]:
+    """What is there of the stack: its project with all in it, and bridges, firewalls and processes that are of no project."""
+    known = owners()
+    mine = [owner for owner in known if (owner.stack, owner.checkout) == (stack, str(ROOT))]
+    others = {Names(owner.project).key for owner in known if owner not in mine}
+    found = [_told(owner) for owner in mine]
+    bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
+    found += [f"network {name}" for name in sorted(bridges) if _astray(rf"st({_KEY})\b", name, others)]
+    found += [f"nft table {name}" for name in tables() if _astray(rf"scaletier_({_KEY})\b", name, others)]
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        if f"{own.project}_" in command or f"--interface={own.bridge} " in command:
+        if _astray(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command, others):
             found.append(f"process {process.pid} ({command})")
     return found
 
 
-def projects() -> list[str]:
-    """LXD projects of stacks of any checkout."""
-    return [item.name for item in client().projects.all() if item.name.startswith("scaletier-")]
+def claimed(stack: str) -> list[str]:
+    """This checkout's projects of the stack, and the bucket that the next one of its name takes up, whoever kept it."""
+    known = owners()
+    mine = {owner.project for owner in known if (owner.stack, owner.checkout) == (stack, str(ROOT))}
+    return [_told(owner) for owner in known if owner.project in {*mine, kept(known, stack, ROOT)}]
+
+
+def advice(owner: Owner) -> str:
+    """What may become of a bucket that was kept, in a line."""
+    pool, name = pool_of(owner.project), owner.project
+    volume = f"lxc storage volume delete {pool} {Names.bucket} --project {name} && " if pool else ""
+    return (
+        f"the bucket of stack {owner.stack} stays: the next stack of that name in {owner.checkout} takes it up; "
+        f"`{volume}lxc project delete {name}` removes it"
+    )
+
+
+def _told(owner: Owner) -> str:
+    return f"project {owner.project}" + (" (its bucket, which was to be retained)" if owner.kept else "")
+
+
+def _astray(pattern: str, text: str, others: set[str]) -> bool:
+    """True where the text names a stack, and none of the others."""
+    keys = {key for match in re.finditer(pattern, text) for key in match.groups() if key}
+    return bool(keys) and not keys & others
+
+
+def main(arguments: list[str]) -> str:
+    """What the command prints."""
+    match arguments:
+        case []:
+            return "; ".join(owner.project for owner in owners())
+        case ["--up"]:
+            return "; ".join(owner.project for owner in owners() if not owner.kept)
+        case ["--kept"]:
+            return "\n".join(advice(owner) for owner in owners() if owner.kept)
+        case ["--claimed", stack]:
+            return "; ".join(claimed(stack))
+        case [stack] if not stack.startswith("-"):
+            return "; ".join(leftovers(stack))
+    raise LxdError("say a stack, --claimed and a stack, --up, --kept, or nothing")
 
 
 if __name__ == "__main__":
-    print("; ".join(leftovers(names(ROOT, sys.argv[1])) if sys.argv[1:] else projects()))
+    try:
+        print(main(sys.argv[1:]))
+    except LxdError as error:
+        sys.exit(f"leftovers: {error}")

@@ -1,4 +1,4 @@
-"""The stack's private bridge: no route to the outside, no DHCP for containers (their address is set before they start)."""
+"""The stack's private bridge: no route to the outside, and no DHCP, for a host's address is set before it starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from infra.dynamic import ModuleResource, Props
 from infra.lxd.api import LxdError, client, errors, missing
 from infra.lxd.layout import candidate_network
 
-REPLACE = frozenset({"name", "range"})
+REPLACE = frozenset({"name"})
 _ATTEMPTS = 64
 _DELETE_ATTEMPTS = 4
 
 
 class Network(ModuleResource, module="lxd", name="Network"):
-    """Inputs: name of the bridge, range (a private /24), dhcp (for virtual machines)."""
+    """Inputs: name of the bridge, range (a private /24), which may change under the hosts: they are made anew on it after."""
 
     lifecycle = __name__
 
@@ -62,7 +62,7 @@ def _config(props: Props) -> dict[str, str]:
     return {
         "ipv4.address": f"{gateway}/24",
         "ipv4.nat": "false",
-        "ipv4.dhcp": "true" if props["dhcp"] else "false",
+        "ipv4.dhcp": "false",
         "ipv6.address": "none",
         "dns.mode": "none",
     }
@@ -91,7 +91,7 @@ def read(name: str, props: Props) -> Props | None:
             return None
         config: dict[str, Any] = client().networks.get(name).config
         found = str(ipaddress.IPv4Interface(config["ipv4.address"]).network)
-        return {**props, "range": found, "dhcp": config.get("ipv4.dhcp") != "false"}
+        return {**props, "range": found}
 
 
 def update(name: str, old: Props, new: Props) -> Props:

@@ -4,50 +4,71 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from infra.lxd import image, network
+from infra.lxd import image
 from infra.lxd.api import LxdError, client, errors, hosts_of
+from infra.lxd.bucket import pool_of
 from infra.lxd.config import LxdConfig
+from infra.lxd.firewall import forward_drops, list_chains
+from infra.lxd.identity import names_of
 from infra.lxd.layout import Names
+from infra.lxd.network import choose_range
 from infra.spec import ClusterSpec
+from infra.state import State
+from infra.templates import ROOT
 
 _HOST_DISK = 64 * 2**20
 _SPARE_DISK = 2**30
+_BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the machine has for a stack: the image's name, and a range of addresses for its bridge."""
+    """What the machine has for a stack: what its things are called, the image's name, the folder of the hosts' Python, a range
+    of addresses for its bridge.
+    """
 
+    names: Names
     image: str
+    runtime: Path
     network: ipaddress.IPv4Network
+    warnings: tuple[str, ...] = ()
 
 
-def preflight(spec: ClusterSpec, config: LxdConfig, names: Names) -> Found:
+def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> Found:
     """Looks at LXD, the image, the storage pool and the address range; raises LxdError for the first that will not do."""
-    with errors("LXD"):
-        drivers = str(client().host_info["environment"]["driver"])
-    _kinds(spec, config, drivers)
+    client()
+    _kinds(spec)
     image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and start only where it is
     image.RUNTIMES_HERE.chmod(0o755)  # whatever the umask: their users are others
-    found = Found(image.require(), network.choose_range(names.project, names.bridge, config.network))
-    _disk(spec, config.storage_pool, names.project)
+    own = names_of(stack, ROOT, before)
+    _bucket(own, config.storage_pool)
+    network = choose_range(own.project, own.bridge, config.network)
+    warnings = tuple(forward_drops(_BRIDGED, list_chains))
+    found = Found(own, image.require(), image.require_runtime(), network, warnings)
+    _disk(spec, config.storage_pool, own.project)
     return found
 
 
-def _kinds(spec: ClusterSpec, config: LxdConfig, drivers: str) -> None:
-    if config.instance_type == "virtual-machine" and "qemu" not in drivers:
-        raise LxdError(
-            f"LXD here runs no virtual machines (its drivers: {drivers}): it needs KVM, vhost_vsock and qemu; "
-            "`pulumi config set instanceType container`"
-        )
+def _kinds(spec: ClusterSpec) -> None:
     for role, found in spec.roles.items():
         if found.accelerator:
             raise LxdError(
                 f"{role} has {found.accelerator.count} {found.accelerator.type}, and local hosts have no GPUs: "
                 "`pulumi config set target gcp`, or a tier without, such as BASIC"
             )
+
+
+def _bucket(own: Names, pool: str) -> None:
+    with errors("storage pools"):
+        there = pool_of(own.project)
+    if there not in (None, pool):
+        raise LxdError(
+            f"storagePool is {pool}, and the bucket is in {there}, which another pool would lose: "
+            f"`pulumi config set storagePool {there}`, or `pulumi destroy` first"
+        )
 
 
 def _disk(spec: ClusterSpec, pool: str, project: str) -> None:

@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd import firewall, network
+from infra.lxd import bucket, firewall, network
 from infra.lxd.api import client, errors, missing
 from infra.lxd.host import purge
+from infra.lxd.layout import PREFIX, Names
 
 REPLACE = frozenset({"name"})
 _CONFIG = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}
+_STACK, _CHECKOUT, _KEPT = "user.scaletier.stack", "user.scaletier.checkout", "user.scaletier.kept"
 
 
 class Project(ModuleResource, module="lxd", name="Project"):
-    """Inputs: name; bridge and table, which are no part of the project and go with it all the same."""
+    """Inputs: name; stack and checkout, which it is labelled with and which may change."""
 
     lifecycle = __name__
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose an LXD project is; `kept` where the stack is destroyed and its bucket was to stay."""
+
+    project: str
+    stack: str
+    checkout: str
+    kept: bool
+
+
+def owners() -> list[Owner]:
+    """Every project of a stack on this machine, of any checkout."""
+    answer: dict[str, Any] = client().api.projects.get(params={"recursion": 1}).json()
+    return [
+        Owner(item["name"], config.get(_STACK, ""), config.get(_CHECKOUT, ""), config.get(_KEPT) == "true")
+        for item in answer["metadata"]
+        if item["name"].startswith(PREFIX)
+        for config in [item["config"]]
+    ]
+
+
+def kept(found: Iterable[Owner], stack: str, root: Path) -> str | None:
+    """The project whose bucket a stack of that name may take up: this checkout's, else one of a checkout that is gone."""
+    mine = [owner for owner in found if owner.kept and owner.stack == stack]
+    here = [owner.project for owner in mine if owner.checkout == str(root)]
+    gone = [owner.project for owner in mine if _gone(owner.checkout)]
+    return next(iter([*here, *gone]), None)
+
+
+def _gone(checkout: str) -> bool:
+    """A folder that this user may not look into may have it."""
+    try:
+        return not Path(checkout).exists()
+    except PermissionError:
+        return False
 
 
 def create(props: Props) -> tuple[str, Props]:
     name = props["name"]
     with errors(f"project {name}"):
         if not client().projects.exists(name):
-            client().projects.create(name, description="A scaletier cluster", config=_CONFIG)
-    return name, props
+            client().projects.create(name, description="A scaletier cluster", config={**_CONFIG, **_labels(props)})
+    return name, update(name, props, props)
+
+
+def _labels(props: Props) -> dict[str, str]:
+    return {_STACK: props["stack"], _CHECKOUT: props["checkout"]}
 
 
 def read(name: str, props: Props) -> Props | None:
@@ -35,25 +81,35 @@ def read(name: str, props: Props) -> Props | None:
 
 
 def update(name: str, old: Props, new: Props) -> Props:
+    _configure(name, _labels(new), without=_KEPT)
     return new
 
 
-def delete(name: str, props: Props) -> None:
+def _configure(name: str, values: dict[str, str], without: str = "") -> None:
     with errors(f"project {name}"):
+        found = client().projects.get(name)
+        found.config = {key: value for key, value in {**found.config, **values}.items() if key != without}
+        found.save(wait=True)
+
+
+def delete(name: str, props: Props) -> None:
+    """Removes hosts, bridge and firewall too, which an interrupted run may have made and not lived to write down."""
+    own = Names(name)
+    with errors(f"project {name}"):
+        if (pool := bucket.pool_of(name)) is not None:
+            bucket.delete(own.bucket, {"project": name, "pool": pool, "name": own.bucket})
         purge(name)
-        try:
-            for pool in client().storage_pools.all():
-                for volume in _volumes(name, pool.name):
-                    client(name).api.storage_pools[pool.name].volumes.custom[volume].delete(params={"project": name})
-            client().projects.get(name).delete(wait=True)
-        except pylxd.exceptions.LXDAPIException as error:
-            if not missing(error):
-                raise
-    # What an interrupted run made and did not live to write down.
-    network.delete(props["bridge"], props)
-    firewall.delete(props["table"], props)
+        if bucket.pool_of(name) is None:
+            _remove(name)
+        else:
+            _configure(name, {_KEPT: "true"})
+    network.delete(own.bridge, props)
+    firewall.delete(own.table, props)
 
 
-def _volumes(project: str, pool: str) -> list[str]:
-    answer: dict[str, Any] = client(project).api.storage_pools[pool].volumes.custom.get(params={"project": project}).json()
-    return [url.split("?")[0].rsplit("/", 1)[1] for url in answer["metadata"]]
+def _remove(name: str) -> None:
+    try:
+        client().projects.get(name).delete(wait=True)
+    except pylxd.exceptions.LXDAPIException as error:
+        if not missing(error):
+            raise

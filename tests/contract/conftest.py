@@ -69,6 +69,7 @@ def served() -> Iterator[tuple[int, Callable[[], None]]]:
         pytest.fail("the double of Google's storage is missing: make gcs")
     port = free_port()
     command = [str(SERVER), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-public-host", f"127.0.0.1:{port}"]  # where Go's library reads
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def stop() -> None:

@@ -9,13 +9,15 @@ import pickle
 import re
 import runpy
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from gcpcases import ALL
-from stackmocks import PROJECT, ZONE, Program, Stack, declared
+from stackmocks import PROJECT, ZONE, Program, Stack, declared, operator_files, unseen
 
 from infra.gcp import target as gcp_target
 from infra.lxd import target as lxd_target
+from infra.lxd.layout import Names
 from infra.lxd.preflight import Found
 from infra.templates import ROOT
 
@@ -23,8 +25,9 @@ from infra.templates import ROOT
 @pytest.fixture(autouse=True)
 def no_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of LXD or of Google."""
-    found = Found("scaletier-image", ipaddress.IPv4Network("10.77.0.0/24"))
+    found = Found(Names("scaletier-dev-abcdef"), "scaletier-image", Path("/runtime"), ipaddress.IPv4Network("10.77.0.0/24"))
     monkeypatch.setattr(lxd_target, "preflight", lambda *_: found)
+    monkeypatch.setattr(gcp_target, "survey", unseen)
     monkeypatch.setattr(gcp_target, "preflight", lambda *_: None)
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCLOUD_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
@@ -46,7 +49,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         config |= {f"gcp:{key}": value for key, value in place.items()} if target == "gcp" else {}
         monkeypatch.setenv("PULUMI_CONFIG", json.dumps(config))
         stack = declared(lambda: runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__"))
-        stack.files = stack.one("OperatorFiles").inputs["files"]
+        stack.files = operator_files(stack)
         return stack
 
     return run

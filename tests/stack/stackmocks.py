@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import pulumi
 from pulumi import Output
@@ -13,8 +16,17 @@ from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mo
 from pulumi.runtime.rpc import deserialize_properties
 from pulumi.runtime.settings import get_root_resource, set_root_resource
 
+from infra.connection import files
+from infra.gcp.catalogue import kept
+from infra.gcp.survey import Survey
+from infra.gcp.zones import Place
+from infra.spec import ClusterSpec
+from infra.state import READ
+from infra.templates import ROOT
+
 PROJECT, ZONE, STACK = "my-project-1", "us-central1-a", "dev"
 KEY = "ssh-ed25519 AAAAC3Nza scaletier-dev"
+SHA256 = "5a" * 32
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,12 @@ class Stack:
 
 
 class Recorder(Mocks):
-    """Answers as the providers would: what the API adds to an input is made up from the resource's name."""
+    """Answers as the providers would: what the API adds to an input is made up from the resource's name.
+
+    `state` is what an earlier update left, as the engine tells it.
+    """
+
+    state: Mapping[str, Any] = MappingProxyType({})
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[Any, Any]]:
         outputs = dict(args.inputs)
@@ -88,11 +105,15 @@ class Recorder(Mocks):
             outputs.setdefault("selfLink", f"https://www.googleapis.com/compute/v1/{kind}/{args.inputs.get('name')}")
         if kind == "Account":
             outputs["email"] = f"{args.inputs['accountId']}@{PROJECT}.iam.gserviceaccount.com"
+        if kind == "IAMCustomRole":
+            outputs["name"] = f"projects/{PROJECT}/roles/{args.name}1a2b3c4"
         if kind == "Instance":
             outputs |= {"instanceId": f"id-{args.name}", "creationTimestamp": f"created-{args.name}"}
             for interface in outputs["networkInterfaces"]:
                 for config in interface.get("accessConfigs") or []:
                     config["natIp"] = "203.0.113.9"
+        if kind == "Runtime":
+            outputs |= {"path": f"runtimes/{args.name}.tar.gz", "sha256": SHA256}
         if kind == "HostKeys":
             outputs |= {"hostKeys": {name: f"ssh-ed25519 {name}" for name in args.inputs["hosts"]}, "late": []}
         if kind == "OperatorKey":
@@ -104,6 +125,9 @@ class Recorder(Mocks):
         return f"{args.name}-id", outputs
 
     def call(self, args: MockCallArgs) -> tuple[dict[Any, Any], list[tuple[str, str]]]:
+        if args.token == READ:
+            assert args.args["stackName"].startswith("organization/scaletier/"), "another's may have the short name"
+            return {"outputs": dict(self.state)}, []
         raise AssertionError(f"the program calls {args.token}: a second `pulumi up` may then find something else")
 
 
@@ -120,14 +144,26 @@ class Monitor(MockMonitor):
         return answer
 
 
+def unseen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Survey:
+    """What is known of a place where nobody can be asked."""
+    known = kept(choice[0].zone)
+    return Survey(choice[0], known.settled(spec), known)
+
+
 Program = Callable[..., Stack]
 
 
-def declared(declare: Callable[[], object]) -> Stack:
+def operator_files(stack: Stack) -> dict[str, str]:
+    """What `pulumi up` writes for `fab` and ssh, by name."""
+    inputs = stack.one("OperatorFiles").inputs
+    return files(ROOT / inputs["folder"], inputs["inventory"], inputs["privateKey"])
+
+
+def declared(declare: Callable[[], object], mocks: Mocks | None = None, stack: str = STACK) -> Stack:
     """What a function declares, recorded; `exports` are the stack's."""
-    monitor = Monitor(Recorder())
+    monitor = Monitor(mocks or Recorder())
     set_root_resource(None)  # type: ignore[arg-type]
-    set_mocks(Recorder(), project="scaletier", stack=STACK, monitor=monitor)
+    set_mocks(Recorder(), project="scaletier", stack=stack, monitor=monitor, organization="organization")
     exports: dict[str, Any] = {}
 
     async def all_of_it() -> None:
@@ -135,7 +171,9 @@ def declared(declare: Callable[[], object]) -> Stack:
         found = dict(get_root_resource().outputs)  # type: ignore[union-attr]
         exports.update({name: await Output.from_input(value).future() for name, value in found.items()})
 
-    pulumi.runtime.test(all_of_it)()
+    # Pulumi wraps this method once more for each dynamic resource, and a process of many programs comes to the end of it.
+    with mock.patch.object(pickle._Pickler, "_batch_setitems", pickle._Pickler._batch_setitems):  # type: ignore[attr-defined]
+        pulumi.runtime.test(all_of_it)()
     return Stack([_recorded(urn, request) for urn, request in monitor.requests], exports)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pulumi
 import pytest
-from stackmocks import PROJECT, ZONE, declared
+from stackmocks import PROJECT, STACK, ZONE, declared
 from test_firewall_answers import CUSTOM
 
 from infra.templates import ROOT
@@ -97,6 +97,14 @@ def test_a_zone_without_that_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal(monkeypatch, {**GOOD, "zone": "us-east1-b"}, scaleTier="BASIC_GPU")
     assert message == "zone us-east1-b has no nvidia-tesla-t4; in its region it is in us-east1-c, us-east1-d"
     assert "europe-west4-a" in refusal(monkeypatch, {**GOOD, "zone": "africa-south1-a"}, scaleTier="BASIC_GPU")
+
+
+def test_a_state_that_the_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def before() -> Any:
+        raise Exception(f"invoke of x failed: invocation of x returned an error: unknown stack\n{STACK}")
+
+    monkeypatch.setattr("infra.state.before", before)
+    assert refusal(monkeypatch, GOOD) == f"the stack's state cannot be read: unknown stack {STACK}"
 
 
 def test_a_ceiling_where_there_is_no_price(monkeypatch: pytest.MonkeyPatch) -> None:

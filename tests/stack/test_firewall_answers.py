@@ -32,7 +32,7 @@ def nft(spec: ClusterSpec) -> Reach:
     addresses: dict[Role, list[str]] = {}
     for replica in spec.replicas:
         addresses.setdefault(replica.role, []).append(str(address(NETWORK, replica)))
-    return by_nft(rules(spec, "t", "st123", NETWORK, dhcp=False), addresses, "st123")
+    return by_nft(rules(spec, "t", "st123", NETWORK), addresses, "st123")
 
 
 def gcp(program: Program, config: dict[str, str], spec: ClusterSpec, operator: str = "35.235.240.9") -> Reach:

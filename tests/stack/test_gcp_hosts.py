@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gcpcases import A100, GPUS, HOSTS, L4, email, role_of
-from stackmocks import KEY, STACK, Program, Recorded, Stack
+from stackmocks import KEY, SHA256, STACK, Program, Recorded, Stack
 from test_firewall_answers import CUSTOM, TIERS
 
 from infra.spec import ScaleTier
@@ -138,9 +138,13 @@ def test_a_startup_script_makes_the_host_and_is_bash(program: Program) -> None:
     assert "linux-modules-nvidia-" in scripts["worker-0"]
     assert "AllowUsers scaletier" in scripts["ps-0"]
     assert "-lt 1800 ]" in scripts["ps-0"]
+    assert {python.name: python.inputs["python"] for python in stack.of("Runtime")} == {
+        "python-3.11": "3.11",
+        "python-3.12": "3.12",
+    }
     for script in scripts.values():
+        assert f"sha256={SHA256}\n" in script
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     other = program("gcp", scaleTier="BASIC", runtimeVersion="2.20.0").one("Instance").inputs["metadata"]["startup-script"]
     assert "tensorflow-cpu==2.20.0" in other
-    assert "numpy==" not in other
     assert "enable --now --quiet scaletier-idle.timer" not in other

@@ -17,7 +17,7 @@ def test_every_name_is_legal_and_used_once(stack: Stack) -> None:
     names: set[tuple[str, str]] = set()
     for item in stack.resources:
         name = item.inputs.get("accountId") or item.inputs.get("name")
-        if item.type.startswith("gcp:") and "IAMMember" not in item.type:
+        if item.type.startswith("gcp:") and "IAM" not in item.type:
             assert LEGAL.match(name), name
             assert (item.type, name) not in names
             names.add((item.type, name))
@@ -77,10 +77,9 @@ def test_rules_go_by_service_account_and_ssh_comes_from_iap(stack: Stack) -> Non
             assert len(item.inputs["sourceServiceAccounts"]) == 1
 
 
-def test_a_role_has_one_account_which_may_use_the_bucket_alone(stack: Stack) -> None:
+def test_a_role_has_one_account_which_may_use_the_bucket(stack: Stack) -> None:
     roles = {role_of(item) for item in stack.of("Instance")}
     assert {item.name for item in stack.of("Account")} == {f"account-{role}" for role in roles}
-    assert {item.type for item in stack.resources if "IAM" in item.type} == {"gcp:storage/bucketIAMMember:BucketIAMMember"}
     granted = {(item.inputs["member"], item.inputs["role"]) for item in stack.of("BucketIAMMember")}
     # Who serves models writes nothing.
     objects = {role: "roles/storage.objectViewer" if role == Role.SERVING else "roles/storage.objectUser" for role in roles}
@@ -89,6 +88,35 @@ def test_a_role_has_one_account_which_may_use_the_bucket_alone(stack: Stack) -> 
         for role in roles
         for name in (objects[role], "roles/storage.legacyBucketReader")
     }
+
+
+def test_accounts_of_jobs_may_start_the_hosts_of_jobs_and_do_nothing_else_to_them(stack: Stack) -> None:
+    assert {item.type for item in stack.resources if "IAM" in item.type} == {
+        "gcp:storage/bucketIAMMember:BucketIAMMember",
+        "gcp:projects/iAMCustomRole:IAMCustomRole",
+        "gcp:compute/instanceIAMBinding:InstanceIAMBinding",
+    }
+    role = stack.one("IAMCustomRole")
+    assert role.inputs["permissions"] == ["compute.instances.start"]
+    assert "roleId" not in role.inputs, "an id that was used once is not to be had for weeks"
+    hosts = {item.name: item for item in stack.of("Instance") if role_of(item) != Role.SERVING}
+    bindings = {item.name.removeprefix("start-"): item for item in stack.of("InstanceIAMBinding")}
+    assert bindings.keys() == hosts.keys()
+    members = {f"serviceAccount:{email(role_of(item), stack)}" for item in hosts.values()}
+    for name, item in bindings.items():
+        assert item.inputs["instanceName"] == hosts[name].inputs["name"]
+        assert hosts[name].urn in item.depends, "one that is made anew is granted anew"
+        assert (item.inputs["zone"], item.inputs["role"]) == (ZONE, f"projects/{PROJECT}/roles/start1a2b3c4")
+        assert set(item.inputs["members"]) == members
+
+
+def test_hosts_are_told_who_starts_which_of_them(stack: Stack) -> None:
+    inventory = stack.inventory
+    assert inventory["power"]["url"] == "https://compute.googleapis.com/compute/v1/"
+    for host in inventory["hosts"]:
+        name = stack.one("Instance", host["name"]).inputs["name"]
+        there = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}/start"
+        assert host["start"] == (None if host["role"] == Role.SERVING else there)
 
 
 def test_the_bucket_is_private_versioned_and_not_destroyed_with_data(stack: Stack) -> None:

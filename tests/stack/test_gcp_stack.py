@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 
 import pulumi
 import pytest
 from gcpcases import GPUS, role_of
-from stackmocks import PROJECT, ZONE, Program, Stack
+from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 
 from infra.cost import price_list
+from infra.gcp import target
 from infra.gcp.cluster import _warn
+from infra.state import State
+from infra.targets import TargetError
 
 
 def test_nothing_changes_by_itself(program: Program) -> None:
@@ -36,7 +40,9 @@ def test_another_tier_touches_the_difference_alone(program: Program) -> None:
         ).resources
     }
     changed = {urn.rpartition("::")[2] for urn, inputs in small.items() if large.get(urn) != inputs}
-    assert changed == {"host-keys", "operator-files"}
+    hosts = {"master-0", *(f"worker-{index}" for index in range(4)), *(f"ps-{index}" for index in range(3))}
+    # The evaluator's account may start them, too.
+    assert changed == {"host-keys", "operator-files", "ready", *(f"start-{host}" for host in hosts)}
     new = {urn.rpartition("::")[2] for urn in large if urn not in small}
     assert new == {
         "worker-4",
@@ -45,6 +51,8 @@ def test_another_tier_touches_the_difference_alone(program: Program) -> None:
         "evaluator-bucket",
         "evaluator-objects",
         "operator-evaluator-22",
+        "start-worker-4",
+        "start-evaluator-0",
     }
 
 
@@ -58,6 +66,50 @@ def test_hosts_wait_for_the_firewall_and_for_their_right_to_the_bucket(stack: St
         grants = {found.urn for found in stack.of("BucketIAMMember") if found.name.startswith(f"{role_of(item)}-")}
         assert rules | grants <= item.depends
         assert not {found.urn for found in stack.of("Instance")} & item.depends
+
+
+def test_what_is_one_thing_however_often_it_is_made_goes_before_it_comes_again(program: Program) -> None:
+    stack = program("gcp", scaleTier="STANDARD_1")
+    first = {item.type.rpartition(":")[2] for item in stack.resources if item.options.deleteBeforeReplace}
+    assert first == {"BucketIAMMember", "Instance", "RouterNat"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_bucket_that_is_there_is_taken_up(program: Program, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(target, "preflight", lambda *_: there)
+    monkeypatch.setattr(target, "_bucket_of", lambda _: None)
+    bucket = program("gcp", scaleTier="BASIC").one("Bucket")
+    assert bucket.options.importId == (bucket.inputs["name"] if there else "")
+    assert bool(bucket.options.ignoreChanges) is there
+    monkeypatch.setattr(target, "_bucket_of", lambda _: bucket.inputs["name"])
+    assert not program("gcp", scaleTier="BASIC").one("Bucket").options.importId
+
+
+@pytest.mark.parametrize(("there", "known", "refused"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_stack_of_somebody_else_with_this_name_is_left_alone(there: bool, known: bool, refused: bool) -> None:
+    with pytest.raises(TargetError, match="hosts of a stack dev that this state does not know") if refused else nullcontext():
+        target._check_ours(there, known, PROJECT, STACK)
+
+
+@pytest.mark.parametrize(
+    ("there", "holds", "retain", "refused"),
+    [
+        ("old", True, False, True),
+        ("old", False, False, False),
+        ("old", True, True, False),
+        ("new", True, False, False),
+        (None, True, False, False),
+    ],
+)
+def test_no_bucket_that_holds_anything_is_left_for_another(
+    monkeypatch: pytest.MonkeyPatch, there: str | None, holds: bool, retain: bool, refused: bool
+) -> None:
+    monkeypatch.setattr(target, "keeps", lambda *_: holds)
+    bucket = {"type": "gcp:storage/bucket:Bucket", "outputs": {"name": there}}
+    state = State({"urn:pulumi:dev::scaletier::gcp:storage/bucket:Bucket::bucket": bucket} if there else {})
+    words = "this stack's bucket old holds something, and new would take its place: `pulumi config set bucket old` keeps it"
+    with pytest.raises(TargetError, match=words) if refused else nullcontext():
+        target._check_kept(target._bucket_of(state), "new", retain, lambda _: None)
 
 
 def test_the_outputs_are_of_the_one_schema(program: Program) -> None:

@@ -10,15 +10,16 @@ import google.auth.exceptions
 import pytest
 from fakegoogle import FakeGoogle
 
-from infra.gcp import hostkeys
+from infra.gcp import api, hostkeys
 from infra.gcp.api import GcpError, session
-from infra.gcp.preflight import needs, preflight
+from infra.gcp.preflight import keeps, needs, preflight
 from infra.gcp.zones import Place
 from infra.spec import Accelerator, ClusterSpec, Role, ScaleTier, preset
 
 PLACE = Place("my-project-1", "us-central1", "us-central1-a")
 REGION = "/compute/v1/projects/my-project-1/regions/us-central1"
 BUCKET = "/storage/v1/b/a-bucket"
+OWN_BUCKETS = "/storage/v1/b?project=my-project-1&prefix=a-bucket"
 STANDARD = preset(ScaleTier.STANDARD_1)
 
 
@@ -31,7 +32,8 @@ def fake() -> Iterator[FakeGoogle]:
 
 
 def quotas(**limits: float) -> tuple[int, dict[str, Any]]:
-    return 200, {"quotas": [{"metric": name, "limit": limit, "usage": 0} for name, limit in limits.items()]}
+    zones = ["https://www.googleapis.com/compute/v1/projects/my-project-1/zones/us-central1-" + letter for letter in "abcf"]
+    return 200, {"zones": zones, "quotas": [{"metric": name, "limit": limit, "usage": 0} for name, limit in limits.items()]}
 
 
 def refused(status: int, message: str, reason: str = "") -> tuple[int, dict[str, Any]]:
@@ -39,8 +41,8 @@ def refused(status: int, message: str, reason: str = "") -> tuple[int, dict[str,
     return status, {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}], "details": details}}
 
 
-def check(fake: FakeGoogle, spec: ClusterSpec = STANDARD) -> None:
-    preflight(spec, PLACE, "pd-ssd", 100, "a-bucket", "dev", fake.config)
+def check(fake: FakeGoogle, spec: ClusterSpec = STANDARD, place: Place = PLACE) -> None:
+    preflight(spec, place, "pd-ssd", 100, "a-bucket", "dev", fake.config)
 
 
 def test_what_each_tier_takes_of_the_quotas() -> None:
@@ -77,6 +79,10 @@ def test_a_project_that_has_all(fake: FakeGoogle) -> None:
         ),
         (refused(403, "Required permission"), "no right to use project my-project-1 (Required permission)"),
         (refused(401, "Invalid Credentials"), "Google refused the credentials (Invalid Credentials)"),
+        (
+            refused(404, "us-central1 was not found"),
+            "project my-project-1 has no region us-central1 (us-central1 was not found)",
+        ),
     ],
 )
 def test_what_google_says_for_certain_stops_the_stack(fake: FakeGoogle, answer: Any, words: str) -> None:
@@ -86,14 +92,23 @@ def test_what_google_says_for_certain_stops_the_stack(fake: FakeGoogle, answer: 
     assert words in str(caught.value)
 
 
-def test_what_cannot_be_seen_stops_nothing(fake: FakeGoogle) -> None:
+def test_a_zone_that_is_not(fake: FakeGoogle) -> None:
+    fake.answers[REGION] = quotas()
     check(fake)
+    words = "region us-central1 has no zone us-central1-x; it has us-central1-a, us-central1-b, us-central1-c, us-central1-f"
+    with pytest.raises(GcpError, match=words):
+        check(fake, place=Place("my-project-1", "us-central1", "us-central1-x"))
+
+
+def test_what_cannot_be_seen_stops_nothing(fake: FakeGoogle) -> None:
     fake.answers[REGION] = (500, {})
     check(fake)
     preflight(STANDARD, PLACE, "pd-ssd", 100, "a-bucket", "dev", lambda key: "http://127.0.0.1:9/" if "End" in key else "x")
 
 
 def test_a_bucket_of_somebody_else(fake: FakeGoogle) -> None:
+    fake.answers[REGION] = quotas()
+    fake.answers[OWN_BUCKETS] = (200, {"items": [{"name": "a-bucket"}]})
     fake.answers[BUCKET] = refused(403, "no access")
     with pytest.raises(GcpError, match="belongs to somebody else"):
         check(fake)
@@ -101,8 +116,27 @@ def test_a_bucket_of_somebody_else(fake: FakeGoogle) -> None:
     with pytest.raises(GcpError, match="is that of the stack other"):
         check(fake)
     for labels in ({"scaletier-stack": "dev"}, {}):
-        fake.answers[BUCKET] = (200, {"labels": labels})
+        fake.answers[BUCKET] = (200, {"labels": labels, "location": "US-CENTRAL1"})
         check(fake)
+    fake.answers[BUCKET] = (200, {"labels": {}, "location": "EU"})
+    with pytest.raises(GcpError, match="bucket a-bucket is in eu and no bucket can move"):
+        check(fake)
+    fake.answers[BUCKET] = (200, {"labels": {}, "location": "US-CENTRAL1"})
+    fake.answers[OWN_BUCKETS] = (200, {})
+    with pytest.raises(GcpError, match="bucket a-bucket is not in project my-project-1"):
+        check(fake)
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps_it"), [("jobs/a/job.json", True), ("runtimes/b.tar.gz", False), ("tmp", True), (None, False)]
+)
+def test_what_a_bucket_holds_beside_the_hosts_python(fake: FakeGoogle, name: str | None, keeps_it: bool) -> None:
+    objects = f"{BUCKET}/o?versions=true&maxResults=1&"
+    for where, there in (("endOffset=runtimes%2F", "jobs"), ("startOffset=runtimes0", "tmp")):
+        fake.answers[objects + where] = (200, {"items": [{"name": name}]} if (name or "").startswith(there) else {})
+    assert keeps("a-bucket", fake.config) is keeps_it
+    assert len(fake.asked) == 2 - (name or "").startswith("jobs")
+    assert not keeps("one-that-is-gone", fake.config)
 
 
 def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +166,7 @@ def attributes(key: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture
 def props(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(hostkeys, "_POLL", 0.01)
-    monkeypatch.setitem(hostkeys._config, "get", fake.config)
+    monkeypatch.setitem(api._config, "get", fake.config)
     return {
         "endpoint": fake.config("gcp:computeCustomEndpoint"),
         "project": "my-project-1",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from stackmocks import KEY, Program
+from stackmocks import KEY, Program, Recorder, Stack
+from test_bad_input import GOOD, refusal
 from test_firewall_answers import CUSTOM, SERVING, TIERS
+
+from infra import guard
+from infra.guard import Change
 
 
 @pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
@@ -19,7 +25,50 @@ def test_a_host_a_replica_behind_the_firewall(program: Program, config: dict[str
         assert item.inputs["authorizedKey"] == KEY
         assert item.inputs["bucket"] == stack.one("Bucket").inputs["name"]
     assert len({item.inputs["address"] for item in hosts}) == len(hosts)
-    assert stack.chain <= 6
+    assert stack.chain <= 8
+
+
+def test_the_identity_is_made_first_and_the_seal_last(program: Program) -> None:
+    stack = program("lxd", scaleTier="STANDARD_1", forceDestroy="true")
+    identity, project, seal = stack.one("Identity"), stack.one("Project"), stack.one("Seal")
+    assert identity.urn in project.depends
+    assert (project.inputs["name"], project.inputs["stack"]) == (identity.inputs["project"], "dev")
+    assert stack.one("OperatorFiles").urn in seal.depends
+    assert not [item.name for item in stack.resources if seal.urn in item.depends], "a destroy takes it away before all else"
+    assert (seal.inputs["retain"], seal.inputs["force"]) == (False, True)
+    assert seal.inputs["name"] == stack.one("Bucket").inputs["name"]
+
+
+def _up(stack: Stack, **host: str) -> dict[str, Any]:
+    """The state that an update of this stack left, but for what is told of every host of it."""
+    whole = {item.urn: {"type": item.type, "outputs": dict(item.inputs)} for item in stack.resources}
+    for found in whole.values():
+        if found["type"].endswith(":Host"):
+            found["outputs"] |= host
+        if found["type"].endswith(":OperatorKey"):
+            found["outputs"] |= {"publicKey": KEY}
+        if found["type"] == "pulumi:pulumi:Stack":
+            found["outputs"] = dict(stack.exports)
+    return whole
+
+
+def test_hosts_that_would_be_made_anew_are_known_before(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[Change] = []
+    monkeypatch.setattr(guard, "check", lambda change, *_: changes.append(change))
+    config = {"scaleTier": "BASIC", "servingCount": "1"}
+    stack = program("lxd", **config)
+    for other in ({}, {"image": "scaletier-another"}, {"gateway": "10.78.0.1"}, {"memory": "2GiB", "labels": "others"}):
+        monkeypatch.setattr(Recorder, "state", _up(stack, **other))
+        program("lxd", **config)
+    program("lxd", scaleTier="BASIC")
+    every = ["master-0", "serving-0"]
+    assert changes == [Change(), Change(), Change([], every), Change([], every), Change(), Change(["serving-0"])]
+
+
+def test_a_stack_that_is_up_stays_on_its_target(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorder, "state", _up(program("lxd", scaleTier="BASIC")))
+    said = refusal(monkeypatch, GOOD, scaleTier="BASIC")
+    assert said.startswith("target is gcp, and this stack is up on lxd: `pulumi destroy` first")
 
 
 def test_every_host_is_ready_before_the_operators_files(program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Parts of the start-up script, run: which packages are missing, and when an idle host stops."""
+"""The start-up script's text, and a part of it, run: when an idle host stops."""
 
 from __future__ import annotations
 
@@ -9,21 +9,48 @@ from pathlib import Path
 
 import pytest
 
-from infra.gcp.image import constraint_lines, requirement_lines, startup_script
+from infra.gcp.image import Archive, startup_script, version
+from infra.runtime.recipe import constraint_lines, recipe, requirement_lines
 from infra.spec import Accelerator
 
-SCRIPT = startup_script("2.21.0", Accelerator("nvidia-l4"), 1800)
+GPU = Accelerator("nvidia-l4")
+
+
+def script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
+    return startup_script(Archive(recipe("2.21.0", accelerator), "a-bucket", sha256), accelerator, idle_seconds)
+
+
+SCRIPT = script(GPU, 1800)
 
 
 def test_the_same_words_make_the_same_script() -> None:
-    assert startup_script("2.21.0", Accelerator("nvidia-l4"), 1800) == SCRIPT
-    assert startup_script("2.21.0", None, 1800) != SCRIPT
+    assert script(GPU, 1800) == SCRIPT
+    assert script(None, 1800) != SCRIPT
+    assert script(GPU, 1800, "6b" * 32) != SCRIPT
+
+
+def test_a_script_says_which_it_is() -> None:
+    assert version(SCRIPT) == version(script(GPU, 1800)) != version(script(GPU, 1801))
+    assert SCRIPT.count(f"\nscript={version(SCRIPT)}\n") == 1
+
+
+def test_hosts_install_nothing_but_a_driver() -> None:
+    assert not re.search(r"\b(apt-get|pip|dpkg)\s", script(None, 1800))
+    assert "apt-get install" in SCRIPT
+    assert f"url=https://storage.googleapis.com/a-bucket/{recipe('2.21.0', GPU).path}\nsha256={'5a' * 32}\n" in SCRIPT
+
+
+def test_no_host_upgrades_itself_in_mid_job() -> None:
+    (masked,) = re.findall(r"^systemctl mask --quiet (.*)$", SCRIPT, re.MULTILINE)
+    assert {"apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service"} <= set(masked.split())
+    assert "systemd-logind.service" not in masked, "it is what powers a host off when it is preempted"
 
 
 def test_the_runtime_is_pinned_as_the_project_was_tried() -> None:
     server = ["httptools", "orjson", "prometheus-client", "starlette", "uvicorn"]
+    tuner = ["optuna"]
     trainer = ["fsspec", "numpy", "tensorboard", "gcsfs"]
-    assert requirement_lines("tensorflow-cpu==2.21.0") == [*trainer, *server, "optuna", "tensorflow-cpu==2.21.0"]
+    assert requirement_lines("tensorflow-cpu==2.21.0") == [*trainer, *server, *tuner, "tensorflow-cpu==2.21.0"]
     constraints = constraint_lines("2.21.0")
     assert any(line.startswith("numpy==") for line in constraints)
     assert "tensorboard==2.21.0" in constraints
@@ -37,20 +64,6 @@ def test_files_are_the_roles_of_ansible_but_for_what_google_does_itself() -> Non
     assert not {path for path in written if "firstboot" in path or path.startswith("/etc/systemd/network/")}
 
 
-@pytest.mark.parametrize(("installed", "missing"), [({"a", "b"}, False), ({"a"}, True), (set(), True)])
-def test_a_package_that_is_missing_is_seen(tmp_path: Path, installed: set[str], missing: bool) -> None:
-    query = tmp_path / "dpkg-query"
-    lines = "".join(f'[ "$name" = {name} ] && echo "install ok installed" && continue; ' for name in sorted(installed))
-    query.write_text(f"#!/bin/bash\nshift 3\nfailed=0\nfor name; do {lines}failed=1; done\nexit $failed\n")
-    query.chmod(0o755)
-    (function,) = re.findall(r"^missing\(\) .*$", SCRIPT, re.MULTILINE)
-    script = f"set -euo pipefail\n{function}\nif missing a b; then echo yes; else echo no; fi"
-    done = subprocess.run(
-        ["bash", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == ("yes" if missing else "no")
-
-
 @pytest.mark.parametrize(
     ("age", "job", "other", "stops"),
     [
@@ -62,14 +75,17 @@ def test_a_package_that_is_missing_is_seen(tmp_path: Path, installed: set[str], 
         (2000, None, "login", False),
         (2000, 3, "login", False),
         (2000, None, "models", False),
+        (2000, None, "preparing", False),
     ],
 )
 def test_a_host_stops_when_it_has_had_nothing_to_do(tmp_path: Path, age: int, job: int | None, other: str, stops: bool) -> None:
     """`job`: for so many seconds the unit has been active, None where it is not; `other`: what else there is to do."""
     script = re.search(r"/usr/lib/scaletier/idle <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
     assert script
-    busy, off, uptime = tmp_path / "busy", tmp_path / "off", tmp_path / "uptime"
+    busy, off, uptime, started = (tmp_path / name for name in ("busy", "off", "uptime", "started"))
     busy.touch()
+    if other != "preparing":
+        started.touch()
     os.utime(busy, (busy.stat().st_mtime - age,) * 2)
     uptime.write_text("9000.27 17000.50\n")
     since = 0 if job is None else (9000 - job) * 1_000_000 + 123_456
@@ -84,5 +100,28 @@ def test_a_host_stops_when_it_has_had_nothing_to_do(tmp_path: Path, age: int, jo
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     text = script[1].replace("/run/scaletier-busy", str(busy)).replace("/proc/uptime", str(uptime))
+    text = text.replace("/run/scaletier-started", str(started))
     subprocess.run(["sh", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
     assert off.exists() is stops
+
+
+@pytest.mark.parametrize(("now", "again"), [("other", True), ("this", False), (None, False)])
+def test_a_script_that_has_changed_runs_again(tmp_path: Path, now: str | None, again: bool) -> None:
+    """`now`: the version that the metadata server has, None where it does not answer."""
+    watch = re.search(r"/usr/lib/scaletier/again <<'SCALETIER_FILE'\n(.*?)SCALETIER_FILE\n", SCRIPT, re.DOTALL)
+    assert watch
+    ran, restarted = tmp_path / "ran", tmp_path / "restarted"
+    ran.write_text("this\n")
+    says = f"printf '#!/bin/bash\\nscript={now}\\n  script=$(ask)\\n'" if now else "exit 7"
+    tools = {
+        # At the second question, which waits for a change, the watch ends.
+        "curl": f'case "$*" in *wait_for_change=true*) exit 28;; *) {says};; esac',
+        "systemctl": f'[ "$*" = "restart google-startup-scripts.service" ] && touch {restarted}',
+    }
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    text = watch[1].replace("/run/scaletier-script", str(ran))
+    done = subprocess.run(["sh", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
+    assert done.returncode == 28
+    assert restarted.exists() is again

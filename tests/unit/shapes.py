@@ -24,6 +24,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 Section = Mapping[str, str]
 # Who prints JSON, and what of the page tells of it; by a key that the value has where there are several, "" for any other.
 PRINTED: Mapping[str, str | Mapping[str, str]] = {
+    "ops.cluster.inventory.connect": "fab connect",
     "ops.models.export._show": "fab export",
     "ops.models.predict.predict": "fab predict",
     "ops.models.versions._done": "fab deploy, fab set-default, fab undeploy",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from pylxd.exceptions import NotFound
 
 from infra import guard
-from infra.guard import Hurt
+from infra.guard import Change, Hurt
 from infra.spec import ScaleTier, preset
 from infra.targets import TargetError
 from jobs import paths
@@ -21,13 +22,6 @@ from jobs.records import Plan, Task
 
 BASIC = preset(ScaleTier.BASIC)
 STANDARD = ["ps-0", "master-0", "worker-0", "worker-1"]
-
-
-@pytest.fixture
-def inventory(tmp_path: Path) -> Path:
-    path = tmp_path / "inventory.json"
-    path.write_text(json.dumps({"hosts": [{"name": name} for name in STANDARD]}))
-    return path
 
 
 @pytest.fixture
@@ -48,12 +42,10 @@ def queue() -> Queue:
     )
 
 
-def test_the_hosts_that_go(inventory: Path, tmp_path: Path) -> None:
-    assert guard.hosts_lost(inventory, BASIC) == ["ps-0", "worker-0", "worker-1"]
-    assert guard.hosts_lost(inventory, preset(ScaleTier.STANDARD_1)) == []
-    assert guard.hosts_lost(tmp_path / "none.json", BASIC) == []
-    inventory.write_text("{")
-    assert guard.hosts_lost(inventory, BASIC) == []
+def test_the_hosts_that_go() -> None:
+    assert guard.hosts_lost(STANDARD, BASIC) == ["ps-0", "worker-0", "worker-1"]
+    assert guard.hosts_lost(STANDARD, preset(ScaleTier.STANDARD_1)) == []
+    assert guard.hosts_lost([], BASIC) == []
 
 
 class Files:
@@ -75,17 +67,17 @@ class Files:
     ("files", "goes_on"), [(Files(), True), (Files(peers=["evaluator"]), False), (Files(peers=["worker"]), True)]
 )
 def test_the_jobs_that_would_be_hurt(files: Files, goes_on: bool) -> None:
-    assert guard.hurt(queue(), ["worker-0", "worker-1", "ps-0"], files.there.get) == [
+    assert guard.hurt(queue(), Change(["worker-0", "worker-1", "ps-0"]), files.there.get) == [
         Hurt("peers", "job peers has worker-0, worker-1", goes_on),
         Hurt("large", "job large waits for hosts of which too few stay"),
     ]
-    assert guard.hurt(queue(), ["evaluator-0"], files.there.get) == []
+    assert guard.hurt(queue(), Change(["evaluator-0"]), files.there.get) == []
     files.there[paths.plan("peers")] = b"{"
-    assert guard.hurt(queue(), ["worker-0"], files.there.get)[0].goes_on, "nobody knows, so nobody ends it"
+    assert guard.hurt(queue(), Change(["worker-0"]), files.there.get)[0].goes_on, "nobody knows, so nobody ends it"
 
 
 def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[str]) -> None:
-    files, lost = Files(peers=[]), ["worker-1"]
+    files, lost = Files(peers=[]), Change(["worker-1"])
     bucket = (files.there.get, files.create)
     guard.check(lost, *bucket, preview=True, allowed=False)
     assert warned.pop().startswith("this takes worker-1 away, and job peers has worker-1: pulumi up will refuse. Wait")
@@ -101,9 +93,22 @@ def test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job(warned: list[s
     assert (request["requestedBy"], request["reason"]) == ("pulumi up", "hosts taken away: worker-1")
 
 
+def test_a_host_that_is_made_anew_is_taken_from_its_job_too_and_left_to_those_that_wait(warned: list[str]) -> None:
+    files, change = Files(peers=[]), Change(["evaluator-0"], ["worker-0", "ps-0"])
+    assert guard.hurt(queue(), change, files.there.get) == [Hurt("peers", "job peers has worker-0")]
+    guard.check(change, files.there.get, files.create, preview=True, allowed=False)
+    assert warned.pop().startswith(
+        "this takes evaluator-0 away and makes worker-0, ps-0 anew, and job peers has worker-0: pulumi up"
+    )
+    with pytest.raises(TargetError, match=r"^this makes worker-0 anew, and job peers has worker-0: nothing was changed\."):
+        guard.check(Change(anew=["worker-0"]), files.there.get, files.create, preview=False, allowed=False)
+    guard.check(change, files.there.get, files.create, preview=False, allowed=True)
+    assert files.written[paths.cancel("peers")]["reason"] == "hosts taken away: evaluator-0, worker-0, ps-0"
+
+
 def test_a_job_that_can_do_without_goes_on(warned: list[str]) -> None:
     files = Files(peers=["worker"])
-    guard.check(["worker-1"], files.there.get, files.create, preview=False, allowed=True)
+    guard.check(Change(["worker-1"]), files.there.get, files.create, preview=False, allowed=True)
     assert warned.pop().endswith("so it is done; peers goes on, or waits")
     assert files.written == {}
 
@@ -112,11 +117,11 @@ def test_what_harms_nobody_is_done(warned: list[str]) -> None:
     def never(*_: object) -> Any:
         raise AssertionError("nothing goes, so nothing is looked at")
 
-    guard.check([], never, never, preview=False, allowed=False)
-    guard.check(["ps-0"], lambda _: None, never, preview=False, allowed=False)
-    guard.check(["evaluator-0"], lambda _: queue().to_json(), never, preview=False, allowed=False)
+    guard.check(Change(), never, never, preview=False, allowed=False)
+    guard.check(Change(["ps-0"]), lambda _: None, never, preview=False, allowed=False)
+    guard.check(Change(["evaluator-0"]), lambda _: queue().to_json(), never, preview=False, allowed=False)
     assert warned == []
-    guard.check(["ps-0"], lambda _: b"{", never, preview=False, allowed=False)
+    guard.check(Change(["ps-0"], ["ps-1"]), lambda _: b"{", never, preview=False, allowed=False)
     assert "which job has which host cannot be seen" in warned.pop()
 
 
@@ -124,12 +129,16 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     from infra.gcp import target
     from infra.gcp.api import GcpError
 
+    def never(*_: object) -> Any:
+        raise AssertionError("nobody knows of jobs")
+
     asked: list[tuple[str, Any]] = []
 
     sent: list[tuple[str, str, str, bytes]] = []
 
     class Session:
-        ok, status = True, 200
+        read: int | Exception = 200
+        status = 200
 
         def post(self, url: str, params: Any, data: bytes, timeout: float) -> SimpleNamespace:
             sent.append((url, params["name"], params["ifGenerationMatch"], data))
@@ -137,7 +146,9 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def get(self, url: str, params: Any, timeout: float) -> SimpleNamespace:
             asked.append((url, params))
-            return SimpleNamespace(ok=self.ok, content=b"{}")
+            if isinstance(self.read, Exception):
+                raise self.read
+            return SimpleNamespace(ok=self.read == 200, status_code=self.read, content=b"{}")
 
     monkeypatch.setattr(target, "provider_config", lambda _: None)
     monkeypatch.delenv("GOOGLE_STORAGE_CUSTOM_ENDPOINT", raising=False)
@@ -147,8 +158,12 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     assert target.GCP.read("dev", found, QUEUE) == b"{}"
     url = "https://storage.googleapis.com/storage/v1/b/mine/o/cluster%2Fqueue.json"
     assert asked == [(url, {"alt": "media"})]
-    session.ok = False
-    assert target.GCP.read("dev", found, QUEUE) is None
+    session.read = 404
+    assert target.GCP.read("dev", found, QUEUE) is None, "nor is there a bucket before the first update"
+    for said, words in ((503, "HTTP 503"), (403, "HTTP 403"), (requests.ConnectionError("broken"), "broken")):
+        session.read = said
+        with pytest.raises(TargetError, match=rf"^the bucket does not answer \({words}.*\): try again$"):
+            guard.check(Change(["ps-0"]), partial(target.GCP.read, "dev", found), never, preview=False, allowed=False)
 
     target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
     assert sent == [("https://storage.googleapis.com/upload/storage/v1/b/mine/o", "jobs/j/cancel.json", "0", b"{}")]
@@ -162,13 +177,15 @@ def test_an_object_of_google_s_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         raise GcpError("no credentials")
 
     monkeypatch.setattr(target, "session", none)
-    assert target.GCP.read("dev", found, QUEUE) is None
+    with pytest.raises(TargetError, match=r"^the bucket does not answer \(no credentials\): try again$"):
+        target.GCP.read("dev", found, QUEUE)
     with pytest.raises(TargetError, match="no credentials"):
         target.GCP.create("dev", found, "jobs/j/cancel.json", b"{}")
 
 
 def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from infra.lxd import target
+    from infra.lxd import seal, target
+    from infra.lxd.layout import Names
 
     put: list[tuple[str, str]] = []
 
@@ -181,13 +198,14 @@ def test_a_file_of_a_local_bucket_is_read_through_a_host_that_runs(monkeypatch: 
         files = SimpleNamespace(get=get, put=lambda path, *_, **__: put.append((name, path)))
         return SimpleNamespace(status="Running" if name == "worker-0" else "Stopped", files=files)
 
-    monkeypatch.setattr(target, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
+    found: Any = SimpleNamespace(names=Names("scaletier-local-abcdef"))
+    monkeypatch.setattr(seal, "client", lambda _: SimpleNamespace(instances=SimpleNamespace(get=host)))
     for there, read in ((["ps-0", "worker-0"], b"worker-0:/bucket/cluster/queue.json"), (["ps-0"], None), ([], None)):
-        monkeypatch.setattr(target, "hosts_of", lambda _, there=there: there)
-        assert target.LXD.read("local", None, QUEUE) == read
+        monkeypatch.setattr(seal, "hosts_of", lambda _, there=there: there)
+        assert target.LXD.read("local", found, QUEUE) == read
         if read is None:
             with pytest.raises(TargetError, match="no host of it runs"):
-                target.LXD.create("local", None, "jobs/j/cancel.json", b"{}")
+                target.LXD.create("local", found, "jobs/j/cancel.json", b"{}")
         for _ in range(2 if read else 0):  # the second finds it there
-            target.LXD.create("local", None, "jobs/j/cancel.json", b"{}")
+            target.LXD.create("local", found, "jobs/j/cancel.json", b"{}")
     assert put == [("worker-0", "/bucket/jobs/j/cancel.json")]

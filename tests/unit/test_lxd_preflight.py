@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,13 @@ import pytest
 from infra.lxd import api, image, network, preflight
 from infra.lxd.api import LxdError
 from infra.lxd.config import LxdConfig
+from infra.lxd.firewall import forward_drops
 from infra.lxd.layout import Names
 from infra.spec import ClusterSpec, ScaleTier, preset
+from infra.state import State
 
-NAMES = Names("scaletier-local-abcdef", "stabcdef", "scaletier_abcdef")
+NAMES = Names("scaletier-local-abcdef")
+OURS = State({"urn::identity": {"type": "pulumi-python:dynamic/lxd:Identity", "outputs": {"project": NAMES.project}}})
 
 
 @pytest.fixture
@@ -83,7 +87,6 @@ def _machine(monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] 
     answer = SimpleNamespace(json=lambda: space)
     pool = SimpleNamespace(resources=SimpleNamespace(get=lambda: answer))
     fake = SimpleNamespace(
-        host_info={"environment": {"driver": "lxc"}},
         storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name="scaletier")]),
         api=SimpleNamespace(storage_pools={"scaletier": pool}),
         projects=SimpleNamespace(exists=lambda _: bool(hosts)),
@@ -92,10 +95,13 @@ def _machine(monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] 
     monkeypatch.setattr(api, "client", lambda *_: fake)
     monkeypatch.setattr(preflight, "client", lambda *_: fake)
     monkeypatch.setattr(image, "exists", lambda: True)
+    monkeypatch.setattr(image, "folder_of", lambda _: Path("/"))
+    monkeypatch.setattr(preflight, "pool_of", lambda _: None)
+    monkeypatch.setattr(preflight, "forward_drops", lambda *_: [])
 
 
 def _look(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.Found:
-    return preflight.preflight(spec or preset(ScaleTier.STANDARD_1), LxdConfig.parse(config), NAMES)
+    return preflight.preflight("local", spec or preset(ScaleTier.STANDARD_1), LxdConfig.parse(config), OURS)
 
 
 @pytest.mark.usefixtures("interfaces")
@@ -112,10 +118,44 @@ def test_what_this_machine_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch)
     _machine(monkeypatch, free=30 * 2**30)
     with pytest.raises(LxdError, match="storage pool other does not exist; there is scaletier"):
         _look({"storagePool": "other"})
-    with pytest.raises(LxdError, match="runs no virtual machines"):
-        _look({"instanceType": "virtual-machine"})
+    monkeypatch.setattr(preflight, "pool_of", lambda project: "scaletier" if project == NAMES.project else None)
+    with pytest.raises(
+        LxdError, match=r"storagePool is other, and the bucket is in scaletier, .* `pulumi config set storagePool scal"
+    ):
+        _look({"storagePool": "other"})
+    assert _look({"storagePool": "scaletier"}).names == NAMES
     with pytest.raises(LxdError, match=r"local hosts have no GPUs"):
         _look({}, preset(ScaleTier.BASIC_GPU))
+    monkeypatch.setattr(image, "folder_of", lambda _: Path("/no such folder"))
+    with pytest.raises(LxdError, match="the Python of the hosts is missing: make it with `make image`"):
+        _look({})
     monkeypatch.setattr(image, "exists", lambda: False)
     with pytest.raises(LxdError, match="the image of the hosts is missing: make it with `make image`"):
         _look({})
+
+
+def _chains(*found: tuple[str, str, str, str]) -> str:
+    listed = [{"chain": dict(zip(("family", "table", "hook", "policy"), each, strict=True))} for each in found]
+    return json.dumps(
+        {"nftables": [{"metainfo": {}}, *listed, {"chain": {"family": "ip", "table": "filter", "name": "DOCKER"}}]}
+    )
+
+
+def test_a_foreign_firewall_that_drops_between_hosts_is_said(tmp_path: Path) -> None:
+    switch = tmp_path / "bridge-nf-call-iptables"
+    docker = _chains(
+        ("ip", "filter", "forward", "drop"), ("ip", "filter", "input", "drop"), ("bridge", "own", "forward", "drop")
+    )
+
+    def never() -> str:
+        raise AssertionError("the kernel shows frames to nobody, so nobody is asked")
+
+    assert forward_drops(switch, never) == []
+    switch.write_text("0\n")
+    assert forward_drops(switch, never) == []
+    switch.write_text("1\n")
+    assert forward_drops(switch, lambda: "") == []
+    assert forward_drops(switch, lambda: _chains(("ip", "filter", "forward", "accept"))) == []
+    (said,) = forward_drops(switch, lambda: docker)
+    assert said.startswith("nft table ip filter drops what it does not know")
+    assert "`sysctl net.bridge.bridge-nf-call-iptables=0`" in said

@@ -1,0 +1,111 @@
+"""A runtime in the stack's bucket: built and uploaded where it is not there yet, taken away with the stack."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+from pulumi import Output
+
+from infra.dynamic import ModuleResource, Props
+from infra.gcp.api import GcpError, UnreachableError, configure, configured, credentials
+from infra.runtime import build
+from infra.runtime.recipe import Recipe
+
+__all__ = ["REPLACE", "Runtime", "configure", "create", "delete", "read", "update"]
+
+REPLACE = frozenset({"bucket", "python", "requirements", "constraints"})
+# Hosts are told of the new one before the old one goes: one that boots meanwhile finds what its script names.
+DELETE_FIRST = False
+_PART = 32 << 20  # bytes that are sent again where the line breaks
+_ANSWER = 120.0  # seconds, for each of them
+_SHA256 = "sha256"
+
+
+class Runtime(ModuleResource, module="gcp", name="Runtime"):
+    """Inputs: endpoint (of the storage API), project, bucket, and the recipe's python, requirements and constraints.
+
+    Outputs: path (of the archive in the bucket), sha256 (of its content).
+    """
+
+    lifecycle = __name__
+    outputs = ("path", "sha256")
+    path: Output[str]
+    sha256: Output[str]
+
+
+def create(props: Props) -> tuple[str, Props]:
+    recipe = _recipe(props)
+    with _bucket(props, recipe.path) as bucket:
+        sha256 = _there(bucket, recipe.path)
+        if sha256 is None:
+            # The engine shows a provider's output beside the resource.
+            print(f"building the hosts' Python {recipe.python} (a minute or three, once)", flush=True)
+            archive = build.archive(recipe)
+            print(f"uploading {archive.stat().st_size / 1e6:.0f} MB to gs://{props['bucket']}/{recipe.path}", flush=True)
+            sha256 = _sha256(archive)
+            blob = bucket.blob(recipe.path, chunk_size=_PART)
+            blob.metadata = {_SHA256: sha256}
+            blob.upload_from_filename(archive, content_type="application/gzip", timeout=_ANSWER)
+    return recipe.name, {**props, "path": recipe.path, "sha256": sha256}
+
+
+def read(name: str, props: Props) -> Props | None:
+    try:
+        with _bucket(props, props["path"]) as bucket:
+            return {**props, "sha256": sha256} if (sha256 := _there(bucket, props["path"])) else None
+    except UnreachableError:
+        return props
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    return {**old, **new}
+
+
+def delete(name: str, props: Props) -> None:
+    """Takes all its versions away: the bucket keeps what is written over, and is not destroyed while it holds anything."""
+    with _bucket(props, props["path"]) as bucket:
+        for blob in list(bucket.list_blobs(prefix=props["path"], versions=True)):
+            blob.delete()
+
+
+def _there(bucket: Any, path: str) -> str | None:
+    """The hash of the archive that is in the bucket; None where there is none that says its own."""
+    blob = bucket.get_blob(path)
+    found = ((blob and blob.metadata) or {}).get(_SHA256)
+    return str(found) if found else None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _recipe(props: Props) -> Recipe:
+    return Recipe(props["python"], tuple(props["requirements"]), tuple(props["constraints"]))
+
+
+@contextmanager
+def _bucket(props: Props, path: str) -> Iterator[Any]:
+    """The bucket, by Google's own library; what it refuses is GcpError, and no answer UnreachableError."""
+    import google.api_core.exceptions  # half a second, which a program that makes no runtime need not wait
+    from google.cloud import storage
+
+    what = f"gs://{props['bucket']}/{path}"
+    try:
+        client = storage.Client(
+            project=props["project"],
+            credentials=credentials(configured()),
+            client_options={"api_endpoint": props["endpoint"].partition("/storage/v1")[0]},
+        )
+        yield client.bucket(props["bucket"])
+    except google.api_core.exceptions.GoogleAPIError as error:
+        raise GcpError(f"{what}: {' '.join(str(error).split())}") from None
+    except (google.auth.exceptions.GoogleAuthError, requests.exceptions.RequestException) as error:
+        raise UnreachableError(f"{what}: Google does not answer ({type(error).__name__})") from None
+    except build.BuildError as error:
+        raise GcpError(f"{what}: {error}") from None

@@ -1,0 +1,94 @@
+"""A bucket that holds anything is not destroyed: what a `pulumi destroy` meets before all else, while hosts still answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pylxd.exceptions
+
+from infra.dynamic import ModuleResource, Props
+from infra.lxd.api import LxdError, client, errors, hosts_of, missing
+from infra.lxd.bucket import REMOVE, RETAIN, WISH, mark, pool_of
+from infra.lxd.layout import BUCKET
+
+REPLACE = frozenset({"project", "pool", "name"})
+_BOOKKEEPING = frozenset({"cluster"})
+_SHOWN = 3
+
+
+class Seal(ModuleResource, module="lxd", name="Seal"):
+    """Inputs: project, pool, name of the bucket; retain and force, what the configuration says of its end.
+
+    Made last, and so the first that a destroy takes away, or not.
+    """
+
+    lifecycle = __name__
+
+
+def create(props: Props) -> tuple[str, Props]:
+    mark(props, RETAIN if props["retain"] else REMOVE if props["force"] else None)
+    return f"{props['project']}/{props['pool']}/{props['name']}", props
+
+
+def read(name: str, props: Props) -> Props | None:
+    return props
+
+
+def update(name: str, old: Props, new: Props) -> Props:
+    return create(new)[1]
+
+
+def delete(name: str, props: Props) -> None:
+    """Raises LxdError where the bucket holds anything, and nothing was said of that; then all stays as it is."""
+    if pool_of(props["project"]) is None:
+        return
+    if props["retain"]:
+        where = f"volume {props['name']} of storage pool {props['pool']}, in LXD's project {props['project']}"
+        sys.stderr.write(f"the bucket stays: {where}; the next stack of this name takes it up\n")
+    elif not props["force"]:
+        with errors(f"volume {props['name']}"):
+            _look(props["project"])
+        mark(props, REMOVE)
+
+
+def _look(project: str) -> None:
+    host = running(project)
+    if host is None:
+        raise LxdError(
+            f"no host runs that could say what the bucket holds, so nothing is destroyed: `pulumi up` first, or {WISH}"
+        )
+    held = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
+    if held:
+        raise LxdError(f"the bucket holds {held}, so nothing is destroyed: `fab get` what is to stay, then {WISH}")
+
+
+def running(project: str) -> Any:
+    """A host of the project that runs, by which its bucket is seen; None where there is none."""
+    instances = (client(project).instances.get(name) for name in hosts_of(project))
+    return next((instance for instance in instances if instance.status == "Running"), None)
+
+
+def _listed(host: Any, path: str) -> list[str]:
+    try:
+        answer = host.api.files.get(params={"path": path})
+    except pylxd.exceptions.LXDAPIException as error:
+        if missing(error):
+            return []
+        raise
+    kinds = {answer.headers.get(f"X-{daemon}-type") for daemon in ("LXD", "Incus")}
+    if "directory" not in kinds:
+        return [path]
+    return list(json.loads(answer.content)["metadata"] or [])
+
+
+def holdings(folders: Mapping[str, Sequence[str]]) -> str:
+    """What is in the folders of a bucket, in words; nothing of empty ones and of the cluster's own bookkeeping. Pure."""
+    parts = []
+    for folder, entries in sorted(folders.items()):
+        if entries and folder not in _BOOKKEEPING:
+            more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+            parts.append(f"{folder} ({', '.join(sorted(entries)[:_SHOWN])}{more})")
+    return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""The hosts' Python with TensorFlow: what is in it, and how it is made, for hosts on every target."""

@@ -1,0 +1,21 @@
+"""`python -m infra.runtime`: makes the runtime that local hosts mount, unless it is there; prints where it is."""
+
+from __future__ import annotations
+
+import sys
+
+from infra.runtime.build import BuildError, folder
+from infra.runtime.recipe import ours
+
+
+def main() -> int:
+    try:
+        print(folder(ours(), told=True))
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

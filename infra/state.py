@@ -1,0 +1,58 @@
+"""What the stack's state holds before this run, asked of the engine: names and addresses that are not to move by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulumi
+
+from infra.dynamic import Props, plain
+
+# Seconds between attempts.
+_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+READ = "pulumi:pulumi:readStackResourceOutputs"
+
+
+@dataclass(frozen=True)
+class State:
+    """Resources by URN, each with its `type` and its `outputs`, where our own resources have the inputs that were applied."""
+
+    resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, kind: str) -> dict[str, Props]:
+        """The outputs of the resources whose type ends so, such as `lxd:Host`, by name."""
+        return {
+            urn.rpartition("::")[2]: plain(found["outputs"])
+            for urn, found in self.resources.items()
+            if str(found["type"]).endswith(kind)
+        }
+
+    @property
+    def target(self) -> str | None:
+        """The target that the stack is up on, None where it is not."""
+        return next((outputs.get("target") for outputs in self.of("pulumi:Stack").values()), None)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts that the last update left, as the stack's outputs name them; none where there is no cluster yet."""
+        return [str(name) for outputs in self.of("pulumi:Stack").values() for name in outputs.get("hosts") or {}]
+
+
+def before() -> State:
+    """The state as the last operation, finished or killed, left it; empty for a new stack."""
+    # In full: a short name is looked for in the user's own organisation, where the backend has such.
+    name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
+    for pause in _PAUSES:
+        try:
+            return _read(name)
+        except Exception:  # noqa: BLE001  the engine may be writing it at this moment, and a file that is half there is no state
+            time.sleep(pause)
+    return _read(name)
+
+
+def _read(name: str) -> State:
+    answer = pulumi.runtime.invoke(READ, {"stackName": name})
+    return State((answer.value or {}).get("outputs") or {})

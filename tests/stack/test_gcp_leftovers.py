@@ -1,0 +1,84 @@
+"""What has a stack's names at Google's and is in no state, over all pages and in the order in which it can go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fakegoogle import FakeGoogle
+
+from infra.gcp import leftovers
+from infra.gcp.leftovers import Left
+from infra.gcp.names import names
+
+PREFIX = names("my-project-1", "dev").prefix
+ALL = "/compute/v1/projects/my-project-1"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeGoogle]:
+    fake = FakeGoogle()
+    server = fake.start()
+    for kind in (
+        *(f"aggregated/{things}" for things in ("instances", "addresses", "routers", "subnetworks")),
+        "global/firewalls",
+        "global/networks",
+    ):
+        fake.answers[f"{ALL}/{kind}"] = (200, {})
+    fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {})
+    yield fake
+    server.shutdown()
+
+
+def config(fake: FakeGoogle, key: str) -> str | None:
+    return f"http://127.0.0.1:{fake.port}/v1/" if key == "gcp:iamCustomEndpoint" else fake.config(key)
+
+
+def item(id_: str) -> dict[str, Any]:
+    return {"name": id_.rpartition("/")[2], "selfLink": f"https://www.googleapis.com/compute/v1/{id_}"}
+
+
+def test_they_are_found_by_the_stacks_own_names_and_by_no_others(fake: FakeGoogle) -> None:
+    known, left, next_one = (
+        f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("ps-0", "ps-1", "worker-0")
+    )
+    others = f"projects/my-project-1/zones/z/instances/{PREFIX}x-ps-0"
+    network = f"projects/my-project-1/global/networks/{PREFIX}"
+    account = f"projects/my-project-1/serviceAccounts/{PREFIX}-ps@my-project-1.iam.gserviceaccount.com"
+    page = {"zones/z": {"instances": [item(known), item(left), item(others)]}, "zones/y": {"warning": {}}}
+    fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page, "nextPageToken": "2"})
+    fake.answers[f"{ALL}/aggregated/instances?pageToken=2"] = (200, {"items": {"zones/z": {"instances": [item(next_one)]}}})
+    fake.answers[f"{ALL}/global/networks"] = (
+        200,
+        {"items": [item(network), item("projects/my-project-1/global/networks/default")]},
+    )
+    fake.answers["/v1/projects/my-project-1/serviceAccounts"] = (200, {"accounts": [{"name": account}]})
+    found = leftovers.leftovers("my-project-1", "dev", [known], lambda key: config(fake, key))
+    base = f"http://127.0.0.1:{fake.port}"
+    assert found == [
+        Left("instance", left, f"{base}/compute/v1/{left}"),
+        Left("instance", next_one, f"{base}/compute/v1/{next_one}"),
+        Left("network", network, f"{base}/compute/v1/{network}"),
+        Left("service account", account, f"{base}/v1/{account}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resources", "flags", "deleted"),
+    [([], ["--delete"], False), ([], ["--delete", "--state-is-lost"], True), ([{"id": "x"}], ["--delete"], True)],
+)
+def test_nothing_goes_that_may_be_somebody_elses(
+    monkeypatch: pytest.MonkeyPatch, resources: list[dict[str, str]], flags: list[str], deleted: bool
+) -> None:
+    answers = {"config": {"gcp:project": {"value": "my-project-1"}}, "stack": {"deployment": {"resources": resources}}}
+    monkeypatch.setattr(leftovers, "_pulumi", lambda *words: "dev" if "--show-name" in words else answers[words[0]])
+    monkeypatch.setattr(leftovers, "leftovers", lambda *_: [])
+    gone: list[object] = []
+    monkeypatch.setattr(leftovers, "delete", lambda found, _: gone.append(found))
+    if deleted:
+        leftovers.main(flags)
+    else:
+        with pytest.raises(SystemExit, match="may be a colleague's stack of the same name"):
+            leftovers.main(flags)
+    assert bool(gone) is deleted

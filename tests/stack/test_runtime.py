@@ -1,0 +1,125 @@
+"""The hosts' Python: its name, pip's command line, the archive's layout; and what is said of hosts that are not ready."""
+
+from __future__ import annotations
+
+import dataclasses
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from infra.gcp import ready
+from infra.runtime import build
+from infra.runtime.recipe import Recipe, recipe
+from infra.spec import Accelerator
+
+SMALL = Recipe("3.11", ("a==1",), ("b==2",))
+
+
+def test_the_name_says_what_was_asked_for() -> None:
+    assert recipe("2.21.0", None) == recipe("2.21.0", None)
+    others = [
+        SMALL,
+        *(dataclasses.replace(SMALL, **{key: value}) for key, value in {"python": "3.12", "constraints": ()}.items()),
+    ]
+    assert len({found.name for found in [*others, recipe("2.21.0", None), recipe("2.21.0", Accelerator("nvidia-l4"))]}) == 5
+    assert SMALL.path == f"runtimes/{SMALL.name}.tar.gz"
+
+
+def test_pip_takes_wheels_for_the_hosts_whatever_this_machine_is(tmp_path: Path) -> None:
+    argv = build.command(SMALL, tmp_path / "site", tmp_path / "r.txt", tmp_path / "c.txt")
+    assert {"--only-binary=:all:", "--implementation=cp", "--python-version=3.11", "--no-compile"} <= set(argv)
+    platforms = [part.partition("=")[2] for part in argv if part.startswith("--platform=")]
+    assert platforms[0] == "manylinux_2_36_x86_64"
+    assert "manylinux2014_x86_64" in platforms
+    assert not [platform for platform in platforms if not platform.startswith("manylinux")]
+    assert argv[-4:] == ["--constraint", str(tmp_path / "c.txt"), "--requirement", str(tmp_path / "r.txt")]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def install(_: Recipe, site: Path, told: bool) -> None:
+        (site / "bin").mkdir(parents=True)
+        (site / "bin" / "script").write_text("#!/here/python\n")
+        (site / "mine").mkdir()
+        (site / "mine" / "__init__.py").write_text("def f(): raise ValueError\n")
+        (site / "mine" / "tool").write_text("")
+        (site / "mine" / "tool").chmod(0o755)
+
+    monkeypatch.setattr(build, "KEPT", tmp_path)
+    monkeypatch.setattr(build, "_install", install)
+    return tmp_path
+
+
+def test_the_folder_is_a_venv_of_the_hosts_python(kept: Path) -> None:
+    made = build.folder(SMALL)
+    assert made == kept / SMALL.name == build.folder_of(SMALL)
+    assert (made / "bin/python").readlink() == Path("python3.11")
+    assert (made / "bin/python3.11").readlink() == Path("/usr/bin/python3.11")
+    assert (made / "lib/python3.11/site-packages/mine/__pycache__/__init__.cpython-311.pyc").exists()
+    (made / "mark").touch()
+    assert (build.folder(SMALL) / "mark").exists(), "it was made once more"
+
+
+def test_the_archive_is_a_venv_that_nobody_may_change(kept: Path) -> None:
+    file = build.archive(SMALL)
+    assert [path.name for path in kept.iterdir()] == [f"{SMALL.name}.tar.gz"]
+    with tarfile.open(file) as tar:
+        members = {member.name: member for member in tar}
+        code = tar.extractfile("lib/python3.11/site-packages/mine/__pycache__/__init__.cpython-311.pyc")
+        assert code is not None
+        assert b"/opt/scaletier/venv/lib/python3.11/site-packages/mine/__init__.py" in code.read()
+    links = {name: member.linkname for name, member in members.items() if member.issym()}
+    assert links == {"bin/python3.11": "/usr/bin/python3.11", "bin/python3": "python", "bin/python": "python3.11"}
+    site = "lib/python3.11/site-packages/mine"
+    assert (members[f"{site}/__init__.py"].mode, members[f"{site}/tool"].mode) == (0o444, 0o555)
+    assert not [name for name in members if name.endswith("script")]
+    assert {(member.uid, member.gid) for member in members.values()} == {(0, 0)}
+
+
+def test_an_archive_is_made_of_the_folder_that_is_there(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.folder(SMALL)
+    monkeypatch.setattr(build, "_install", None)
+    with tarfile.open(build.archive(SMALL)) as tar:
+        assert "lib/python3.11/site-packages/mine/__init__.py" in tar.getnames()
+
+
+def test_what_was_made_is_kept(kept: Path) -> None:
+    (kept / f"{SMALL.name}.tar.gz").write_bytes(b"there")
+    assert build.archive(SMALL).read_bytes() == b"there"
+
+
+def test_pips_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "KEPT", tmp_path)
+    monkeypatch.setattr(build, "command", lambda *_: ["sh", "-c", "echo 'ERROR: first' >&2; echo 'ERROR: no a==1' >&2; exit 1"])
+    with pytest.raises(build.BuildError, match=r"^pip: no a==1$"):
+        build.archive(SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ({}, "nothing said yet"),
+        ({"state": "preparing: files"}, "preparing: files"),
+        ({"state": "ready", "script": "new"}, "ready"),
+        ({"state": "failed: image: it has no curl", "script": "new"}, "failed: image: it has no curl"),
+        ({"state": "preparing: files", "script": "old"}, "preparing: files"),
+        ({"state": "ready", "script": "old"}, "has not run its new start-up script yet"),
+        ({"state": "failed: image: it has no curl", "script": "old"}, "has not run its new start-up script yet"),
+        ({"state": "ready"}, "has not run its new start-up script yet"),
+    ],
+)
+def test_what_a_host_said_of_another_script_is_of_no_account(said: dict[str, str], state: str) -> None:
+    assert ready.state(said, "new") == state
+
+
+def test_who_is_late_is_named() -> None:
+    states = {"master-0": "ready", "worker-0": "preparing: runtime", "worker-1": "failed: image: it has no curl"}
+    late = {host: said for host, said in states.items() if said != "ready"}
+    assert (
+        ready.progress(states) == "1 of 3 hosts are ready: worker-0 preparing: runtime, worker-1 failed: image: it has no curl"
+    )
+    assert ready.progress({"master-0": "ready"}) == "1 of 1 hosts are ready"
+    assert ready.why(late, 900).startswith("not ready after 900 s: worker-0 preparing: runtime, ")
+    assert ready.why({"worker-1": late["worker-1"]}, 900) == "not ready: worker-1 failed: image: it has no curl"

@@ -1,0 +1,43 @@
+"""What a stack's state held before: asked of the engine, which may be writing it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pulumi
+import pytest
+
+from infra import state
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    monkeypatch.setattr(state, "_PAUSES", (0.0, 0.0))
+    for what, name in {"organization": "acme", "project": "scaletier", "stack": "dev"}.items():
+        monkeypatch.setattr(pulumi, f"get_{what}", lambda name=name: name)
+    return names
+
+
+def test_a_state_that_is_being_written_is_read_again(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def invoke(token: str, args: dict[str, Any]) -> Any:
+        asked.append(args["stackName"])
+        if len(asked) < 3:
+            raise RuntimeError("failed to load checkpoint: EOF")
+        return SimpleNamespace(value={"outputs": {"urn::x": {"type": "lxd:Host", "outputs": {"name": "master-0"}}}})
+
+    monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
+    assert state.before().of("lxd:Host") == {"x": {"name": "master-0"}}
+    assert asked == ["acme/scaletier/dev"] * 3
+
+
+def test_what_cannot_be_read_is_said_in_the_end(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def invoke(token: str, args: dict[str, Any]) -> Any:
+        asked.append(token)
+        raise RuntimeError("access denied")
+
+    monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
+    with pytest.raises(RuntimeError, match="access denied"):
+        state.before()
+    assert len(asked) == 3

@@ -1,0 +1,130 @@
+"""Whose an LXD project is: nothing that the user calls otherwise is another cluster, and nobody takes up what is another's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from infra.lxd import identity, leftovers, project
+from infra.lxd.api import LxdError
+from infra.lxd.layout import Names
+from infra.lxd.project import Owner, kept
+from infra.state import State
+
+HERE = Path("/home/me/scaletier")
+
+
+def state(**resources: dict[str, str]) -> State:
+    return State(
+        {f"urn::{kind}": {"type": f"pulumi-python:dynamic/lxd:{kind}", "outputs": it} for kind, it in resources.items()}
+    )
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch) -> list[Owner]:
+    """The projects on this machine: what a test puts in."""
+    found: list[Owner] = []
+    monkeypatch.setattr(project, "owners", lambda: found)
+    monkeypatch.setattr(leftovers, "owners", lambda: found)
+    return found
+
+
+def test_the_state_says_what_a_stack_is_called(owners: list[Owner]) -> None:
+    owners.append(Owner("scaletier-prod-000000", "prod", str(HERE), kept=True))
+    there = state(Identity={"project": "scaletier-local-abcdef"}, Project={"name": "scaletier-other-111111"})
+    found = identity.names_of("prod", HERE, there)
+    assert (found.project, found.bridge, found.table) == ("scaletier-local-abcdef", "stabcdef", "scaletier_abcdef")
+    assert (
+        identity.names_of("prod", HERE, state(Project={"name": "scaletier-other-111111"})).project == "scaletier-other-111111"
+    )
+
+
+def test_a_new_stack_is_called_as_no_other(owners: list[Owner]) -> None:
+    owners.append(Owner("scaletier-my-stack-000000", "My.Stack", str(HERE), kept=False))
+    first, second = (identity.names_of("My.Stack", HERE, State()) for _ in range(2))
+    assert re.fullmatch(r"scaletier-my-stack-[0-9a-f]{6}", first.project)
+    assert first != second != Names("scaletier-my-stack-000000"), "that one is up, of a stack that was renamed since"
+
+
+def test_a_bucket_that_was_kept_is_taken_up_by_the_next_stack_of_its_name(owners: list[Owner], tmp_path: Path) -> None:
+    owners += [
+        Owner("scaletier-local-000000", "local", str(tmp_path), kept=True),
+        Owner("scaletier-local-111111", "local", "/gone/scaletier", kept=True),
+        Owner("scaletier-local-222222", "local", str(HERE), kept=True),
+    ]
+    assert identity.names_of("local", HERE, State()).project == "scaletier-local-222222"
+    assert kept(owners[:2], "local", HERE) == "scaletier-local-111111", "its checkout was moved"
+    assert kept(owners[:1], "local", HERE) is None, "another checkout's, which is there"
+    assert kept(owners, "prod", HERE) is None
+
+
+def test_a_checkout_where_one_may_not_look_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "exists", denied)
+    assert kept([Owner("scaletier-local-000000", "local", "/home/other/scaletier", kept=True)], "local", HERE) is None
+
+
+def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    here = str(leftovers.ROOT)
+    owners += [
+        Owner("scaletier-local-aaaaaa", "local", "/elsewhere", False),
+        Owner("scaletier-prod-bbbbbb", "prod", here, False),
+    ]
+    lines = [
+        ["lxc monitor", "scaletier-local-aaaaaa_master-0"],
+        ["dnsmasq", "--interface=stcccccc ", "x"],
+        None,
+        ["sleep", "1"],
+    ]
+    processes = [SimpleNamespace(pid=number, info={"cmdline": line}) for number, line in enumerate(lines)]
+    networks = SimpleNamespace(all=lambda: [SimpleNamespace(name=name) for name in ("stbbbbbb", "stdddddd", "docker0")])
+    monkeypatch.setattr(leftovers, "client", lambda: SimpleNamespace(networks=networks))
+    monkeypatch.setattr(leftovers, "tables", lambda: ["scaletier_aaaaaa", "scaletier_cccccc", "filter"])
+    monkeypatch.setattr(leftovers.psutil, "net_if_addrs", lambda: {"stdddddd": [], "staaaaaam0": [], "start": []})
+    monkeypatch.setattr(leftovers.psutil, "process_iter", lambda _: processes)
+    astray = ["network stdddddd", "nft table scaletier_cccccc", "process 1 (dnsmasq --interface=stcccccc  x)"]
+    assert leftovers.leftovers("local") == astray
+    assert leftovers.leftovers("prod") == ["project scaletier-prod-bbbbbb", "network stbbbbbb", *astray]
+    owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", here, True)]
+    assert leftovers.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
+    assert leftovers.own("prod") == [Names("scaletier-prod-bbbbbb")]
+
+
+def test_hosts_are_told_from_buckets_that_were_to_stay(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(leftovers.ROOT)
+    owners += [
+        Owner("scaletier-local-aaaaaa", "local", here, kept=False),
+        Owner("scaletier-local-bbbbbb", "local", "/gone/scaletier", kept=True),
+        Owner("scaletier-prod-cccccc", "prod", here, kept=True),
+    ]
+    monkeypatch.setattr(leftovers, "pool_of", {"scaletier-local-bbbbbb": "fast"}.get)
+    assert leftovers.main([]) == "scaletier-local-aaaaaa; scaletier-local-bbbbbb; scaletier-prod-cccccc"
+    assert leftovers.main(["--up"]) == "scaletier-local-aaaaaa"
+    local, prod = leftovers.main(["--kept"]).splitlines()
+    assert "bucket of stack local stays: the next stack of that name in /gone/scaletier takes it up" in local
+    remove = (
+        "lxc storage volume delete fast bucket --project scaletier-local-bbbbbb && lxc project delete scaletier-local-bbbbbb"
+    )
+    assert f"`{remove}` removes it" in local
+    assert "`lxc project delete scaletier-prod-cccccc` removes it" in prod
+    with pytest.raises(LxdError, match="say a stack"):
+        leftovers.main(["--claimed"])
+
+
+def test_what_a_new_stack_of_a_name_finds(owners: list[Owner], tmp_path: Path) -> None:
+    here, bucket = str(leftovers.ROOT), " (its bucket, which was to be retained)"
+    owners += [
+        Owner("scaletier-demo-aaaaaa", "demo", str(tmp_path), kept=True),
+        Owner("scaletier-demo-bbbbbb", "demo", str(tmp_path), kept=False),
+        Owner("scaletier-prod-cccccc", "prod", here, kept=False),
+    ]
+    assert leftovers.main(["--claimed", "demo"]) == "", "another checkout's, which is there"
+    owners.append(Owner("scaletier-demo-dddddd", "demo", "/gone/scaletier", kept=True))
+    assert leftovers.main(["--claimed", "demo"]) == f"project scaletier-demo-dddddd{bucket}"
+    assert leftovers.main(["--claimed", "prod"]) == "project scaletier-prod-cccccc"
