@@ -73,6 +73,10 @@ def explain(error: BaseException) -> tuple[str, int]:
     module = type(error).__module__.partition(".")[0]
     if module in ("paramiko", "fabric", "invoke") or isinstance(error, (EOFError, ConnectionError, TimeoutError)):
         return f"the connection failed ({one_line(error)}): try again, then pulumi up", FAILED
+    if module == "google":  # of all that is Google's, fab asks google-auth alone by itself
+        return f"no Google credentials ({one_line(error)}): run `gcloud auth application-default login`", FAILED
+    if module in ("aiohttp", "gcsfs"):
+        return f"the bucket fails: {one_line(error)}: try again", FAILED
     if isinstance(error, StoreError):
         return f"the bucket fails: {error.strerror or one_line(error)}", FAILED
     if isinstance(error, RecordError):

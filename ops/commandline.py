@@ -169,7 +169,9 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         """Fabric's, of which those without use here have no short form, and which stack and which project are meant."""
         args: list[Argument] = super().core_args()
         args += [
-            Argument(names=("stack",), help="stack to work on (default: PULUMI_STACK, else the only one that is up)"),
+            Argument(
+                names=("stack",), help="stack to work on (default: PULUMI_STACK, else Pulumi's selected one, else the only one)"
+            ),
             Argument(names=("project",), help="checkout of scaletier to work in (default: the one that this program is from)"),
         ]
         for arg in args:

@@ -20,6 +20,18 @@ def hosts(_: Any, json: bool = False) -> int:
     return run(Cluster.load(), json)
 
 
+@task(help={"json": JSON})
+def connect(_: Any, json: bool = False) -> int:
+    """Fetch who is where from the stack's state, after somebody else's pulumi up; the first command here does so by itself.
+
+    fab connect
+    fab connect --json
+    """
+    from ops.cluster.inventory import connect as run
+
+    return run(json)
+
+
 @task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
 def top(_: Any, once: bool = False, json: bool = False) -> int:
     """Show the whole cluster until Ctrl-C: what each host does and uses, the jobs that run and wait, and the cost so far.

@@ -33,6 +33,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "secret-file": "file with a NAME=VALUE on each line, all of them secrets",
         "priority": "whole number: of the jobs that wait, who has the highest comes next (default: 0)",
         "queue": "wait for the hosts where another job has them; --no-queue refuses instead",
+        "wake": "start hosts that are stopped, and wait until they are up",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
         "plain": "on a terminal too, lines that stay, and no screen",
         "json": f"{JSON}: the job's record; logs go to stderr",
@@ -61,6 +62,7 @@ def train(
     secret_file: str | None = None,
     priority: str | None = None,
     queue: bool = True,
+    wake: bool = False,
     follow: bool = True,
     plain: bool = False,
     json: bool = False,
@@ -73,6 +75,7 @@ def train(
     fab train --job job03 --strategy sync
     fab train --scale-tier BASIC --package mytrainer
     fab train --resume job03 -- --max-steps 4000
+    fab train --wake
     fab train --scale-tier BASIC --script train.py -- --epochs 3
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 

@@ -73,9 +73,12 @@ class Bucket:
         return {name: size for name, size in names.items() if name and not name.startswith(".")}
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Every object below a folder by its path from there, with its size in bytes; an object of that very name is ``."""
+        """Every object below a folder by its path from there, with its size in bytes; an object of that very name is ``.
+
+        What TensorFlow puts into a `gs://` bucket to be a folder, an object whose name ends in /, is none.
+        """
         top = self.path(folder).lstrip("/")
-        found = self._found(folder)
+        found = {path: info for path, info in self._found(folder).items() if not path.endswith("/")}
         return {path.lstrip("/").removeprefix(top).lstrip("/"): info["size"] or 0 for path, info in found.items()}
 
     def _found(self, folder: str, **options: Any) -> dict[str, dict[str, Any]]:
@@ -137,6 +140,9 @@ def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
         from fsspec.implementations.local import LocalFileSystem
 
         return Bucket(LocalFileSystem(auto_mkdir=False), path if separator else url, renames=True)
+    from jobs.objects import plain
+
+    plain()
     import fsspec  # a twentieth of a second, which a push of files need not wait for
 
     try:

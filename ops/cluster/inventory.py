@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infra.spec import JOB_ROLES, TENSORFLOW_PORT, Role, SpecError, parse_replica
-from ops.errors import UsageError, meant
+from jobs.records import Power
+from ops import terminal
+from ops.cluster import state
+from ops.errors import DONE, UsageError, meant
 
 HERE = Path(__file__).resolve().parents[2]
 """This program: what it brings to hosts, its templates and its trainer."""
@@ -24,7 +26,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Host:
-    """One host, and the replica that runs on it: both have the same name. `create_time` is RFC 3339, where it is known."""
+    """One host, and the replica that runs on it: both have the same name. `create_time` is RFC 3339, where it is known.
+
+    `start` is where, below the URL of `Powers`, one asks that it be started; None where nobody can.
+    """
 
     name: str
     role: Role
@@ -36,6 +41,7 @@ class Host:
     accelerator: Mapping[str, Any] | None = None
     hourly_cost: float | None = None
     create_time: str | None = None
+    start: str | None = None
 
     @property
     def unit(self) -> str:
@@ -58,11 +64,24 @@ class Runtimes:
 
 
 @dataclass(frozen=True)
+class Powers:
+    """How hosts that are off are started, by other hosts and by us: `token_command` is a command that prints our token."""
+
+    url: str
+    operator_url: str
+    token: str
+    token_command: str
+    preempted: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Inventory:
     """A cluster that is up. `bucket` is as the hosts see it, `operator_bucket` as we do.
 
     `shared_cpus` is how many processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons
-    that jobs bring along, None where hosts can have none. `tensorflow` is the version that they have, None for ours.
+    that jobs bring along, None where hosts can have none. `tensorflow` is the version that they have, None for ours. `powers`
+    is None where `pulumi up` alone starts hosts.
     """
 
     stack: str
@@ -76,6 +95,7 @@ class Inventory:
     shared_cpus: int | None = None
     runtimes: Runtimes | None = None
     tensorflow: str | None = None
+    powers: Powers | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,6 +119,15 @@ class Inventory:
     def hourly_cost(self) -> float | None:
         """US dollars an hour of all hosts; None where one of them has no price."""
         return whole_sum(host.hourly_cost for host in self.hosts)
+
+    def power(self, operator: bool = False) -> Power | None:
+        """Who starts which hosts, as a host asks or as we do; None where nobody can."""
+        powers = self.powers
+        if powers is None:
+            return None
+        url = powers.operator_url if operator else powers.url
+        starts = {host.name: f"{url}{host.start}" for host in self.hosts if host.start}
+        return Power(starts, powers.token, powers.preempted, dict(powers.headers))
 
     def of_role(self, role: Role) -> tuple[Host, ...]:
         """The hosts of a role, in the order of their index."""
@@ -173,6 +202,7 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
                 accelerator=host.get("accelerator"),
                 hourly_cost=host.get("hourlyCost"),
                 create_time=host.get("createTime"),
+                start=host.get("start"),
             )
             for host in data["hosts"]
         )
@@ -188,6 +218,7 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
             shared_cpus=data.get("sharedCpus"),
             runtimes=Runtimes(Path(data["operatorRuntimes"]), data["runtimes"]) if data.get("runtimes") else None,
             tensorflow=data.get("tensorflow"),
+            powers=_powers(data["power"]) if data.get("power") else None,
         )
         inventory.chief  # noqa: B018  a cluster without a master is no cluster
     except (ValueError, KeyError, TypeError, StopIteration) as error:
@@ -195,36 +226,46 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
     return inventory
 
 
-def choose_stack(folders: list[str], environment: Mapping[str, str], selected: str | None) -> str:
-    """The stack to work on: PULUMI_STACK, else the only one that is up, else the one that Pulumi has selected."""
-    wanted = environment.get("PULUMI_STACK", "").rpartition("/")[2]
-    if wanted and wanted not in folders:
-        up = f"up are {', '.join(folders)}" if folders else "none is up"
-        raise UsageError(f"stack {wanted!r} (PULUMI_STACK) is not up, {up}: run pulumi up --stack {wanted}")
-    if wanted:
-        return wanted
-    if len(folders) == 1:
-        return folders[0]
-    if not folders:
-        raise UsageError("no stack is up: run pulumi up")
-    if selected not in folders:
-        raise UsageError(f"more than one stack is up: set PULUMI_STACK to one of {', '.join(folders)}")
-    return selected
+def _powers(data: Mapping[str, Any]) -> Powers:
+    return Powers(
+        data["url"], data["operatorUrl"], data["token"], data["tokenCommand"], data["preempted"], data.get("headers") or {}
+    )
+
+
+def choose_stack(folders: Sequence[str], wanted: str, selected: Callable[[], str | None]) -> str | None:
+    """The stack to work on: the one that is wanted, else the one that Pulumi has selected, else the only one known here.
+
+    None where that one is not known here. UsageError where there is more than one, and nobody says which.
+    """
+    if stack := wanted or selected():
+        return stack if stack in folders else None
+    if len(folders) > 1:
+        raise UsageError(f"more than one stack is up: say --stack, or set PULUMI_STACK, to one of {', '.join(folders)}")
+    return folders[0] if folders else None
 
 
 def load(root: Path = ROOT) -> Inventory:
-    """The inventory of the stack in use; UsageError when none is up."""
+    """The inventory of the stack in use, fetched from its state where it is not here yet; UsageError where none is up."""
     folders = sorted(path.parent.name for path in root.glob(".scaletier/*/inventory.json"))
-    ask = len(folders) > 1 and not os.environ.get("PULUMI_STACK")
-    stack = choose_stack(folders, os.environ, _selected_stack(root) if ask else None)
+    stack = choose_stack(folders, state.named(), lambda: state.selected(root))
+    if stack is None:
+        found = state.fetch(root, parse)
+        terminal.note(
+            f"stack {found.stack} was made elsewhere: {len(found.hosts)} hosts, by its state (fab connect looks again)"
+        )
+        return found
     folder = root / ".scaletier" / stack
     return parse((folder / "inventory.json").read_bytes(), folder)
 
 
-def _selected_stack(root: Path) -> str | None:
-    argv = ["pulumi", "stack", "--show-name", "--non-interactive"]
-    try:
-        found = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip().rpartition("/")[2] or None
+def connect(as_json: bool, root: Path = ROOT) -> int:
+    """Fetch the inventory of the stack in use from its state, whatever is known of it here."""
+    found = state.fetch(root, parse)
+    if as_json:
+        names = list(found.names)
+        terminal.as_json({"stack": found.stack, "scaleTier": found.scale_tier, "hosts": names, "folder": str(found.folder)})
+        return DONE
+    terminal.out(
+        f"stack {found.stack}: {found.scale_tier}, {len(found.hosts)} hosts, by its state; ssh -F {found.folder}/ssh_config"
+    )
+    return DONE

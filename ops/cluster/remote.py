@@ -183,12 +183,16 @@ class Fleet:
             connection.open()
             _notice_silence(connection.transport)
         except paramiko.BadHostKeyException:
-            raise HostError(name, f"{where} has another host key than pulumi recorded") from None
+            raise HostError(
+                name, f"{where} has another host key than is recorded here: where somebody else ran pulumi up, fab connect"
+            ) from None
         except paramiko.AuthenticationException:
-            raise HostError(name, f"{where} refuses the stack's key") from None
+            raise HostError(
+                name, f"{where} refuses the stack's key: where somebody else made the stack anew, fab connect"
+            ) from None
         except paramiko.SSHException as error:
             if "not found in known_hosts" in str(error):
-                raise HostError(name, f"{where} has a host key that pulumi never recorded") from None
+                raise HostError(name, f"{where} has a host key that is not recorded here: run fab connect") from None
             # A proxy that ends, or an sshd that has not started yet, is no banner.
             why = "" if "protocol banner" in str(error) else f" as a host does: {error}"
             raise HostError(name, f"{where} does not answer{why}") from error

@@ -209,7 +209,7 @@ class Follower:
                     self._queue.put(record)  # once more, with what became of each replica
                     self._end()
                     return
-            self._look.wait(0.25 if final_since else self._fleet.inventory.poll_seconds)
+            self._look.wait(0.25 if final_since else 1.0)
 
     def _queued(self) -> None:
         """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""

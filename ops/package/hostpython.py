@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from packaging.markers import UndefinedEnvironmentName
@@ -18,9 +19,23 @@ from ops.cluster.inventory import HERE
 from ops.errors import UsageError
 
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"
+CONSTRAINTS = HERE / "constraints.txt"
+NAMES = Path(__file__).with_name("hosts.txt")
 # Debian 12's Python and C library.
 VERSION = "3.11"
 _GLIBC = 36
+# What a requirement's marker means there.
+_ENVIRONMENT = {
+    "implementation_name": "cpython",
+    "implementation_version": f"{VERSION}.2",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": f"{VERSION}.2",
+    "python_version": VERSION,
+    "sys_platform": "linux",
+}
 TENSORFLOW = "tensorflow-cpu"
 # Lines of a requirements.txt that name files: an option, or what looks like a path.
 _OPTION = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(.+)")
@@ -33,27 +48,13 @@ _ALIASES = {"tensorflow": TENSORFLOW}
 
 @cache
 def hosts() -> dict[str, str]:
-    """What the hosts' Python has, name to version: trainer/requirements.txt and all that follows from it.
+    """What the hosts' Python has for trainers, name to version: the names of hosts.txt in the versions of constraints.txt.
 
-    Set-up installs the same here, by the same constraints.txt.
+    It is written down because nothing of it need be here, and this Python may be another.
     """
-    found: dict[str, str] = {}
-    waiting = [Requirement(line) for line in lines_of(REQUIREMENTS)]
-    seen: set[tuple[str, frozenset[str]]] = set()
-    while waiting:
-        wanted = waiting.pop()
-        name = canonicalize_name(wanted.name)
-        if (name, frozenset(wanted.extras)) in seen:
-            continue
-        seen.add((name, frozenset(wanted.extras)))
-        try:
-            there = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            raise UsageError(f"{name}, which the hosts have, is not installed here: run make venv") from None
-        found[name] = there.version
-        needed = [Requirement(line) for line in there.requires or []]
-        waiting += [need for need in needed if _applies(need, wanted.extras)]
-    return aliased(found)
+    pinned = dict(line.split("==") for line in lines_of(CONSTRAINTS))
+    versions: dict[str, str] = {canonicalize_name(name): version for name, version in pinned.items()}
+    return aliased({name: versions[name] for name in lines_of(NAMES)})
 
 
 def aliased(there: Mapping[str, str]) -> dict[str, str]:
@@ -65,7 +66,7 @@ def is_there(line: str, there: Mapping[str, str]) -> bool:
     """True for a requirement that what is `there` meets or need not meet; UsageError for another version of it."""
     try:
         wanted = Requirement(line)
-        if not _applies(wanted, ()):
+        if not _applies(wanted):
             return True
     except (InvalidRequirement, UndefinedEnvironmentName):
         return False  # a path or an option, or pip will say what is wrong
@@ -95,14 +96,30 @@ def constraints(folder: Path, there: Mapping[str, str]) -> Path:
     return file
 
 
+def is_like_this() -> bool:
+    """True where what pip makes for the Python that runs this may be for the hosts."""
+    here = (platform.python_version_tuple()[:2], sys.platform, platform.machine())
+    return here == (tuple(VERSION.split(".")), "linux", "x86_64")
+
+
+def options() -> list[str]:
+    """By which pip fetches for the hosts from a machine that is not like them."""
+    platforms = [f"--platform={each}" for each in _platforms()]
+    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={VERSION}", *platforms]
+
+
 @cache
 def tags() -> frozenset[Tag]:
     """The tags of wheels that the hosts can use: not `linux_x86_64`, which says nothing of the C library."""
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)]
-    platforms += [f"manylinux{old}_x86_64" for old in ("2014", "2010", "1")]
+    platforms = _platforms()
     version = [int(part) for part in VERSION.split(".")]
     interpreter = f"cp{VERSION.replace('.', '')}"
     return frozenset([*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)])
+
+
+def _platforms() -> list[str]:
+    newer = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)]
+    return [*newer, *(f"manylinux{old}_x86_64" for old in ("2014", "2010", "1"))]
 
 
 def lines_of(requirements: Path) -> list[str]:
@@ -128,6 +145,5 @@ def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
             yield from named_files(path.parent, lines_of(path))
 
 
-def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
-    marker = requirement.marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, ""))
+def _applies(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({**_ENVIRONMENT, "extra": ""})

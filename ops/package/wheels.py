@@ -62,7 +62,10 @@ def fetch(requirements: Path, installed: Mapping[str, str] | None = None) -> lis
         with tempfile.TemporaryDirectory() as stubs:
             constraints = hostpython.constraints(Path(stubs), there)
             asked = ["--constraint", str(constraints), "--requirement", str(requirements)]
-            pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent)
+            if hostpython.is_like_this():
+                pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent)
+            else:
+                pip("download", f"--dest={into}", *hostpython.options(), *asked, start=requirements.parent)
         for wheel in into.glob("*.whl"):
             name, _, _, tags = parse_wheel_filename(wheel.name)
             if name in there:

@@ -11,15 +11,19 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from ops import terminal
+from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError
 from ops.logs import progress
 from ops.logs.progress import Mark
 
+# What local hosts mount, as `make image` leaves it; by its list, so there may be some.
+HOSTS_PYTHONS = ROOT / ".cache" / "hosts"
 # The first lines tell of tracing and of caches that fill.
 _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
@@ -65,7 +69,7 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
     OpsError where it fails, UsageError where it says too little.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", *argv],
+        [_python(), "-m", *argv],
         cwd=folder,
         env={**env, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
@@ -100,13 +104,23 @@ def parameter_bytes(folder: Path) -> int:
     found = sorted(folder.rglob("*.index"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UsageError("the trainer left no checkpoint below its --job-dir to count its parameters in: give --parameters-mb")
-    command = [sys.executable, "-c", _COUNT, str(found[-1].with_suffix(""))]
+    command = [_python(), "-c", _COUNT, str(found[-1].with_suffix(""))]
     with terminal.Step("counting the parameters"):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["?"])[-1]
         raise OpsError(f"the trainer's checkpoint cannot be read ({last}): give --parameters-mb")
     return int(ran.stdout)
+
+
+def _python() -> str:
+    """The Python that has TensorFlow: this one, or the hosts' where it was made here; UsageError where neither has."""
+    if find_spec("tensorflow"):
+        return sys.executable
+    there = [python for python in HOSTS_PYTHONS.glob("runtime-*/bin/python") if python.exists()]
+    if there:
+        return str(max(there, key=lambda python: python.lstat().st_mtime))
+    raise UsageError("there is no TensorFlow here to run the job with: run make tensorflow")
 
 
 def _read(process: subprocess.Popen[bytes], until: float) -> Iterator[str]:

@@ -57,6 +57,7 @@ class Flags:
     command: str | None = None
     runtime: str | None = None
     runtime_version: str | None = None
+    wake: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> Flags:
@@ -73,7 +74,8 @@ class Job:
     says of itself. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is what the user
     adds to it; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
     that the cluster has where it is empty. With a `command` there is no module: it runs in that `folder` of the package.
-    Without a `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another.
+    Without a `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With
+    `wake` hosts of its that are stopped are started first.
     """
 
     id: str
@@ -96,6 +98,7 @@ class Job:
     folder: str = ""
     runtime: Runtime | None = None
     study: Study | None = None
+    wake: bool = False
 
     def part(self, inventory: Inventory) -> Inventory:
         """The part of a cluster that it asks for, as a cluster of its own."""
@@ -316,5 +319,6 @@ def build_job(
         folder=folder,
         runtime=runtime,
         study=study,
+        wake=flags.wake or given.get("wake", False),
         notes=tuple(_ignored(given, inventory, where, bool(typed))),
     )

@@ -15,6 +15,7 @@ from ops.train.render import TIMER, UNIT, UNITS, File
 
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
+READY, FAILED = "ready", "failed: "
 CODE_DIR = "/opt/scaletier"
 # The replica may not write what it runs, so Python's own copy of it is made here; it is told by content, as all dates are one.
 # The timer does not start what is just being replaced, and what it had started just before gets a second chance.
@@ -43,6 +44,11 @@ fi
 rm -rf {NEW_DIR}
 [ "$units" = "$(cat {UNIT} {TIMER})" ] || systemctl daemon-reload
 systemctl reload-or-restart {UNIT} || {{ sleep 3; systemctl reload-or-restart {UNIT}; }}"""
+# A host that makes itself of an image at each boot says here how far it is; others are ready when they answer.
+_STATE = (
+    f"state=$(cat /run/scaletier-state 2>/dev/null || {{ [ -x {PYTHON} ] && echo {READY} || echo preparing; }}); "
+    f'echo "$state"; [ "$state" = {READY} ] || exit 0'
+)
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 
 
@@ -52,15 +58,22 @@ def take_in_command(version: str) -> str:
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
-    """Print the free bytes below each directory, a line each, and then the modules that a Python of the host lacks."""
-    check = f"df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"
+    """Print how far the host is, and where it is ready the free bytes below each directory, a line each, and then the modules
+    that a Python of the host lacks.
+    """
+    check = f"{_STATE}; df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"
     wanted = sorted(modules)
     return f"{check}; {shlex.join([python, '-c', _MISSING, *wanted])}" if wanted else check
 
 
+def read_state(output: str) -> str:
+    """How far the host is, of check_command's output: `ready`, `preparing: STEP`, or `failed: STEP: WHY`."""
+    return output.partition("\n")[0]
+
+
 def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int], list[str]]:
     """The free bytes of each directory, and the missing modules, of check_command's output; ValueError for another."""
-    lines = output.splitlines()
+    lines = output.splitlines()[1:]
     if len(lines) < len(directories):
         raise ValueError(f"df told nothing of {', '.join(directories)}")
     free = {directory: int(line) for directory, line in zip(directories, lines, strict=False)}

@@ -41,6 +41,16 @@ class File:
     directory: bool = False
 
 
+def idle_seconds(poll_seconds: float) -> int:
+    """How often a host without a job looks whether one waits for it."""
+    return round(60 * max(1.0, poll_seconds))
+
+
+def beat_seconds(poll_seconds: float) -> float:
+    """How often a replica says that it lives: less often where each request costs, and hosts look less often."""
+    return max(Plan.heartbeatSeconds, 2.5 * poll_seconds)
+
+
 def render(inventory: Inventory) -> dict[str, list[File]]:
     """The files of every host on which jobs run, by its name: they are the same for every job."""
     return {host.name: host_files(inventory, host) for host in inventory.job_hosts}
@@ -52,8 +62,9 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
         "accelerator": host.accelerator,
         "bucket_path": inventory.bucket if inventory.bucket.startswith("/") else None,
         "memory_max": int(host.memory_bytes * MEMORY_SHARE),
+        "idle_seconds": idle_seconds(inventory.poll_seconds),
     }
-    said = HostFile(host.name, inventory.bucket, inventory.poll_seconds)
+    said = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
     return [
         File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "trainer"),
         File(f"{UNITS}/{UNIT}", fill("scaletier.service.j2", values)),
@@ -93,7 +104,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         command=list(job.command),
         folder=job.folder,
         python=python(inventory, job),
-        **job.policy,
+        **{"heartbeatSeconds": beat_seconds(inventory.poll_seconds), **job.policy},
     )
 
 

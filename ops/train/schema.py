@@ -111,6 +111,7 @@ TRAINING_KEYS: Mapping[str, Check] = {
     "environment": mapping,
     "useChiefInTfConfig": truth,
     "scheduling": scheduling,
+    "wake": truth,
     "region": text,
     "runtime": text,
     "runtimeVersion": version,

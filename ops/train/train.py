@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from jobs.ledger import Ledger, Stored
@@ -23,6 +25,7 @@ from ops.cluster.inventory import ROOT, Inventory
 from ops.cluster.ledger import existing_job, find_job, replica_names
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet
+from ops.cluster.waking import startable, wake
 from ops.completion import job_ids, remember
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
@@ -35,6 +38,9 @@ from ops.train.submit import Submission, submit, used_before
 
 MNIST = ROOT / ".cache" / "mnist"
 _CHECK_SECONDS = 30.0
+# A host that was just made, or woken, and how often it is asked.
+_READY_SECONDS, _AGAIN_SECONDS = 900.0, 2.0
+WAKE_ADVICE = "fab train --wake (or wake: true in config.yaml) starts those that are stopped, and so does pulumi up"
 # What a job needs on a host besides its package: logs, and TensorFlow's temporary files.
 _FREE_BYTES = 100_000_000
 
@@ -149,19 +155,25 @@ def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
     wants = submission.wants
     candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in wants.values())]
     asked = Background(lambda: _would_get(cluster.ledger, submission))  # meanwhile the hosts are looked at
+    would_get = cache(lambda: set(asked.join(_CHECK_SECONDS)))
     seen: set[str] = set()
     away: dict[str, Exception] = {}
     wanted = set(place(wants, ()).values())
     while new := [name for name in candidates if name in wanted - seen]:
         failures = _connect(cluster.fleet, new)
+        stopped = startable(cluster.inventory, failures)
+        if stopped and submission.job.wake:
+            would_get()  # no host is started for a job whose id was used before
+            woken = wake(cluster.fleet, stopped)
+            failures = {
+                name: woken.get(name, error) for name, error in failures.items() if name in woken or name not in stopped
+            }
         away |= failures
         if len(place(wants, away)) < len(wants):
-            raise HostsError(away, ADVICE, UsageError.code)
+            raise HostsError(away, WAKE_ADVICE if stopped and not submission.job.wake else ADVICE, UsageError.code)
         _look_at(cluster, submission, [name for name in new if name not in failures])
-        if not seen:
-            would_get = set(asked.join(_CHECK_SECONDS))
         seen.update(new)
-        wanted = set(candidates) if away else would_get
+        wanted = set(candidates) if away else would_get()
     for error in away.values():
         terminal.note(f"{error}: the job goes without this host")
     _check_data(cluster, submission)
@@ -185,26 +197,48 @@ def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
 
 
 def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> None:
-    """Raise where one of the hosts could not run the job: HostsError, or UsageError that says what it lacks."""
+    """Raise where one of the hosts could not run the job: HostsError, or UsageError that says what it lacks.
+
+    Hosts that still prepare themselves are waited for.
+    """
     inventory, fleet = cluster.inventory, cluster.fleet
     directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
     python = render.python(inventory, submission.job) or push.PYTHON
 
-    def check(name: str) -> tuple[dict[str, int], list[str]]:
+    def check(name: str) -> str:
         wanted = submission.package.imports if name == names[0] else ()
-        output = fleet.must(name, push.check_command(directories, wanted, python), "could not be checked, it ended")
-        try:
-            return push.read_check(output, directories)
-        except ValueError as error:
-            raise HostError(name, f"could not be checked ({error})", output=output) from None
+        return fleet.must(name, push.check_command(directories, wanted, python), "could not be checked, it ended")
 
-    with terminal.Step("checking the hosts"):
-        outcome = fleet.each(names, check, _CHECK_SECONDS)
-    if outcome.failures:
-        raise HostsError(outcome.failures, ADVICE, UsageError.code)
-    for name, (free, said) in outcome.results.items():
+    for name, output in _when_ready(fleet, names, check).items():
+        try:
+            free, said = push.read_check(output, directories)
+        except ValueError as error:
+            failure = HostError(name, f"could not be checked ({error})", output=output)
+            raise HostsError({name: failure}, ADVICE, UsageError.code) from None
         lacking = [module for module in said if module in submission.package.imports]  # a runtime may print, too
         _check_host(name, free, lacking, submission.package)
+
+
+def _when_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
+    """What the check says on each host, once it is ready; HostsError for those that cannot be, or are not for too long."""
+    found: dict[str, str] = {}
+    deadline = time.monotonic() + _READY_SECONDS
+    with terminal.Step("checking the hosts") as step:
+        while asked := [name for name in names if name not in found]:
+            outcome = fleet.each(asked, check, _CHECK_SECONDS)
+            states = {name: push.read_state(output) for name, output in outcome.results.items()}
+            found |= {name: outcome.results[name] for name, state in states.items() if state == push.READY}
+            late = {name: state for name, state in states.items() if state != push.READY}
+            failed = {n: HostError(n, f"is no host: {s}") for n, s in late.items() if s.startswith(push.FAILED)}
+            if failed or outcome.failures:
+                raise HostsError({**outcome.failures, **failed}, ADVICE, UsageError.code)
+            if late and time.monotonic() > deadline:
+                slow = {name: HostError(name, f"is not ready after {_READY_SECONDS:.0f} s: {late[name]}") for name in late}
+                raise HostsError(slow, ADVICE, UsageError.code)
+            if late:
+                step.what = f"waiting for {', '.join(f'{name} ({state})' for name, state in late.items())}"
+                time.sleep(_AGAIN_SECONDS)
+    return found
 
 
 def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 TASKS = [
     "cancel",
+    "connect",
     "cost",
     "data",
     "delete",
@@ -92,7 +93,7 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["nope"], "there is no task 'nope'; valid are cancel, cost, data"),
+        (["nope"], "there is no task 'nope'; valid are cancel, connect, cost, data"),
         (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
         (["logs", "all", "--what"], "fab logs has no flag --what; fab logs --help lists the valid ones"),
         (["logs", "--folow"], "fab logs has no flag --folow; did you mean --follow?"),
@@ -156,11 +157,12 @@ def test_from_any_folder(tmp_path: Path) -> None:
     line = [Path(sys.executable).with_name("fab"), "jobs"]
     ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in ran.stderr) == (2, True)
-    (tmp_path / "Pulumi.yaml").write_text("name: scaletier\n")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "Pulumi.yaml").write_text("name: scaletier\nruntime: python\nbackend: {url: file://./state}\n")
     ran = subprocess.run(
         [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (ran.returncode, ran.stderr) == (2, "error: no stack is up: run pulumi up\n")
+    assert (ran.returncode, ran.stderr.startswith("error: no stack is up here: run pulumi up (")) == (2, True)
 
 
 def test_the_same_letter_means_the_same_everywhere() -> None:
@@ -339,6 +341,18 @@ def test_a_group_of_fabrics_names_each_host() -> None:
             self.result = result
 
     assert cli.explain(GroupException({"a": OSError("gone"), "b": "fine"})) == ("a: gone", 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("google.auth.exceptions", "no Google credentials (gone): run `gcloud auth application-default login`"),
+        ("gcsfs.retry", "the bucket fails: gone: try again"),
+        ("aiohttp.client_exceptions", "the bucket fails: gone: try again"),
+    ],
+)
+def test_what_a_library_of_googles_says_is_no_bug_of_ours(module: str, line: str) -> None:
+    assert cli.explain(type("Error", (Exception,), {"__module__": module})("gone")) == (line, 1)
 
 
 def test_the_exit_code_of_a_body_is_that_of_the_command() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opsdata import inventory_json
 
 from infra.spec import SpecError
-from ops.cluster.inventory import Inventory, choose_stack, load, parse
-from ops.errors import UsageError
+from ops.cluster import state
+from ops.cluster.inventory import Inventory, choose_stack, connect, load, parse
+from ops.errors import OpsError, UsageError
 
 
 def test_the_chief_leads(inventory: Inventory) -> None:
@@ -61,29 +65,209 @@ def test_what_is_no_inventory_asks_for_pulumi_up(tmp_path: Path, text: str, says
 
 
 def test_the_stack() -> None:
-    assert choose_stack(["local"], {}, None) == "local"
-    assert choose_stack(["a", "local"], {"PULUMI_STACK": "local"}, None) == "local"
-    assert choose_stack(["a", "local"], {"PULUMI_STACK": "organization/scaletier/local"}, None) == "local"
-    assert choose_stack(["a", "local"], {}, "a") == "a"
+    def never() -> str:
+        raise AssertionError("who is named needs no look at what is selected")
+
+    assert choose_stack(["local"], "", lambda: None) == "local"
+    assert choose_stack(["a", "local"], "local", never) == "local"
+    assert choose_stack(["a", "local"], "", lambda: "a") == "a"
 
 
 @pytest.mark.parametrize(
-    ("folders", "environment", "says"),
+    ("folders", "wanted", "selected"),
+    [([], "", None), (["a"], "b", None), (["a", "c"], "", "b"), (["a"], "", "b"), ([], "b", None)],
+)
+def test_a_stack_that_is_not_known_here(folders: list[str], wanted: str, selected: str | None) -> None:
+    assert choose_stack(folders, wanted, lambda: selected) is None
+
+
+def test_no_word_of_which_of_several() -> None:
+    with pytest.raises(UsageError, match="more than one stack is up: say --stack, or set PULUMI_STACK, to one of a, b"):
+        choose_stack(["a", "b"], "", lambda: None)
+
+
+def select(home: Path, project: Path, stack: str) -> None:
+    """As `pulumi stack select` writes it."""
+    name = f"scaletier-{hashlib.sha1(f'{project}/Pulumi.yaml'.encode()).hexdigest()}-workspace.json"
+    (home / "workspaces").mkdir(parents=True, exist_ok=True)
+    (home / "workspaces" / name).write_text(json.dumps({"stack": f"organization/scaletier/{stack}"}))
+
+
+def test_what_is_selected_is_read_where_pulumi_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, link, home = tmp_path / "project", tmp_path / "link", tmp_path / "home"
+    (root / "docs").mkdir(parents=True)
+    link.symlink_to(root)
+    monkeypatch.setenv("PULUMI_HOME", str(home))
+    monkeypatch.setattr(state, "_pulumi", lambda *_: pytest.fail("starting Pulumi takes too long"))
+    assert state.selected(root) is None
+    select(home, root, "cloud")
+    select(home, link, "linked")
+    monkeypatch.chdir(root / "docs")
+    for seen, stack in ((root / "docs", "cloud"), (link / "docs", "linked"), (tmp_path, "cloud"), (root / "gone", "cloud")):
+        monkeypatch.setenv("PWD", str(seen))
+        assert state.selected(root) == stack
+    for file in (home / "workspaces").iterdir():
+        file.write_text("{}")
+    assert state.selected(root) is None
+
+
+class Pulumi:
+    """Pulumi's command line, as it answers where this is asked; a program in the place of the real one."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.program, self.asked = folder / "bin" / "pulumi", folder / "asked"
+        self.program.parent.mkdir()
+        monkeypatch.setattr(state.sys, "prefix", str(folder))
+
+    def answers(self, out: str = "", err: str = "", code: int = 0) -> None:
+        (self.program.parent / "out").write_text(out)
+        lines = (
+            f'echo "$PULUMI_STACK $*" >>{self.asked}',
+            f'cat "{self.program.parent}/out"',
+            f"echo '{err}' >&2",
+            f"exit {code}",
+        )
+        self.program.write_text("\n".join(("#!/bin/sh", *lines)))
+        self.program.chmod(0o755)
+
+
+@pytest.fixture
+def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pulumi:
+    return Pulumi(tmp_path, monkeypatch)
+
+
+def outputs(**changes: Any) -> str:
+    known = json.loads(inventory_json(**changes)) | {"proxyCommand": "tunnel %h"}
+    known["hosts"] = [{**host, "sshHost": f"st-{host['name']}", "hostKey": None} for host in known["hosts"]]
+    known["hosts"][0]["hostKey"] = "ssh-ed25519 AAAA"
+    return json.dumps({"inventory": json.dumps(known), "operatorKey": "PRIVATE", "scaleTier": "CUSTOM"})
+
+
+def test_a_stack_made_elsewhere_is_fetched_once_and_the_key_is_nobody_else_s(
+    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulumi.answers(outputs())
+    monkeypatch.setenv("PULUMI_STACK", "organization/scaletier/test")
+    for _ in range(2):
+        assert load(tmp_path).chief.address == "10.0.0.2"
+    assert pulumi.asked.read_text() == "organization/scaletier/test stack output --json --show-secrets --non-interactive\n"
+    assert capsys.readouterr().err == "stack test was made elsewhere: 5 hosts, by its state (fab connect looks again)\n"
+    folder = tmp_path / ".scaletier" / "test"
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
+        ("inventory.json", "ssh_config", "known_hosts", "id_ed25519"), 0o600
+    )
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "id_ed25519").read_text() == "PRIVATE"
+    assert (folder / "known_hosts").read_text() == "st-ps-0 ssh-ed25519 AAAA\n"
+    config = (folder / "ssh_config").read_text()
+    assert f'IdentityFile "{folder}/id_ed25519"' in config
+    assert "Host worker-1 worker-replica-1\n  HostName st-worker-1\n" in config
+    assert "ProxyCommand tunnel %h" in config
+
+
+def test_connect_fetches_whatever_is_here(tmp_path: Path, pulumi: Pulumi, capsys: pytest.CaptureFixture[str]) -> None:
+    pulumi.answers(outputs())
+    assert connect(False, tmp_path) == 0
+    pulumi.answers(outputs(scaleTier="BASIC"))
+    assert load(tmp_path).scale_tier == "CUSTOM", "what is here is not asked for again by itself"
+    assert connect(False, tmp_path) == 0
+    assert load(tmp_path).scale_tier == "BASIC"
+    assert "stack test: BASIC, 5 hosts, by its state" in capsys.readouterr().out
+    connect(True, tmp_path)
+    assert json.loads(capsys.readouterr().out)["hosts"] == ["ps-0", "master-0", "worker-0", "worker-1", "evaluator-0"]
+
+
+def test_a_selected_stack_goes_before_the_only_one_that_is_known(
+    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = tmp_path / ".scaletier" / "local"
+    known.mkdir(parents=True)
+    (known / "inventory.json").write_text(inventory_json(stack="local"))
+    monkeypatch.setenv("PULUMI_HOME", str(tmp_path / "home"))
+    assert load(tmp_path).stack == "local"
+    select(tmp_path / "home", tmp_path, "cloud")
+    pulumi.answers(outputs(stack="cloud"))
+    assert load(tmp_path).stack == "cloud"
+
+
+def test_what_somebody_destroyed_goes_here_too(tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulumi.answers(outputs())
+    connect(False, tmp_path)
+    pulumi.answers("{}")
+    monkeypatch.setenv("PULUMI_STACK", "test")
+    with pytest.raises(UsageError, match="stack test is not up: run pulumi up"):
+        connect(False, tmp_path)
+    assert not (tmp_path / ".scaletier").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said", "words"),
     [
-        ([], {}, "no stack is up: run pulumi up"),
-        (["a", "b"], {}, "set PULUMI_STACK to one of a, b"),
-        (["a"], {"PULUMI_STACK": "b"}, "stack 'b' .* is not up, up are a: run pulumi up --stack b"),
-        ([], {"PULUMI_STACK": "b"}, "none is up"),
+        ("", "error: no stack selected", "no stack is up here: run pulumi up (Pulumi knows none: no stack selected)"),
+        (
+            "b",
+            "error: no stack named b found",
+            "stack 'b' (PULUMI_STACK) is not up here: run pulumi up --stack b (Pulumi knows none: no stack named b found)",
+        ),
     ],
 )
-def test_no_stack_to_take(folders: list[str], environment: dict[str, str], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        choose_stack(folders, environment, None)
+def test_no_stack_to_take(
+    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, wanted: str, said: str, words: str
+) -> None:
+    pulumi.answers(err=said, code=1)
+    monkeypatch.setenv("PULUMI_STACK", wanted)
+    with pytest.raises(UsageError) as error:
+        load(tmp_path)
+    assert str(error.value) == words
+
+
+def test_what_pulumi_cannot_tell_is_no_stack_that_is_not_up(tmp_path: Path, pulumi: Pulumi) -> None:
+    pulumi.answers(err="error: getting secrets manager: incorrect passphrase", code=255)
+    with pytest.raises(OpsError, match=r"^Pulumi cannot say who is where: getting secrets manager: incorrect passphrase$"):
+        load(tmp_path)
+
+
+def test_the_state_of_another_version(tmp_path: Path, pulumi: Pulumi) -> None:
+    pulumi.answers('{"hosts": {}}')
+    with pytest.raises(UsageError, match=r"written by another version .* run pulumi up"):
+        load(tmp_path)
+
+
+def without(key: str) -> str:
+    """Outputs whose first host lacks something."""
+    found = json.loads(outputs())
+    known = json.loads(found["inventory"])
+    known["hosts"][0].pop(key)
+    known["hosts"][0]["hostKey"] = None
+    return json.dumps({**found, "inventory": json.dumps(known)})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[1]",
+        outputs(hosts=[{"name": "x-0", "hostKey": None}]),
+        outputs(stack="../../elsewhere"),
+        outputs(stack=".."),
+        outputs(stack=""),
+        outputs(bucket=None),
+        without("role"),
+        without("sshHost"),
+        json.dumps({"inventory": json.dumps({**json.loads(inventory_json()), "hosts": []}), "operatorKey": "PRIVATE"}),
+    ],
+)
+def test_an_odd_state_is_one_line_and_nothing_is_written(tmp_path: Path, pulumi: Pulumi, said: str) -> None:
+    pulumi.answers(said)
+    root = tmp_path / "a" / "project"
+    root.mkdir(parents=True)
+    with pytest.raises(OpsError) as error:
+        connect(False, root)
+    assert "\n" not in str(error.value)
+    assert [*(tmp_path / "a").rglob("*")] == [root]
 
 
 def test_load_finds_the_only_stack(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no stack is up"):
-        load(tmp_path)
     folder = tmp_path / ".scaletier" / "test"
     folder.mkdir(parents=True)
     (folder / "inventory.json").write_text(inventory_json())

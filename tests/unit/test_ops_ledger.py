@@ -177,3 +177,11 @@ def test_what_is_given_to_a_cluster_is_used(inventory: Inventory, tmp_path: Path
     cluster = Cluster(replace(inventory, operator_bucket=str(tmp_path)), object())  # type: ignore[arg-type]
     put_job(cluster.ledger, JobRecord("job01", lease=Lease("ann", 1)))
     assert json.loads(cluster.bucket.read(paths.job("job01")) or b"")["lease"]["holder"] == "ann"
+
+
+def test_an_object_that_stands_for_a_folder_is_no_file() -> None:
+    class Listing:
+        def find(self, path: str, detail: bool) -> dict[str, dict[str, int]]:
+            return {f"{path}/": {"size": 0}, f"{path}/export/": {"size": 0}, f"{path}/export/model": {"size": 3}}
+
+    assert Bucket(Listing(), "a-bucket", renames=False).walk("jobs/job01/output") == {"export/model": 3}

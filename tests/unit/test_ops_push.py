@@ -86,16 +86,34 @@ def test_a_stream_that_breaks_off_wakes_nobody(tmp_path: Path) -> None:
 
 
 def test_the_command_that_checks_a_host() -> None:
-    df = "df --output=avail -B1 -- /var/lib/scaletier '/my bucket' | tail -n +2"
-    assert push.check_command(["/var/lib/scaletier", "/my bucket"]) == df
+    check = push.check_command(["/var/lib/scaletier", "/my bucket"])
+    state, df = check.rsplit("; ", 1)
+    assert df == "df --output=avail -B1 -- /var/lib/scaletier '/my bucket' | tail -n +2"
     check = push.check_command(["/var/lib/scaletier", "/my bucket"], {"tensorflow": "x", "numpy": "y"})
     code = "'import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])'"
-    assert check == f"{df}; /opt/scaletier/venv/bin/python -c {code} numpy tensorflow"
+    assert check == f"{state}; {df}; /opt/scaletier/venv/bin/python -c {code} numpy tensorflow"
+
+
+def _on_a_host(folder: Path, command: str) -> str:
+    return command.replace(push.PYTHON, sys.executable).replace("/run/", f"{folder}/")
+
+
+@pytest.mark.parametrize("said", ["preparing: runtime", "failed: image: it has no curl"])
+def test_a_host_that_is_not_ready_says_so_and_nothing_else(tmp_path: Path, said: str) -> None:
+    (tmp_path / "scaletier-state").write_text(f"{said}\n")
+    command = _on_a_host(tmp_path, push.check_command(["/"], ["no_such_module"]))
+    assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == f"{said}\n"
+
+
+def test_a_host_without_its_python_prepares(tmp_path: Path) -> None:
+    command = push.check_command(["/"]).replace(push.PYTHON, str(tmp_path / "none")).replace("/run/", f"{tmp_path}/")
+    assert subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout == "preparing\n"
 
 
 def test_reading_what_the_check_says(tmp_path: Path) -> None:
-    command = push.check_command([str(tmp_path), "/"], ["json", "no_such_module", "numpy_no"]).replace(push.PYTHON, "python3")
+    command = _on_a_host(tmp_path, push.check_command([str(tmp_path), "/"], ["json", "no_such_module", "numpy_no"]))
     ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert push.read_state(ran.stdout) == "ready"
     free, missing = push.read_check(ran.stdout, [str(tmp_path), "/"])
     assert free.keys() == {str(tmp_path), "/"}
     assert all(room > 0 for room in free.values())

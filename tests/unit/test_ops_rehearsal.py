@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -98,3 +99,16 @@ def test_no_checkpoint_to_count_in(tmp_path: Path) -> None:
     (tmp_path / "model-1.index").write_bytes(b"x")
     with pytest.raises(OpsError, match=r"the trainer's checkpoint cannot be read .*: give --parameters-mb"):
         rehearsal.parameter_bytes(tmp_path)
+
+
+def test_a_job_runs_in_the_python_that_has_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one, else the hosts', and where there is neither that is said."""
+    monkeypatch.setattr(rehearsal, "find_spec", lambda _: None)
+    monkeypatch.setattr(rehearsal, "HOSTS_PYTHONS", tmp_path)
+    python = tmp_path / "runtime-0a1b2c3d4e5f" / "bin" / "python"
+    with pytest.raises(UsageError, match="there is no TensorFlow here to run the job with: run make tensorflow"):
+        rehearse(tmp_path, PRINTS)
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexport WHOSE=hosts\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert "hosts" in rehearse(tmp_path, f"import os\nprint(os.environ['WHOSE'])\n{PRINTS}")

@@ -97,14 +97,14 @@ def changed(folder: Path, change: Callable[[str], str]) -> None:
 
 def test_a_host_key_is_never_accepted_blindly(cluster: Inventory) -> None:
     changed(cluster.folder, lambda _: "")
-    with pytest.raises(HostError, match=r"ps-0 \(10.0.0.32\) has a host key that pulumi never recorded"):
+    with pytest.raises(HostError, match=r"ps-0 \(10.0.0.32\) has a host key that is not recorded here: run fab connect"):
         Fleet(cluster).run("ps-0", "true")
 
 
 def test_another_host_key_is_refused(cluster: Inventory) -> None:
     other = new_key(cluster.folder / "other")
     changed(cluster.folder, lambda _: f"10.0.0.32 {other}\n")
-    with pytest.raises(HostError, match="has another host key than pulumi recorded"):
+    with pytest.raises(HostError, match=r"has another host key than is recorded here: .* fab connect"):
         Fleet(cluster).run("ps-0", "true")
 
 

@@ -31,10 +31,11 @@ from jobs.states import JobState
 from jobs.store import Item, Store, StoreError
 from jobs.submitter import NOT_HANDED_OVER, Submitter
 from ops import cli
+from ops.cluster import waking
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
-from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.inventory import ROOT, Inventory, Powers
 from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, OpsError, UsageError
@@ -526,7 +527,43 @@ def test_a_fab_train_that_lives_keeps_its_hosts(
 
 
 def checks(room: int, lacking: str = "") -> Callable[[str, str], Ran | None]:
-    return lambda name, command: Ran(name, 0, f"{room}\n{room}\n{lacking}\n") if command.startswith("df") else None
+    return lambda name, command: Ran(name, 0, f"ready\n{room}\n{room}\n{lacking}\n") if "; df " in command else None
+
+
+def test_a_host_that_prepares_is_waited_for_with_a_word(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "_AGAIN_SECONDS", 0.0)
+    asked: list[str] = []
+
+    def answers(name: str, command: str) -> Ran | None:
+        if "; df " not in command:
+            return None
+        asked.append(name)
+        early = name == "worker-0" and asked.count(name) < 3
+        return Ran(name, 0, "preparing: runtime\n") if early else checks(10**10)(name, command)
+
+    train._check_hosts(on(FakeFleet(submission.inventory, answers)), submission)
+    assert asked.count("worker-0") == 3
+    assert {asked.count(name) for name in submission.inventory.names if name != "worker-0"} == {1}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("failed: image: it has no curl", "worker-0 is no host: failed: image: it has no curl"),
+        ("preparing: runtime", "worker-0 is not ready after 0 s: preparing: runtime"),
+    ],
+)
+def test_a_host_that_is_none_is_named(submission: Submission, monkeypatch: pytest.MonkeyPatch, said: str, words: str) -> None:
+    monkeypatch.setattr(train, "_READY_SECONDS", 0.0)
+
+    def late(name: str, command: str) -> Ran | None:
+        mine = name == "worker-0" and "; df " in command
+        return Ran(name, 0, f"{said}\n") if mine else checks(10**10)(name, command)
+
+    with pytest.raises(HostsError, match=words):
+        train._check_hosts(on(FakeFleet(submission.inventory, late)), submission)
 
 
 def test_hosts_are_checked_before_anything_is_changed(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
@@ -593,6 +630,41 @@ def test_a_host_that_does_not_answer_is_done_without_where_another_would_do(
         train._check_hosts(on(FakeFleet(submission.inventory, gone)), part)
     with pytest.raises(HostsError, match="ps-0 does not answer"):
         train._check_hosts(on(FakeFleet(submission.inventory, away("ps-0"))), submission)
+
+
+def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
+    submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off, started = {"ps-0", "worker-1"}, []
+    checked = checks(10**10)
+
+    def answer(name: str, command: str) -> Ran | None:
+        if name in off:
+            raise HostError(name, "does not answer")
+        return None if command == "connect" else checked(name, command)
+
+    def start(name: str) -> str:
+        started.append(name)
+        off.remove(name)
+        return ""
+
+    hosts = tuple(replace(host, start=f"{host.name}/start") for host in submission.inventory.hosts)
+    inventory = replace(submission.inventory, hosts=hosts, powers=Powers("http://x/", "http://y/", "http://t", "true"))
+    stopped = replace(submission, inventory=inventory)
+    with pytest.raises(
+        HostsError,
+        match=r"ps-0 does not answer; .*: fab train --wake \(or wake: true in config.yaml\) starts those that are stopped",
+    ):
+        train._check_hosts(on(FakeFleet(inventory, answer), ledger), stopped)
+    monkeypatch.setattr(waking, "_start", lambda _: start)
+    waked = replace(stopped, job=replace(submission.job, wake=True))
+    assert train._check_hosts(on(FakeFleet(inventory, answer), ledger), waked).dead == frozenset()
+    assert sorted(started) == ["ps-0", "worker-1"]
+    off.add("ps-0")
+    put_job(ledger, JobRecord(waked.job.id))
+    with pytest.raises(UsageError, match="was used before"):
+        train._check_hosts(on(FakeFleet(inventory, answer), ledger), waked)
+    assert len(started) == 2, "no host is started for a job that cannot be"
 
 
 def test_two_jobs_do_not_write_to_one_output_at_once(submission: Submission, ledger: Ledger) -> None:

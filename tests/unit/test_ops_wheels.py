@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ops.errors import UsageError
 from ops.package import hostpython, package, piperror, wheels
@@ -82,11 +85,48 @@ def no_pip(*_: object, **__: object) -> None:
     raise AssertionError("pip is not needed")
 
 
-def test_what_the_hosts_have() -> None:
-    have = hostpython.hosts()
-    assert have["tensorflow"] == have["tensorflow-cpu"]
-    assert {"numpy", "fsspec", "keras", "protobuf"} <= have.keys()
-    assert not {"fabric", "pytest", "pulumi", "tf-keras"} & have.keys()
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """The versions here of distributions and of all that follows from them."""
+    found: dict[str, str] = {}
+    waiting = [canonicalize_name(name) for name in names]
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found[name] = metadata.version(name)
+            needed = [Requirement(line) for line in metadata.requires(name) or []]
+            waiting += [
+                canonicalize_name(need.name) for need in needed if not need.marker or need.marker.evaluate({"extra": ""})
+            ]
+    return found
+
+
+def test_what_the_hosts_have_is_what_follows_from_the_trainers_requirements() -> None:
+    have = dict(hostpython.hosts())
+    assert have.pop("tensorflow") == have["tensorflow-cpu"]
+    expected = installed(Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
+    del expected["wheel"]  # which comes along, and which nobody imports
+    assert have == expected
+
+
+def test_a_marker_is_the_hosts_whatever_this_machine_is() -> None:
+    for line in ("x; sys_platform == 'darwin'", "x; python_version >= '3.12'", "x; platform_machine == 'arm64'"):
+        assert hostpython.is_there(line, {}), line
+    for line in ("x; sys_platform == 'linux'", "x; python_version == '3.11'"):
+        assert not hostpython.is_there(line, {}), line
+
+
+def test_a_machine_with_another_python_fetches_for_the_hosts(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostpython, "VERSION", "3.99")
+    hostpython.tags.cache_clear()
+    try:
+        assert not hostpython.is_like_this()
+        wheel(index, tags="cp399-cp399-manylinux_2_36_x86_64", needs="numpy", files={"far.py": "the hosts'"})
+        here = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        wheel(index, tags=f"{here}-{here}-manylinux_2_5_x86_64", files={"far.py": "this machine's"})
+        assert package.build(trainer(tmp_path, "far\n"), "mine.task").wheels["far.py"] == b"the hosts'"
+    finally:
+        hostpython.tags.cache_clear()
 
 
 def test_what_the_hosts_have_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +269,3 @@ def test_a_wheel_that_would_leave_the_package(tmp_path: Path) -> None:
 )
 def test_what_pip_says(output: str, says: str) -> None:
     assert says in piperror.explain(output)
-
-
-def test_python_is_the_hosts() -> None:
-    assert sys.version_info[:2] == (3, 11), "wheels are made and chosen by this Python"

@@ -1,0 +1,110 @@
+"""What a stack's state knows of its hosts, asked of Pulumi: for a machine where no `pulumi up` has run since they changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pwd
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ops import terminal
+from ops.errors import OpsError, UsageError
+
+_SECONDS = 120
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_Known = TypeVar("_Known")
+_OUTPUTS = ("stack", "output", "--json", "--show-secrets")
+
+
+def named() -> str:
+    """The stack that `--stack` or PULUMI_STACK names, without its organisation; empty where neither does."""
+    return os.environ.get("PULUMI_STACK", "").rpartition("/")[2]
+
+
+def selected(root: Path) -> str | None:
+    """The stack that Pulumi has selected; None where it has none.
+
+    Read from where Pulumi keeps it, by the path of the project's file, as starting Pulumi takes longer than most commands.
+    """
+    project = hashlib.sha1(str(_seen(root) / "Pulumi.yaml").encode(), usedforsecurity=False).hexdigest()
+    try:
+        home = os.environ.get("PULUMI_HOME") or f"{pwd.getpwuid(os.getuid()).pw_dir}/.pulumi"
+        kept = Path(home, "workspaces", f"scaletier-{project}-workspace.json").read_bytes()
+        return str(json.loads(kept)["stack"]).rpartition("/")[2] or None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _seen(root: Path) -> Path:
+    """The project's folder as Pulumi sees it, and so with the links by which the shell came there."""
+    here = Path(os.environ.get("PWD") or "/")
+    try:
+        folders = (here, *here.parents) if here.samefile(".") else ()
+        return next((folder for folder in folders if folder.samefile(root)), root)
+    except OSError:
+        return root
+
+
+def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
+    """Write what it takes to reach the stack that is named, else selected, to its folder below `.scaletier`; parsed.
+
+    UsageError for a stack that is not up; what is kept here of one that is no longer up goes.
+    """
+    from infra.connection import FOLDER, files, remove, write
+
+    with terminal.Step("asking Pulumi who is where"):
+        said = _pulumi(root, *_OUTPUTS)
+    try:
+        outputs: Any = json.loads(said)
+    except ValueError:
+        raise OpsError("Pulumi cannot say who is where: its answer is no JSON") from None
+    if not outputs:
+        name = named() or selected(root)
+        if name:
+            remove(root / FOLDER / name)
+        raise UsageError(f"stack {name} is not up: run pulumi up")
+    try:
+        inventory, key = str(outputs["inventory"]), str(outputs["operatorKey"])
+        stack = str(json.loads(inventory)["stack"])
+        if not _NAME.fullmatch(stack):
+            raise ValueError(f"stack {stack!r}")
+        folder = root / FOLDER / stack
+        known = parse(inventory, folder)
+        contents = files(folder, inventory, key)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"the stack's state was written by another version ({error!r}): run pulumi up") from None
+    write(folder, contents)
+    return known
+
+
+def _pulumi(root: Path, *arguments: str) -> str:
+    """What Pulumi prints; UsageError with its own words where it cannot say."""
+    own = Path(sys.prefix, "bin", "pulumi")
+    argv = [str(own) if own.exists() else "pulumi", *arguments, "--non-interactive"]
+    folder = _seen(root)
+    env = {**os.environ, "PWD": str(folder)}
+    try:
+        ran = subprocess.run(
+            argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OpsError(f"Pulumi cannot be asked who is where ({error})") from None
+    if ran.returncode:
+        said = [line for line in ran.stderr.splitlines() if line.strip()]
+        why = next((line for line in said if line.startswith("error: ")), said[-1] if said else "it failed").removeprefix(
+            "error: "
+        )
+        if not re.search(r"no stack (selected|named)|not found", why):
+            raise OpsError(f"Pulumi cannot say who is where: {why}")
+        if name := named():
+            raise UsageError(
+                f"stack {name!r} (PULUMI_STACK) is not up here: run pulumi up --stack {name} (Pulumi knows none: {why})"
+            )
+        raise UsageError(f"no stack is up here: run pulumi up (Pulumi knows none: {why})")
+    return ran.stdout

@@ -1,0 +1,105 @@
+"""Two people and one stack: the state is elsewhere, and who did not make the hosts works on them all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from stacks import BIN, ROOT, Stack
+
+NAME = "e2e-team"
+
+
+@dataclass(frozen=True)
+class Colleague:
+    """Another checkout of this project, with a Pulumi of its own that knows no stack yet, and the team's state."""
+
+    root: Path
+    env: dict[str, str]
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=120, check=False)
+
+    def fab(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run("fab", "--project", str(self.root), *arguments)
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def shared(state: Path) -> Iterator[Stack]:
+    """A BASIC cluster whose state is in a folder that others have, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PULUMI_BACKEND_URL", f"file://{state}")
+        patch.setenv("PULUMI_CONFIG_PASSPHRASE", "of the team")
+        with Stack(NAME, {"scaleTier": "BASIC"}) as stack:
+            stack.up()
+            yield stack
+
+
+@pytest.fixture
+def colleague(shared: Stack, tmp_path: Path) -> Colleague:
+    root = tmp_path / "checkout"
+    root.mkdir()
+    for name in ("Pulumi.yaml", f"Pulumi.{NAME}.yaml"):
+        shutil.copy(ROOT / name, root)
+    env = {key: value for key, value in os.environ.items() if key != "PULUMI_STACK"}
+    return Colleague(root, {**env, "PULUMI_HOME": str(tmp_path / "home"), "PATH": f"{BIN}:{os.environ['PATH']}"})
+
+
+def test_a_colleague_works_on_hosts_that_another_made(shared: Stack, colleague: Colleague, state: Path) -> None:
+    assert not list((ROOT / ".pulumi-state").glob(f".pulumi/stacks/*/{NAME}*")), "the state is the team's alone"
+    assert "no stack is up here" in colleague.fab("hosts").stderr
+    assert colleague.run("pulumi", "stack", "select", NAME).returncode == 0
+
+    first = colleague.fab("hosts", "--json")
+    assert [host["answers"] for host in json.loads(first.stdout)["hosts"]] == [True], first.stderr
+    assert "stack e2e-team was made elsewhere: 1 hosts, by its state" in first.stderr
+    assert shared.ssh("master-0", "sudo tee /bucket/from-the-other </dev/null").code == 0
+    assert "from-the-other" in colleague.fab("shell", "--", "ls /bucket").stdout
+    jobs = colleague.fab("jobs", "--json")
+    assert (jobs.returncode, jobs.stderr) == (0, ""), "asked once"
+    key = colleague.root / ".scaletier" / NAME / "id_ed25519"
+    assert key.read_text() == (shared.folder / "id_ed25519").read_text()
+    assert key.stat().st_mode & 0o777 == 0o600
+
+    outputs = json.loads(colleague.run("pulumi", "stack", "output", "--json").stdout)
+    assert outputs["operatorKey"] == outputs["inventory"] == "[secret]"
+
+
+def test_the_key_is_nowhere_in_the_state_to_be_read(shared: Stack, state: Path) -> None:
+    (shared.folder / "known_hosts").unlink()
+    shared.up()  # which looks first, finds files missing, and writes them
+    assert (shared.folder / "known_hosts").read_text()
+    kept = [path.read_bytes() for path in state.rglob("*") if path.is_file()]
+    assert kept
+    assert not [content for content in kept if b"OPENSSH PRIVATE KEY" in content]
+
+
+def test_what_one_changes_the_other_learns(shared: Stack, colleague: Colleague) -> None:
+    colleague.run("pulumi", "stack", "select", NAME)
+    assert colleague.fab("connect").returncode == 0
+    shared.configure(servingCount="1")
+    shared.up()
+    before = json.loads(colleague.fab("hosts", "--json").stdout)["hosts"]
+    connected = json.loads(colleague.fab("connect", "--json").stdout)["hosts"]
+    assert (len(before), connected) == (1, ["master-0", "serving-0"])
+
+    mine = shared.folder / "inventory.json"
+    mine.write_text(mine.read_text().replace("serving-0", "serving-9"))
+    shared.up()
+    assert "serving-9" not in mine.read_text(), "an update mends what is not of this cluster"
+
+    shared.pulumi("destroy", "--yes", "--skip-preview")
+    gone = colleague.fab("connect")
+    assert (gone.returncode, gone.stderr) == (2, f"error: stack {NAME} is not up: run pulumi up\n")
+    assert not (colleague.root / ".scaletier").exists()

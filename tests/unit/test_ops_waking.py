@@ -1,0 +1,71 @@
+"""Hosts that are started from here: the operator's token, and how long is waited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from replicahosts import Clock
+
+from jobs.power import PowerError
+from ops.cluster import waking
+from ops.cluster.fanout import Outcome
+from ops.cluster.inventory import Inventory, Powers
+from ops.errors import HostError, HostsError
+
+POWERS = Powers("https://api/", "http://own/", "http://token", "echo t1", "http://preempted", {"Flavor": "G"})
+
+
+class Fleet:
+    """Hosts that answer from a moment on."""
+
+    def __init__(self, clock: Clock, **answers_at: float) -> None:
+        self.clock, self.answers_at = clock, answers_at
+
+    def connect_each(self, names: Sequence[str], done: Any = None) -> Outcome[Any]:
+        late = {name: HostError(name, "does not answer") for name in names if self.clock() < self.answers_at[name[:-2]]}
+        return Outcome({}, dict(late))
+
+
+def test_it_waits_until_all_answer_or_the_time_is_over() -> None:
+    clock = Clock()
+    fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + waking.SECONDS + 10)
+    assert waking.wake(fleet, ["worker-0"], lambda _: "", clock.pass_, clock) == {}
+    assert clock() == 1040.0
+    clock.time = 1000.0
+    failures = waking.wake(fleet, ["worker-0", "ps-0"], lambda _: "", clock.pass_, clock)
+    assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + waking.SECONDS)
+
+
+def test_a_start_that_is_refused_is_one_line() -> None:
+    with pytest.raises(HostsError, match=r"^ps-0 is not started: HTTP 403, no right$") as error:
+        waking.wake(Fleet(Clock()), ["ps-0"], lambda _: "HTTP 403, no right")  # type: ignore[arg-type]
+    assert error.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("echo no login >&2; exit 1", "no login"), ("exit 3", "it ended with 3"), ("true", "it ended with 0")],
+)
+def test_a_token_that_is_not_to_be_had_is_one_line(command: str, said: str) -> None:
+    with pytest.raises(PowerError) as error:
+        waking._token(replace(POWERS, token_command=command))
+    assert str(error.value) == f"`{command}` gives no token ({said})"
+    assert waking._token(POWERS) == "t1"
+
+
+def test_hosts_and_the_operator_ask_in_different_places(inventory: Inventory) -> None:
+    hosts = tuple(replace(host, start=f"{host.name}/start" if host.name != "ps-0" else None) for host in inventory.hosts)
+    stack = replace(inventory, hosts=hosts, powers=POWERS)
+    power, own = stack.power(), stack.power(operator=True)
+    assert power is not None
+    assert own is not None
+    assert power.starts["worker-0"] == "https://api/worker-0/start"
+    assert own.starts["worker-0"] == "http://own/worker-0/start"
+    assert "ps-0" not in power.starts
+    assert (power.token, power.preempted, power.headers) == ("http://token", "http://preempted", {"Flavor": "G"})
+    assert waking.startable(stack, ["ps-0", "worker-1"]) == ["worker-1"]
+    assert inventory.power() is None
+    assert waking.startable(inventory, ["worker-1"]) == []

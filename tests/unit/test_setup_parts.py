@@ -1,0 +1,331 @@
+"""The scripts of set-up, in a copy with a PATH of its own: which Python, which Pulumi, and what a download is held to."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+SETUP = Path(__file__).resolve().parents[2] / "setup"
+LEAST = "3.250.0"
+BASE = "/usr/bin:/bin"
+
+
+def test_one_version_of_pulumi() -> None:
+    """What is required of a user's own is what is pinned, built and told to Pulumi itself."""
+    root = SETUP.parent
+    assert f"least_pulumi={LEAST}\n" in (SETUP / "common.sh").read_text()
+    assert f'requiredPulumiVersion: ">={LEAST}"\n' in (root / "Pulumi.yaml").read_text()
+    assert f"\npulumi=={LEAST}\n" in (root / "constraints.txt").read_text()
+    assert f"github.com/pulumi/pulumi/pkg/v3 v{LEAST}\n" in (SETUP / "pulumi/go.mod").read_text()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout that has the scripts of set-up alone, and bin/ for the programs that it finds."""
+    (root := tmp_path / "checkout").joinpath("bin").mkdir(parents=True)
+    shutil.copytree(SETUP, root / "setup", ignore=shutil.ignore_patterns("go.*", "*.go"))
+    program(root / "bin" / "python3", f'exec {sys.executable} "$@"')
+    return root
+
+
+def program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def sh(root: Path, *command: str, path: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{path}{root}/bin:{BASE}", "HOME": str(root), **env}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def common(root: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return sh(root, "sh", "-euc", f"part=test; . setup/common.sh; {script}", **env)
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "enough"),
+    [
+        ("3.250.0", "3.250.0", True),
+        ("3.251.0-alpha.1", "3.250.0", True),
+        ("4.0.0", "3.250.0", True),
+        ("3.99.9", "3.250.0", False),
+        ("1.25.9", "1.25.11", False),
+        ("1.26", "1.25.11", True),
+    ],
+)
+def test_which_version_is_enough(checkout: Path, have: str, want: str, enough: bool) -> None:
+    assert (common(checkout, f"newer {have} {want}").returncode == 0) is enough
+
+
+def test_the_first_python_that_fits(checkout: Path) -> None:
+    program(checkout / "bin" / "python3.11", "exit 1")  # as pyenv's, where that version is not chosen
+    program(checkout / "bin" / "python3.12", f'exec {sys.executable} "$@"')
+    assert common(checkout, "find_python; echo $python").stdout == "python3.12\n"
+    mine = program(checkout / "mine", f'exec {sys.executable} "$@"')
+    assert common(checkout, "find_python; echo $python", PYTHON=str(mine)).stdout == f"{mine}\n"
+
+
+def test_without_a_python_that_fits(checkout: Path) -> None:
+    ran = common(checkout, "find_python || fail none", PYTHON="/nowhere/python")
+    assert (ran.returncode, ran.stderr) == (2, "test: none\n")
+
+
+def choose(root: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    nowhere = (root / "nowhere").as_uri()
+    return sh(root, "setup/pulumi-cli.sh", **{"PULUMI_DOWNLOADS": nowhere, "PULUMI_SUMS": f"{nowhere}/sums", **env})
+
+
+def chosen(root: Path) -> str:
+    return (root / ".cache/pulumi/cli").read_text().strip()
+
+
+def test_a_users_own_pulumi_comes_first(checkout: Path) -> None:
+    own = program(checkout / "bin/pulumi", "echo v3.260.1")
+    # Another checkout's wrapper is no Pulumi of the user's own.
+    (venv := checkout / "other/bin").mkdir(parents=True)
+    program(checkout / "other/setup/pulumi.sh", "echo v9.0.0")
+    (venv / "pulumi").symlink_to("../setup/pulumi.sh")
+    ran = choose(checkout, path=f"{venv}:")
+    assert (ran.returncode, ran.stdout) == (0, f"pulumi: your own, {own} (v3.260.1)\n")
+    assert chosen(checkout) == str(own)
+
+
+def release(folder: Path, version: str) -> tuple[str, str]:
+    """A release of Pulumi as it is published: where it is, and its sums."""
+    folder.mkdir()
+    system = {"Linux": "linux", "Darwin": "darwin"}[platform.system()]
+    machine = {"x86_64": "x64"}.get(platform.machine(), "arm64")
+    archive = folder / f"pulumi-v{version}-{system}-{machine}.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in ("pulumi", "pulumi-resource-pulumi-python"):
+            content = f"#!/bin/sh\necho v{version}\n".encode()
+            (member := tarfile.TarInfo(f"pulumi/{name}")).mode = 0o755
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    (sums := folder / "sums").write_text(f"{hashlib.sha256(archive.read_bytes()).hexdigest()}  {archive.name}\n")
+    return folder.as_uri(), sums.as_uri()
+
+
+def test_where_ones_own_is_old_the_download_is_taken(checkout: Path) -> None:
+    own = program(checkout / "bin/pulumi", "echo v3.99.0")
+    downloads, sums = release(checkout / "release", LEAST)
+    ran = choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert f"(v3.99.0, {own})" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == f"pulumi: v{LEAST}, Pulumi's download"
+    assert chosen(checkout) == str(checkout / ".cache/pulumi/pulumi")
+    again = choose(checkout)
+    assert again.stdout.splitlines()[-1] == f"pulumi: v{LEAST} is there"
+
+
+def test_a_download_that_is_not_what_was_published_is_not_used(checkout: Path) -> None:
+    downloads, sums = release(checkout / "release", LEAST)
+    (checkout / "release/sums").write_text(re.sub("^.", "x", (checkout / "release/sums").read_text()))
+    ran = choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
+    assert ran.returncode == 2
+    assert "is not what was published" in ran.stderr
+    assert "no Go 1.25.11 or later to build it" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert not list((checkout / ".cache/pulumi").glob("*pulumi*"))
+
+
+def test_a_download_that_cannot_be_unpacked_is_not_used(checkout: Path) -> None:
+    downloads, sums = release(checkout / "release", LEAST)
+    (archive,) = (checkout / "release").glob("*.tar.gz")
+    archive.write_bytes(archive.read_bytes()[:99])
+    (checkout / "release/sums").write_text(f"{hashlib.sha256(archive.read_bytes()).hexdigest()}  {archive.name}\n")
+    ran = choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+    assert f"{archive.name} cannot be unpacked" in ran.stderr
+    assert not (checkout / ".cache/pulumi/cli").exists()
+    assert not list((checkout / ".cache/pulumi").glob("*.tar.gz"))
+
+
+def test_the_wrapper_runs_what_was_chosen(checkout: Path) -> None:
+    program(checkout / "bin/pulumi", 'echo v3.300.0 "$PULUMI_CONFIG_PASSPHRASE_FILE" "$@"')
+    choose(checkout)
+    (checkout / ".venv/bin").mkdir(parents=True)
+    (checkout / ".venv/bin/pulumi").symlink_to("../../setup/pulumi.sh")
+    (link := checkout / "mine").symlink_to(".venv/bin/pulumi")
+    for called in (checkout / ".venv/bin/pulumi", link):
+        assert sh(checkout, str(called), "up").stdout == f"v3.300.0 {checkout}/.pulumi-state/passphrase up\n"
+    (checkout / "bin/pulumi").unlink()
+    ran = sh(checkout, ".venv/bin/pulumi", "up")
+    assert (ran.returncode, ran.stderr) == (2, f"pulumi: {checkout}/bin/pulumi is not there: run `make pulumi`\n")
+
+
+def test_what_is_needed_of_root_is_said_before_anything_is_done(checkout: Path) -> None:
+    """All of it at once, to somebody who is not root, where nothing is there."""
+    program(checkout / "bin/id", "echo 1000")
+    program(checkout / "bin/sudo", "exit 1")
+    ran = sh(checkout, "setup/needs.sh", SCALETIER_LXD_SOCKET=str(checkout / "none"), PYTHON="/nowhere/python")
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    for said in ("LXD started: sudo setup/lxd.sh system", "NOPASSWD: /usr", "sudo setup/image.sh", "Python 3.11, 3.12 or 3.13"):
+        assert said in ran.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_hosts_on_a_machine_that_cannot_have_them(checkout: Path) -> None:
+    program(checkout / "bin/uname", "echo Darwin")
+    ran = sh(checkout, "setup/needs.sh")
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+    assert "make cloud" in ran.stderr
+
+
+def test_a_demo_leaves_a_stack_that_is_there_alone(checkout: Path) -> None:
+    (checkout / ".scaletier/demo").mkdir(parents=True)
+    program(checkout / "bin/make", "echo made >made")
+    ran = sh(checkout, "setup/demo.sh")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    said = "demo: stack demo is up already: `pulumi destroy --stack demo` first, or `make demo STACK=other`\n"
+    assert ran.stderr == said
+    assert not (checkout / "made").exists()
+
+
+def tools(root: Path, leftovers: str = "exit 0") -> None:
+    """A .venv whose Pulumi writes down what it is asked, and whose Python is as told where it is asked what is left."""
+    program(
+        root / ".venv/bin/pulumi",
+        """echo "$@" "${PULUMI_BACKEND_URL:-here}" >>pulumi.log
+case $1$2 in
+  stackrm) rm -f .pulumi-state/.pulumi/stacks/scaletier/"$3".json* ;;
+  stackexport) cat exported ;;
+esac""",
+    )
+    program(root / ".venv/bin/python", f"case $2 in infra.lxd.leftovers) {leftovers} ;; *) echo $* >>python.log ;; esac")
+    (root / ".venv/bin/activate").write_text(f"PATH={root}/.venv/bin:$PATH\n")
+
+
+def state_of(root: Path, *files: str) -> Path:
+    for file in files:
+        (path := root / ".pulumi-state/.pulumi/stacks/scaletier" / file).parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root / ".pulumi-state"
+
+
+def clean(root: Path, *sockets: Path) -> subprocess.CompletedProcess[str]:
+    there = " ".join(map(str, sockets or [root / "none"]))
+    return sh(root, "setup/clean.sh", SCALETIER_LXD_SOCKET=there, PULUMI_BACKEND_URL="gs://team")
+
+
+def test_clean_keeps_what_was_written_by_hand(checkout: Path) -> None:
+    tools(checkout)
+    state = state_of(checkout, "local.json", "local.json.attrs", "local.json.bak", "prod.json.gz", "old.json.gz.bak")
+    (state / "passphrase").write_text("secret")
+    (checkout / "Pulumi.prod.yaml").write_text("encryptionsalt: v1:x\n")
+    ran = clean(checkout)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    asked = (checkout / "pulumi.log").read_text().splitlines()
+    rm = "--yes --non-interactive"
+    assert asked == [f"stack rm local {rm} here", f"stack rm prod {rm} --preserve-config here"]
+    assert "clean: .pulumi-state/passphrase stays, for Pulumi.prod.yaml cannot be used without\n" in ran.stdout
+    assert [path.name for path in state.iterdir()] == ["passphrase"]
+    assert not (checkout / ".venv").exists()
+    (checkout / "Pulumi.prod.yaml").unlink()
+    assert clean(checkout).returncode == 0
+    assert not state.exists()
+
+
+def test_clean_stops_where_a_stack_is_up(checkout: Path) -> None:
+    tools(checkout)
+    for stack, file in (("team", "team.json.bak"), ("prod", "prod.json.gz")):
+        (folder := checkout / ".scaletier" / stack).mkdir(parents=True)
+        (folder / "inventory.json").touch()
+        state_of(checkout, file)
+    ran = clean(checkout)
+    assert (ran.returncode, ran.stderr) == (2, "clean: stack prod is up: `pulumi destroy --stack prod` first\n")
+    (checkout / ".venv/bin/pulumi").unlink()
+    shutil.rmtree(checkout / ".scaletier/prod")
+    assert "clean: .pulumi-state stays, other stacks are in it\n" in clean(checkout).stdout
+    assert (checkout / ".pulumi-state/.pulumi/stacks/scaletier/prod.json.gz").exists()
+
+
+def test_clean_tells_hosts_from_buckets_that_were_to_stay(checkout: Path) -> None:
+    (socket := checkout / "socket").touch()
+    tools(checkout, "if [ $3 = --up ]; then echo scaletier-local-aaaaaa; fi")
+    ran = clean(checkout, socket)
+    assert ran.returncode == 2
+    assert "of this checkout or another (scaletier-local-aaaaaa): `pulumi destroy` first" in ran.stderr
+    tools(checkout, "if [ $3 = --kept ]; then echo the bucket stays; fi")
+    ran = clean(checkout, socket)
+    assert (ran.returncode, ran.stdout.splitlines()[0]) == (0, "clean: the bucket stays")
+    assert not (checkout / ".venv").exists()
+
+
+def test_clean_stops_where_lxd_is_down(checkout: Path) -> None:
+    (socket := checkout / "socket").touch()
+    tools(checkout, "echo leftovers: LXD does not answer >&2; exit 1")
+    said = "leftovers: LXD does not answer\nclean: nothing is removed, for nobody can say whether hosts are left\n"
+    ran = clean(checkout, socket)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
+    (pid := checkout / ".cache/lxd/lxd.pid").parent.mkdir(parents=True)
+    pid.write_text("none")
+    assert clean(checkout).returncode == 2, "set-up started it"
+    pid.unlink()
+    assert clean(checkout).returncode == 0, "a checkout for Google alone"
+
+
+def demo(root: Path, exported: str, claimed: str = "") -> subprocess.CompletedProcess[str]:
+    tools(root, f"if [ $3$4 = --claimeddemo ]; then echo '{claimed}'; else exit 3; fi")
+    (root / "exported").write_text(exported)
+    program(root / "bin/make", 'echo "${PULUMI_BACKEND_URL:-here}" >made')
+    return sh(root, "setup/demo.sh", PULUMI_BACKEND_URL="gs://team")
+
+
+def test_a_demo_leaves_what_is_anothers_alone(checkout: Path) -> None:
+    """A state that holds anything, of this checkout and never of a team; and a bucket that was to stay."""
+    ran = demo(checkout, '{"deployment": {"resources": [{"urn": "urn:pulumi:demo"}]}}')
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+    assert "stack demo has resources already: `pulumi destroy --stack demo` first, or `make demo STACK=other`" in ran.stderr
+    assert (checkout / "made").read_text() == "here\n"
+    ran = demo(checkout, '{"deployment": {}}', "project scaletier-demo-bbbbbb")
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+    assert "already (project scaletier-demo-bbbbbb): `make demo STACK=other` leaves it alone" in ran.stderr
+    assert (checkout / "pulumi.log").read_text().splitlines() == ["stack export here"] * 2
+
+
+def test_what_root_makes_in_the_cache_is_the_owners(checkout: Path) -> None:
+    (checkout / ".cache/lxd").mkdir(parents=True)
+    program(checkout / "bin/chown", 'echo "$@"')
+    owner = f"{checkout.stat().st_uid}:{checkout.stat().st_gid}"
+    said = common(checkout, "owned .cache/lxd").stdout.splitlines()
+    assert said == [f"{owner} {checkout}/.cache", f"-R {owner} .cache/lxd"]
+
+
+def test_what_root_raised_root_alone_puts_back(checkout: Path) -> None:
+    (limits := checkout / ".cache/lxd/limits").parent.mkdir(parents=True)
+    limits.write_text(f"{checkout}/limit 1\n")
+    program(checkout / "bin/id", "echo 1000")
+    program(checkout / "bin/rm", "exit 1")
+    ran = sh(checkout, "setup/lxd.sh", "down", SCALETIER_LXD_SOCKET=str(checkout / "none"))
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+    assert "`sudo setup/lxd.sh down` first" in ran.stderr
+    assert not (checkout / "limit").exists()
+
+
+@pytest.mark.parametrize("importing", ["echo imported", "exit 3"])
+def test_the_image_of_a_checkout_in_a_folder_with_a_space(checkout: Path, importing: str) -> None:
+    root = checkout.rename(checkout.with_name("check out"))
+    (root / "ansible").mkdir()
+    program(root / "bin/id", "echo 0")
+    program(
+        root / ".venv/bin/python",
+        f"""case $1$2$3 in
+  -minfra.lxd.imageimport) {importing} ;; -minfra.lxd.image) exit 1 ;; *) exec {sys.executable} "$@" ;; esac""",
+    )
+    program(root / ".venv/bin/ansible-playbook", 'echo "$2 $3" >>ran')
+    ran = sh(root, "setup/image.sh")
+    assert ran.returncode == (3 if "exit" in importing else 0), ran.stderr
+    assert (root / "ansible/ran").read_text() == f"-e cache='{root}/.cache/image'\n" * 2
