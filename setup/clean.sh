@@ -1,30 +1,46 @@
 #!/bin/sh
 # Undoes what set-up made in this checkout and on this machine, and only that. A stack that is up stops it.
 set -eu
-root=$(dirname "$(dirname "$(readlink -f "$0")")")
-cd "$root"
+unset PULUMI_BACKEND_URL # a team's state is none of this checkout
+cd "$(dirname "$0")/.."
+part=clean
+. setup/common.sh
+
+# True where there is an LXD that may have hosts, whether it answers or not.
+lxd_is_here() {
+  for socket in $sockets .cache/lxd/lxd.pid; do [ ! -e "$socket" ] || return 0; done
+  return 1
+}
+
 for file in .scaletier/*/inventory.json; do
   [ -e "$file" ] || continue
   stack=$(basename "$(dirname "$file")")
-  echo "clean: stack $stack is up: \`pulumi destroy --stack $stack\` first" >&2
-  exit 2
+  stacks | grep -qxF "$stack" || continue # another checkout's, reached from here
+  fail "stack $stack is up: \`pulumi destroy --stack $stack\` first"
 done
-if [ -x .venv/bin/python ]; then
-  left=$(.venv/bin/python -m infra.lxd.leftovers 2>/dev/null || true)
-  if [ -n "$left" ]; then
-    echo "clean: hosts of a stack are still there, of this checkout or another ($left): \`pulumi destroy\` first" >&2
-    exit 2
-  fi
+if [ -x .venv/bin/python ] && lxd_is_here; then
+  left=$(.venv/bin/python -m infra.lxd.leftovers --up) || fail "nothing is removed, for nobody can say whether hosts are left"
+  [ -z "$left" ] || fail "hosts of a stack are still there, of this checkout or another ($left): \`pulumi destroy\` first"
+  .venv/bin/python -m infra.lxd.leftovers --kept | while read -r line; do say "$line"; done
 fi
-if [ -x .venv/bin/pulumi ] && [ -f Pulumi.local.yaml ]; then
+for stack in $(stacks); do
+  [ -x .venv/bin/pulumi ] || continue
+  case $stack in local | demo) config='' ;; *) config=--preserve-config ;; esac # set-up made those two
   # Refuses by itself where resources are left.
-  .venv/bin/pulumi stack rm local --yes --non-interactive >/dev/null
-  echo "clean: removed stack local"
+  .venv/bin/pulumi stack rm "$stack" --yes --non-interactive $config >/dev/null
+  say "removed stack $stack"
+done
+if [ -n "$(stacks)" ]; then
+  say ".pulumi-state stays, other stacks are in it"
+elif [ -s .pulumi-state/passphrase ] && grep -qs '^encryptionsalt:' Pulumi.*.yaml; then
+  rm -rf .pulumi-state/.pulumi
+  say ".pulumi-state/passphrase stays, for" $(grep -ls '^encryptionsalt:' Pulumi.*.yaml) "cannot be used without"
+else
+  rm -rf .pulumi-state
 fi
-if ! ls .pulumi-state/.pulumi/stacks/scaletier/*.json >/dev/null 2>&1; then rm -rf .pulumi-state; else echo "clean: .pulumi-state stays, other stacks are in it"; fi
 if [ -x .venv/bin/python ]; then
   .venv/bin/python -m infra.lxd.image remove || true
   setup/lxd.sh down
 fi
 rm -rf .venv .cache scaletier.egg-info
-echo "clean: done; what stays: packages of the system, and root's lines in /etc/subuid and /etc/subgid"
+say "done; what stays: packages of the system, and root's lines in /etc/subuid and /etc/subgid"

@@ -2,14 +2,26 @@
 # The whole story on this machine, with the commands that a user types: up, train, logs, destroy.
 # Whatever happens on the way, Ctrl-C included, the stack is destroyed at the end.
 set -euo pipefail
-root=$(dirname "$(dirname "$(readlink -f "$0")")")
-cd "$root"
-export PULUMI_STACK=${STACK:-local}
-source .venv/bin/activate
+unset PULUMI_BACKEND_URL  # a team's stack of that name is no demo's to destroy
+cd "$(dirname "$0")/.."
+export PULUMI_STACK=${STACK:-demo}
 job=demo_$(date -u +%Y%m%d_%H%M%S)
 
 if [ -e ".scaletier/$PULUMI_STACK" ]; then
-  echo "demo: stack $PULUMI_STACK is up already: \`pulumi destroy\` it first, or \`make demo STACK=demo\`" >&2
+  echo "demo: stack $PULUMI_STACK is up already: \`pulumi destroy --stack $PULUMI_STACK\` first, or \`make demo STACK=other\`" >&2
+  exit 2
+fi
+make setup STACK="$PULUMI_STACK"
+source .venv/bin/activate
+
+held=$(pulumi stack export)
+if [[ $held == *'"urn"'* ]]; then
+  echo "demo: stack $PULUMI_STACK has resources already: \`pulumi destroy --stack $PULUMI_STACK\` first, or \`make demo STACK=other\`" >&2
+  exit 2
+fi
+claimed=$(python -m infra.lxd.leftovers --claimed "$PULUMI_STACK")
+if [ -n "$claimed" ]; then
+  echo "demo: stack $PULUMI_STACK has something on this machine already ($claimed): \`make demo STACK=other\` leaves it alone" >&2
   exit 2
 fi
 
@@ -21,6 +33,7 @@ run() {
 destroy() {
   status=$?
   trap '' INT TERM
+  pulumi config rm forceDestroy || true  # the last `pulumi up` counts
   run pulumi destroy --yes --skip-preview --non-interactive
   leftovers=$(python -m infra.lxd.leftovers "$PULUMI_STACK")
   if [ -n "$leftovers" ]; then
@@ -32,6 +45,8 @@ destroy() {
 }
 trap destroy EXIT
 trap 'exit 130' INT TERM
+
+pulumi config set forceDestroy true  # what the demo trains is its own
 
 run pulumi up --yes --skip-preview --non-interactive
 run fab train --job "$job" -- --model cnn --max-steps "${STEPS:-2000}"

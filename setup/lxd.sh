@@ -1,48 +1,34 @@
 #!/bin/sh
 # LXD for the hosts, with a storage pool of the project's own. The user's own LXD or Incus is used if it answers; else
 # Debian's packages are installed, and started by hand where systemd is not process 1.
-# lxd.sh up | down: down stops what up started by hand, and removes the pool that up made.
+# lxd.sh system | up | down: `system` does what root alone can, `up` that where it is missing, and the pool; `down` stops what was
+# started by hand, and removes the pool and the limits that were set: where root did any of that, root alone.
 set -eu
-root=$(dirname "$(dirname "$(readlink -f "$0")")")
+cd "$(dirname "$0")/.."
+part=lxd
+. setup/common.sh
 cache=$root/.cache/lxd
 pool=scaletier
-tools="nftables squashfs-tools mmdebstrap btrfs-progs python3"
-daemon="lxd lxd-client lxd-tools lxcfs dnsmasq-base attr acl rsync uidmap"
-python=$root/.venv/bin/python
+sysctl=/etc/sysctl.d/60-scaletier.conf
 
-say() { echo "lxd: $*"; }
-
-answers() { "$python" -m infra.lxd.api 2>/dev/null; }
-
-need_root() {
-  [ "$(id -u)" = 0 ] || { echo "lxd: $1 needs root: run \`sudo make lxd\`" >&2; exit 2; }
-}
-
-install() {
-  missing=$(for package in "$@"; do dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"; done)
-  [ -z "$missing" ] && return 0
-  command -v apt-get >/dev/null || { echo "lxd: a tool is missing, and this is not Debian: install LXD (or Incus), nftables, squashfs-tools and mmdebstrap" >&2; exit 2; }
-  need_root "installing $missing"
-  say "installing" $missing
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
-}
-
-# 31 hosts on one machine: without these, host 15 and on boots with no address and no word of why.
 limits() {
-  for limit in fs.inotify.max_user_instances=8192 fs.inotify.max_user_watches=1048576 kernel.keys.maxkeys=20000 kernel.keys.maxbytes=2000000; do
+  low=$(low_limits)
+  [ -n "$low" ] || return 0
+  if [ "$(id -u)" != 0 ]; then
+    say "the kernel's limits are too low for more than a dozen hosts: \`sudo setup/lxd.sh system\` raises them"
+    return 0
+  fi
+  mkdir -p "$cache"
+  for limit in $low; do
     file=/proc/sys/$(echo "${limit%%=*}" | tr . /)
-    [ "$(cat "$file")" -ge "${limit#*=}" ] && continue
-    need_root "raising ${limit%%=*}"
-    mkdir -p "$cache"
     echo "$file $(cat "$file")" >>"$cache/limits"
     echo "${limit#*=}" >"$file"
-    say "${limit%%=*} is ${limit#*=} now, until the next restart of this machine"
   done
+  if [ -d /run/systemd/system ] && [ -d /etc/sysctl.d ]; then echo "$low" >"$sysctl"; fi
+  say "raised for 31 hosts:" $low
 }
 
 start() {
-  need_root "starting LXD"
   if [ -d /run/systemd/system ]; then
     say "starting the service"
     systemctl start lxd
@@ -64,19 +50,36 @@ start() {
   lxd waitready --timeout 60 || { echo "lxd: LXD did not start: see $cache/lxd.log" >&2; exit 1; }
 }
 
-up() {
-  install $tools
+system() {
+  if ! answers && refuses; then fail "no right to LXD's socket: be root, or \`sudo usermod -aG lxd \$USER\` and log in again"; fi
+  needed=$(missing_tools)
+  answers || needed="$needed $(missing_daemon)"
+  needed=$(echo $needed)
+  if [ -n "$needed" ]; then
+    may_install || fail "install $needed first$(command -v apt-get >/dev/null && echo ': \`sudo setup/lxd.sh system\` does')"
+    apt $needed
+  fi
   if ! answers; then
-    install $daemon
-    answers || start
+    [ "$(id -u)" = 0 ] || fail "LXD does not run: \`sudo setup/lxd.sh system\` starts it"
+    start
   fi
   limits
-  "$python" -m infra.lxd.pool make "$pool"
+  if [ "$(id -u)" = 0 ] && [ -d "$cache" ]; then owned "$cache"; fi
+}
+
+up() {
+  system
+  .venv/bin/python -m infra.lxd.pool make "$pool"
 }
 
 down() {
   # Where the pool stays somebody still needs the daemons.
-  if answers && ! "$python" -m infra.lxd.pool remove "$pool"; then return 0; fi
+  if answers && ! .venv/bin/python -m infra.lxd.pool remove "$pool"; then return 0; fi
+  if [ "$(id -u)" != 0 ]; then
+    for file in "$cache"/*.pid "$cache/limits"; do
+      [ ! -e "$file" ] || fail "root started LXD or raised the kernel's limits here: \`sudo setup/lxd.sh down\` first"
+    done
+  fi
   for daemon in lxd lxcfs; do
     [ -f "$cache/$daemon.pid" ] || continue
     pid=$(cat "$cache/$daemon.pid")
@@ -89,12 +92,12 @@ down() {
   done
   if [ -f "$cache/limits" ]; then
     while read -r file before; do echo "$before" >"$file"; done <"$cache/limits"
+    rm -f "$sysctl" "$cache/limits"
     say "the limits are what they were"
   fi
 }
 
 case "${1:-up}" in
-  up) up ;;
-  down) down ;;
-  *) echo "lxd: say up or down" >&2; exit 2 ;;
+  system | up | down) "${1:-up}" ;;
+  *) fail "say system, up or down" ;;
 esac

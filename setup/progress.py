@@ -2,13 +2,15 @@
 
 The command's output goes to the log, and its end to stderr where it fails; the exit code is its own. With a pattern, lines that
 match it are counted, and the last of them, or its group, is what goes on. On a terminal it is a bar, where rich is installed;
-elsewhere a line after 2 s and then each 10 s. It needs nothing but Python: what it shows first is how rich gets installed.
+elsewhere, and where SETUP_LINES says so, a line after 2 s and then each 10 s. It needs nothing but Python: what it shows first
+is how rich gets installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -80,7 +82,7 @@ def shown(progress: Progress) -> contextlib.AbstractContextManager[Callable[[], 
         import rich.progress  # noqa: F401  is it there?
     except ImportError:
         return lines(progress)
-    return bar(progress) if sys.stdout.isatty() else lines(progress)
+    return bar(progress) if sys.stdout.isatty() and not os.environ.get("SETUP_LINES") else lines(progress)
 
 
 def run(command: list[str], progress: Progress, log: Path) -> int:

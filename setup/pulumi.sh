@@ -1,31 +1,27 @@
 #!/bin/sh
-# `pulumi` of this checkout, linked into .venv/bin: the project's Python, no account, no question for a passphrase.
-# It runs the user's own Pulumi, or the one that set-up built.
-root=$(dirname "$(dirname "$(readlink -f "$0")")")
-cli=
-if [ -x "$root/.cache/pulumi/pulumi" ]; then
-  cli=$root/.cache/pulumi/pulumi
-else
-  IFS=:
-  for folder in $PATH "$HOME/.pulumi/bin"; do
-    [ -x "$folder/pulumi" ] || continue
-    case $(readlink -f "$folder/pulumi") in
-      */setup/pulumi.sh) ;; # this script, or another checkout's
-      *) cli=$folder/pulumi; break ;;
-    esac
-  done
-  unset IFS
-fi
-if [ -z "$cli" ]; then
-  echo "pulumi: not found: make it with \`make pulumi\`" >&2
+# `pulumi` of this checkout, linked into .venv/bin: the project's Python, no account, and for stacks of this machine no question
+# for a passphrase. Those of a team, whose state is at PULUMI_BACKEND_URL, have secrets of their own kind.
+# It runs the CLI that set-up chose: the user's own Pulumi, or the one in .cache/pulumi.
+self=$0
+while [ -L "$self" ]; do
+  link=$(readlink "$self")
+  case $link in /*) self=$link ;; *) self=$(dirname "$self")/$link ;; esac
+done
+root=$(cd "$(dirname "$self")/.." && pwd -P)
+cli=$(cat "$root/.cache/pulumi/cli" 2>/dev/null || echo "$root/.cache/pulumi/pulumi")
+if [ ! -x "$cli" ]; then
+  echo "pulumi: $cli is not there: run \`make pulumi\`" >&2
   exit 2
 fi
-if [ -z "${PULUMI_CONFIG_PASSPHRASE+set}${PULUMI_CONFIG_PASSPHRASE_FILE:-}" ]; then
+if [ -z "${PULUMI_CONFIG_PASSPHRASE+set}${PULUMI_CONFIG_PASSPHRASE_FILE:-}${PULUMI_BACKEND_URL:-}" ]; then
   PULUMI_CONFIG_PASSPHRASE_FILE=$root/.pulumi-state/passphrase
   export PULUMI_CONFIG_PASSPHRASE_FILE
 fi
-# The provider for Google Cloud is fetched for whoever has a stack there; Pulumi would fetch it for everybody.
-if ! grep -qs '^ *scaletier:target: *"*gcp' "$root"/Pulumi.*.yaml; then
+# The provider for Google Cloud is fetched for whoever has a stack there; Pulumi would fetch it for everybody. What it makes is made
+# elsewhere, so as much as possible is made at once, whatever processors there are here.
+if grep -qs '^ *scaletier:target: *"*gcp' "$root"/Pulumi.*.yaml; then
+  export PULUMI_PARALLEL="${PULUMI_PARALLEL:-64}"
+else
   export PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION="${PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION:-true}"
 fi
 PATH="$root/.venv/bin:$(dirname "$cli"):$PATH"

@@ -1,0 +1,34 @@
+#!/bin/sh
+# .venv with what `pulumi up`, `fab` and `make image` need, in the versions of constraints.txt. `venv.sh train` adds what training on
+# this machine needs, `venv.sh dev` what the tests do.
+set -eu
+cd "$(dirname "$0")/.."
+part=venv
+. setup/common.sh
+extra=${1:-image}
+recipe=$(cat pyproject.toml constraints.txt setup/*.txt trainer/requirements.txt serving/requirements.txt tuner/requirements.txt | cksum)
+stamp=.venv/.$extra
+
+if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; then exit 0; fi
+if [ ! -x .venv/bin/python ]; then
+  if ! find_python; then
+    may_install || fail "install Python 3.11, 3.12 or 3.13 with its venv module first, or say where it is: make PYTHON=…"
+    apt python3 python3-venv
+    find_python || fail "the Python of this system is none of 3.11 to 3.13: install one, then make PYTHON=…"
+  fi
+  "$python" -m venv .venv
+fi
+case $extra in
+  image) what="the packages that pulumi up and fab need" ;;
+  train) what="TensorFlow" ;;
+  dev) what="TensorFlow and what the tests need" ;;
+  *) fail "there is no part $extra: say train or dev" ;;
+esac
+say "installing $what into .venv"
+# What is compiled beforehand is a fifth of a gigabyte that hardly anybody imports.
+progress venv --match '^(?:Collecting|Requirement already satisfied:) (\S+)' -- \
+  .venv/bin/pip install --no-compile --progress-bar off --disable-pip-version-check \
+  --constraint constraints.txt --constraint setup/constraints-dev.txt --editable ".[$extra]"
+.venv/bin/python -c 'import grpc' 2>/dev/null || fail "grpc does not load: the C++ library is missing (on Debian and Ubuntu: apt install libstdc++6)"
+ln -sf ../../setup/pulumi.sh .venv/bin/pulumi
+echo "$recipe" >"$stamp"
