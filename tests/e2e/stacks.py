@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from infra.lxd.layout import Names, names
+from infra.lxd.layout import Names
+from infra.lxd.leftovers import own
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
@@ -37,11 +38,18 @@ class Stack:
     """One stack of this checkout; leaving the context destroys and removes it. The user's selected stack stays selected."""
 
     def __init__(self, name: str, config: Mapping[str, str]) -> None:
+        self.config = {**config, "forceDestroy": "true"}
+        self._call(name)
+
+    def _call(self, name: str) -> None:
         self.name = name
-        self.config = dict(config)
-        self.names: Names = names(ROOT, name)
         self.folder = ROOT / ".scaletier" / name
         self.env = {**os.environ, "PULUMI_STACK": name, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
+
+    def rename(self, name: str) -> None:
+        """`pulumi stack rename`."""
+        self.pulumi("stack", "rename", name)
+        self._call(name)
 
     def __enter__(self) -> Self:
         if (ROOT / f"Pulumi.{self.name}.yaml").exists():
@@ -53,9 +61,20 @@ class Stack:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._remove()
 
+    @property
+    def names(self) -> Names:
+        """What its things are called, once it is up."""
+        (found,) = own(self.name)
+        return found
+
     def _remove(self) -> None:
         self.run("pulumi", "cancel", "--yes")
-        self.pulumi("destroy", "--yes", "--skip-preview")
+        if self.run(
+            "pulumi", "destroy", "--yes", "--skip-preview"
+        ).code:  # there is something in its bucket, and it was not to go
+            self.configure(forceDestroy="true")
+            self.up()
+            self.pulumi("destroy", "--yes", "--skip-preview")
         self.pulumi("stack", "rm", self.name, "--yes")
 
     def run(self, *command: str, timeout: float = _LIMIT) -> Result:

@@ -141,6 +141,13 @@ def test_keras_with_the_flags_of_cloud_ml(cluster: Stack, tmp_path: Path) -> Non
 
 
 SERVER = {"anyio", "click", "h11", "httptools", "orjson", "prometheus-client", "starlette", "uvicorn"}
+BUCKET = {
+    "aiohappyeyeballs", "aiohttp", "aiosignal", "attrs", "cffi", "cryptography", "decorator", "frozenlist", "gcsfs",
+    "google-api-core", "google-auth", "google-auth-oauthlib", "google-cloud-core", "google-cloud-storage",
+    "google-cloud-storage-control", "google-crc32c", "google-resumable-media", "googleapis-common-protos",
+    "grpc-google-iam-v1", "grpcio-status", "multidict", "oauthlib", "opentelemetry-api", "propcache", "proto-plus",
+    "pyasn1", "pyasn1-modules", "pycparser", "requests-oauthlib", "yarl",
+}  # fmt: skip
 TUNER = {"alembic", "colorlog", "mako", "optuna", "pyyaml", "sqlalchemy", "tqdm"}
 
 
@@ -149,9 +156,11 @@ def test_the_hosts_have_what_pip_is_told(cluster: Stack, name: str) -> None:
     there = json.loads(cluster.ssh(name, f"/opt/scaletier/venv/bin/python -c '{_VERSIONS}'").out)
     told = dict(hostpython.hosts())
     assert told.pop("tensorflow") == told["tensorflow-cpu"]
-    there.pop("pip", None)
-    # What the server and the tuner need besides is no matter of jobs: one that wants another version of it brings that along.
-    ours = SERVER | TUNER
+    for tool in ("pip", "wheel"):
+        there.pop(tool, None)
+    # What the bucket of another target, the server and the tuner need besides is no matter of jobs: one that wants another
+    # version of it brings that along.
+    ours = BUCKET | SERVER | TUNER
     assert there.keys() - told.keys() == ours
     assert {package: version for package, version in there.items() if package not in ours} == told
 

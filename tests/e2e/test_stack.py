@@ -80,11 +80,11 @@ def test_interrupted_up_can_go_on_or_be_destroyed(empty_stack: Stack) -> None:
     assert stack.changes() == {}
     assert answering(stack, 8)
     stack.pulumi("destroy", "--yes", "--skip-preview")
-    assert leftovers(stack.names) == []
+    assert leftovers(stack.name) == []
     assert not stack.folder.exists()
     interrupt(stack.start("pulumi", "up", "--yes", "--skip-preview"), 6)
     stack.pulumi("destroy", "--yes", "--skip-preview")
-    assert leftovers(stack.names) == []
+    assert leftovers(stack.name) == []
 
 
 def test_no_command_of_fab_works_without_a_stack(empty_stack: Stack) -> None:

@@ -1,0 +1,133 @@
+"""Every key of the configuration, changed on a live stack: docs/local.md's table. Nothing of it touches the bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import yaml
+from stacks import ROOT, Stack
+
+from infra.lxd.leftovers import leftovers
+
+_PAIR = {
+    "scaleTier": "CUSTOM",
+    "masterType": "n1-standard-4",
+    "workerType": "n1-standard-4",
+    "workerCount": "1",
+    "network": "10.94.7.0/24",
+}
+_FILE = "/bucket/models/kept/v1"
+
+
+@pytest.fixture
+def pair() -> Iterator[Stack]:
+    """A master and a worker, with something in the bucket, and nothing said of what is to become of it."""
+    with Stack("e2e-keys", _PAIR) as stack:
+        config(stack, forceDestroy=None)
+        stack.up()
+        assert stack.ssh("master-0", f"mkdir -p {_FILE} && echo weights >{_FILE}/weights").code == 0
+        yield stack
+
+
+def config(stack: Stack, **values: Any) -> None:
+    """Writes keys of the configuration, or removes those that are None: as `pulumi config` does, all at once."""
+    path = ROOT / f"Pulumi.{stack.name}.yaml"
+    whole = yaml.safe_load(path.read_text())
+    changed = whole["config"] | {f"scaletier:{key}": value for key, value in values.items()}
+    path.write_text(yaml.safe_dump({**whole, "config": {key: value for key, value in changed.items() if value is not None}}))
+
+
+def operations(stack: Stack) -> dict[str, str]:
+    """What `pulumi preview` would do, by the resource's name; nothing that stays the same."""
+    result = stack.run("pulumi", "preview", "--json", "--non-interactive")
+    assert result.code == 0, result.text
+    found: dict[str, set[str]] = {}
+    for step in json.loads(result.out)["steps"]:
+        if step["op"] not in ("same", "refresh"):
+            found.setdefault(step["urn"].rpartition("::")[2], set()).add(step["op"])
+    return {name: "replace" if "replace" in ops else "/".join(sorted(ops)) for name, ops in found.items()}
+
+
+def refusal(stack: Stack, command: str, *arguments: str) -> str:
+    """The one line by which a command of Pulumi says no."""
+    result = stack.run("pulumi", command, *arguments, "--non-interactive")
+    assert result.code != 0, result.text
+    assert "Traceback" not in result.text
+    lines = {line.partition("error: ")[2] for line in result.text.splitlines() if line.strip().startswith("error: ")}
+    (line,) = lines - {"update failed", "preview failed"}
+    return line
+
+
+def kept(stack: Stack) -> bool:
+    return stack.ssh("master-0", f"cat {_FILE}/weights").out == "weights\n"
+
+
+_FILES = {"ready": "update", "operator-files": "update"}
+_HOSTS = {"master-0": "update", "worker-0": "update", **_FILES}
+_CHANGES: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"disruptJobs": True, "provisioningModel": {"worker": "SPOT"}, "retainBucket": True}, {"seal": "update"}),
+    (
+        {"cpus": {"master": 1}, "labels": {"team": "blue"}, "workerType": "n1-highmem-4", "servingCount": 1, "workerCount": 2},
+        {**_HOSTS, "worker-1": "create", "serving-0": "create", "firewall": "update"},
+    ),
+    ({"workerCount": 0, "memory": {"master": "900MiB"}}, {**_HOSTS, "worker-0": "delete", "firewall": "update"}),
+    (
+        {"network": "10.94.8.0/24"},
+        {**_HOSTS, "master-0": "replace", "worker-0": "replace", "network": "update", "firewall": "update"},
+    ),
+]
+_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"storagePool": "default"}, "storagePool is default, and the bucket is in scaletier"),
+    ({"target": "gcp"}, "target is gcp, and this stack is up on lxd"),
+]
+
+
+@contextmanager
+def changed(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
+    """Keys of the configuration for a while."""
+    path = ROOT / f"Pulumi.{stack.name}.yaml"
+    before = path.read_text()
+    config(stack, **keys)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def test_every_key_on_a_live_stack(pair: Stack) -> None:
+    for keys, expected in _CHANGES:
+        with changed(pair, keys):
+            assert operations(pair) == expected, keys
+    for keys, words in _REFUSED:
+        with changed(pair, keys):
+            assert words in refusal(pair, "preview")
+    with changed(pair, _CHANGES[1][0] | _CHANGES[3][0] | {"workerCount": 1, "memory": {"worker": "900MiB"}}):
+        pair.up()
+        assert kept(pair)
+        assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
+        inventory = json.loads((pair.folder / "inventory.json").read_text())
+        assert {host["address"].rpartition(".")[0] for host in inventory["hosts"]} == {"10.94.8"}
+
+
+def test_a_bucket_outlives_its_name_and_its_stack(pair: Stack) -> None:
+    whose = pair.names
+    pair.rename("e2e-renamed")
+    assert operations(pair) == {"project": "update", "operator-files": "replace"}
+    pair.up()
+    assert (pair.names, pair.hosts(), kept(pair)) == (whose, ["master-0", "worker-0"], True)
+    said = refusal(pair, "destroy", "--yes", "--skip-preview")
+    assert "the bucket holds models (kept), so nothing is destroyed" in said
+    assert (pair.hosts(), kept(pair)) == (["master-0", "worker-0"], True)
+    config(pair, retainBucket=True)
+    pair.up()
+    assert f"in LXD's project {whose.project}" in pair.pulumi("destroy", "--yes", "--skip-preview")
+    assert leftovers(pair.name) == [f"project {whose.project} (its bucket, which was to be retained)"]
+    config(pair, retainBucket=None, forceDestroy=True, workerCount=0)
+    pair.up()
+    assert (pair.names, kept(pair)) == (whose, True)
+    pair.pulumi("destroy", "--yes", "--skip-preview")
+    assert leftovers(pair.name) == []

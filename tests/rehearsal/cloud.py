@@ -1,0 +1,222 @@
+"""`pulumi up` of a Google stack with no Google: the real engine and the program itself, with doubles of what they talk to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import requests
+from doubles import Google
+from machines import Machines
+from world import Props, World
+
+from infra.templates import ROOT
+from ops.errors import WRONG_CALL
+
+PROJECT, ZONE = "my-project-1", "us-central1-a"
+BIN = Path(sys.executable).parent
+TOOLS = Path(__file__).with_name("tools")
+"""A gcloud that knows the operator's token."""
+_LIMIT = 900.0
+Spoil = Callable[[Props], None]
+
+
+class PulumiError(Exception):
+    """A command that failed, with all that it printed."""
+
+
+class Step(NamedTuple):
+    """What the engine means to do with one resource, or with one of its properties, dotted, where it says of which:
+    `create`, `update`, `delete` or `replace`.
+    """
+
+    op: str
+    kind: str
+    name: str
+    of: str = ""
+
+
+def _steps(found: Mapping[str, Any]) -> list[Step]:
+    kind, name = found["urn"].split("::")[2].rpartition(":")[2], found["urn"].rpartition("::")[2]
+    ops = {path: diff["kind"] for path, diff in (found.get("detailedDiff") or {}).items()} or {"": found["op"]}
+    return [Step("replace" if "replace" in op else op, kind, name, path) for path, op in ops.items()]
+
+
+class Stack:
+    """One stack, in a project folder, a backend and a home of its own; leaving `Cloud.up` destroys it."""
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str], config: Mapping[str, str]) -> None:
+        self.name, self.folder, self.config = name, folder, dict(config)
+        self.env = {**os.environ, **environment}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(ROOT / "setup" / "pulumi.sh"), *arguments, "--stack", self.name, "--non-interactive"]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
+
+    def pulumi(self, *arguments: str) -> str:
+        """A command that must succeed; its output."""
+        done = self.run(*arguments)
+        if done.returncode:
+            raise PulumiError(f"pulumi {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def configure(self, **values: str | None) -> None:
+        """Changes the configuration, a key's None for none; written as `pulumi config` writes it."""
+        self.config = self._with(values)
+        self._write(self.folder / f"Pulumi.{self.name}.yaml", self.config)
+
+    def _with(self, values: Mapping[str, str | None]) -> dict[str, str]:
+        changed = {**self.config, **{key if ":" in key else f"scaletier:{key}": value for key, value in values.items()}}
+        return {key: value for key, value in changed.items() if value is not None}
+
+    def _write(self, file: Path, config: Mapping[str, str]) -> None:
+        own = self.folder / f"Pulumi.{self.name}.yaml"
+        salt = [line for line in own.read_text().splitlines() if line.startswith("encryptionsalt:")]
+        values = {key: json.loads(value) if value.startswith("{") else value for key, value in config.items()}
+        file.write_text("\n".join([*salt, f"config: {json.dumps(values)}", ""]))
+
+    def up(self, **values: str | None) -> str:
+        self.configure(**values)
+        return self.pulumi("up", "--yes", "--skip-preview")
+
+    def plan(self, refresh: bool = True, **values: str | None) -> list[Step]:
+        """What `pulumi up` would do with the configuration changed so, which it is not; PulumiError for what it would not.
+
+        Without `refresh` it takes what exists to be as the state has it.
+        """
+        file = self.folder / "preview.yaml"
+        self._write(file, self._with(values))
+        done = self.run("preview", "--json", f"--refresh={str(refresh).lower()}", "--config-file", str(file))
+        found = json.loads(done.stdout)
+        errors = [said["message"] for said in found.get("diagnostics", []) if said["severity"] == "error"]
+        if errors or done.returncode:
+            raise PulumiError("".join(errors) or done.stderr)
+        steps = [step for step in found["steps"] if step["op"] not in ("same", "read", "refresh")]
+        return [each for step in steps for each in _steps(step)]
+
+    @property
+    def inventory(self) -> dict[str, Any]:
+        """inventory.json, as `fab` reads it."""
+        found: dict[str, Any] = json.loads((ROOT / ".scaletier" / self.name / "inventory.json").read_text())
+        return found
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """The doubles, with the ports of the Compute API's, the storage API's and the provider's; `machines` None for records.
+
+    `name` is that of its stack, of which there is one at a time.
+    """
+
+    name: str
+    google: Google
+    world: World
+    compute: int
+    buckets: int
+    provider: int
+    folder: Path
+    range: str = "10.64.0.0/20"
+    machines: Machines | None = None
+
+    @contextmanager
+    def up(self, spoil: Spoil = lambda _: None, **raw: str) -> Iterator[Stack]:
+        """A stack that is up, with the values of `pulumi config`; destroyed in the end.
+
+        `spoil` may change what an instance sees of its inputs.
+        """
+        self.world.spoil = spoil
+        stack = self.stack(**raw)
+        try:
+            stack.up()
+            yield stack
+        finally:
+            self.destroy(stack)
+
+    def stack(self, **raw: str) -> Stack:
+        """A stack that is not up yet."""
+        provider = {
+            "project": PROJECT,
+            "zone": ZONE,
+            "accessToken": "token-of-the-operator",
+            "computeCustomEndpoint": f"http://127.0.0.1:{self.compute}/compute/v1/",
+            "iamCustomEndpoint": f"http://127.0.0.1:{self.compute}/v1/",
+            "storageCustomEndpoint": f"http://127.0.0.1:{self.buckets}/storage/v1/",
+        }
+        own = {"target": "gcp", "network": self.range, **raw}
+        if self.machines:
+            own["operatorCidr"] = f"{self.machines.gateway}/32"
+        project, home = self.folder / "project", self.folder / "home"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for each in (project, home, self.folder / "state"):
+            each.mkdir(parents=True)
+        shutil.copy(ROOT / "Pulumi.yaml", project)
+        (project / "infra").symlink_to(ROOT / "infra")
+        environment = {
+            "PULUMI_BACKEND_URL": f"file://{self.folder / 'state'}",
+            "PULUMI_HOME": str(home),
+            "PULUMI_CONFIG_PASSPHRASE": self.name,
+            "PULUMI_DEBUG_PROVIDERS": f"gcp:{self.provider}",
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            "PYTHONPATH": str(ROOT),
+        }
+        stack = Stack(self.name, project, environment, {f"gcp:{key}": value for key, value in provider.items()})
+        stack.pulumi("stack", "init", "--no-select")
+        stack.configure(**own)
+        return stack
+
+    def destroy(self, stack: Stack) -> None:
+        """The stack, and all that is in its bucket."""
+        for bucket in self.world.of("Bucket"):
+            bucket["forceDestroy"] = True
+        stack.pulumi("destroy", "--yes", "--skip-preview")
+        assert not self.world.things, f"what is destroyed leaves {[*self.world.things]}"
+        self.world.told.clear()
+
+    def objects(self, prefix: str) -> list[str]:
+        """What is in the stack's bucket, older versions too."""
+        (bucket,) = self.world.of("Bucket")
+        return [name for name, _ in self.world.objects(bucket["name"]) if name.startswith(prefix)]
+
+    def put(self, bucket: str, name: str, content: bytes) -> None:
+        """An object in a bucket."""
+        url = f"http://127.0.0.1:{self.google.storage}/upload/storage/v1/b/{bucket}/o"
+        asked = {"uploadType": "media", "name": name}
+        requests.post(url, params=asked, data=content, timeout=10).raise_for_status()
+
+    def fab(self, *arguments: str, seconds: float = 120) -> str:
+        """A command of the operator's that must succeed; its output."""
+        done = self.run(*arguments, seconds=seconds)
+        assert done.returncode == 0, f"fab {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def fab_fails(self, *arguments: str, seconds: float = 120) -> str:
+        """One that must be refused; what it says."""
+        done = self.run(*arguments, seconds=seconds)
+        assert done.returncode == WRONG_CALL, f"fab {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}"
+        return done.stderr
+
+    def run(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+        """A command of the operator's."""
+        command, environment = [str(BIN / "fab"), *arguments], self._environment()
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}",
+            "PULUMI_STACK": self.name,
+            "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{self.google.storage}",
+            "FSSPEC_GS_TOKEN": "anon",
+            "COLUMNS": "200",
+        }

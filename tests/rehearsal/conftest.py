@@ -1,0 +1,60 @@
+"""Doubles and a place for hosts, once for all tests here; everything goes again in the end."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from cloud import PROJECT, Cloud
+from doubles import Buckets, Compute, Front, Google, Metadata, fake_gcs, serving
+from image import server_certificate
+from machines import METADATA_PORT, machines
+from provider import provider
+from records import Records, upload
+from world import Hosts, World
+
+from infra.runtime.recipe import recipe
+from infra.spec import Accelerator
+
+RANGE = ipaddress.IPv4Network("10.64.0.0/20")  # the program's own default
+
+
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """Instances are containers."""
+    with ExitStack() as all_of_it:
+        google = Google(all_of_it.enter_context(fake_gcs()))
+        place = all_of_it.enter_context(machines(RANGE))
+        google.serial, google.power, google.boot = place.serial, place.state, place.boot
+        all_of_it.enter_context(serving(google, Metadata, place.gateway, METADATA_PORT))
+        certificate = server_certificate(tmp_path_factory.mktemp("certificate"))
+        all_of_it.enter_context(serving(google, Front, place.gateway, 443, certificate))
+        world, ports = _behind(all_of_it, google, place)
+        yield Cloud("rehearsal", google, world, *ports, tmp_path_factory.mktemp("stack"), machines=place)
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """Instances are records."""
+    with ExitStack() as all_of_it:
+        google = Google(all_of_it.enter_context(fake_gcs()))
+        world, ports = _behind(all_of_it, google, Records(google))
+
+        def fill(kind: str, name: str) -> None:
+            if kind == "Bucket":
+                for version in ("2.21.0", "2.20.0"):
+                    for accelerator in (None, Accelerator("nvidia-tesla-t4")):
+                        upload(google, name, recipe(version, accelerator))
+
+        world.after = fill
+        yield Cloud("records", google, world, *ports, tmp_path_factory.mktemp("stack"))
+
+
+def _behind(all_of_it: ExitStack, google: Google, hosts: Hosts) -> tuple[World, tuple[int, int, int]]:
+    world = World(PROJECT, google, hosts)
+    google.things, google.kind_of, google.delete = world.of, world.kind_of, world.delete
+    compute = all_of_it.enter_context(serving(google, Compute, "127.0.0.1"))
+    buckets = all_of_it.enter_context(serving(google, Buckets, "127.0.0.1"))
+    return world, (compute, buckets, all_of_it.enter_context(provider(world)))

@@ -1,0 +1,105 @@
+"""What Google's Debian 12 image is to a host, in a container: systemd, sshd and Google's guest agent, and a test's CA.
+
+Of what Google's image has beyond Debian's minbase this one has what is named below and nothing else: a host that needs more
+fails here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "rehearsal"
+# Source: Compute Engine documentation, "Operating system details", and the package lists of Debian's cloud images.
+PACKAGES = (
+    "ca-certificates", "curl", "dbus", "google-guest-agent", "iproute2", "openssh-server", "procps", "python3", "sudo",
+    "systemd-sysv", "udev", "unattended-upgrades",
+)  # fmt: skip
+_OPTIONS = ("--aptopt=APT::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/doc/*", "--quiet")
+_HOOKS = (
+    f'cp {CACHE}/ca.pem "$1/usr/local/share/ca-certificates/rehearsal.crt"',
+    'chroot "$1" update-ca-certificates',
+    'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/resolv.conf "$1"/etc/hostname',
+    # An empty id is a new one at boot; without the file systemd would enable all units that it has.
+    ': >"$1/etc/machine-id"',
+)
+NAMES = ("storage.googleapis.com", "www.googleapis.com", "compute.googleapis.com")
+_DAYS = 3650
+
+
+def squashfs() -> Path:
+    """The root file system; made where it was not made before."""
+    authority()
+    recipe = json.dumps([PACKAGES, _HOOKS, (CACHE / "ca.pem").read_text()])
+    kept = CACHE / f"{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.squashfs"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(dir=CACHE) as made:
+            root, part = Path(made, "root"), Path(made, "part")
+            hooks = [f"--customize-hook={hook}" for hook in _HOOKS]
+            _run("mmdebstrap", "--variant=minbase", *_OPTIONS, f"--include={','.join(PACKAGES)}", *hooks, "bookworm", str(root))
+            _run("mksquashfs", str(root), str(part), "-noappend", "-quiet", "-comp", "zstd", "-Xcompression-level", "3")
+            part.replace(kept)
+    return kept
+
+
+def authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The CA that the hosts trust; made once, its key stays in the cache."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    certificate, key = CACHE / "ca.pem", CACHE / "ca.key"
+    if not certificate.exists():
+        made = ec.generate_private_key(ec.SECP256R1())
+        key.touch(mode=0o600)
+        key.write_bytes(_pem(made))
+        certificate.write_bytes(_signed("scaletier rehearsal", made, None, None).public_bytes(serialization.Encoding.PEM))
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+    return x509.load_pem_x509_certificate(certificate.read_bytes()), loaded
+
+
+def server_certificate(folder: Path) -> Path:
+    """A key and a certificate for Google's names, in one file."""
+    issuer, signer = authority()
+    key = ec.generate_private_key(ec.SECP256R1())
+    file = folder / "google.pem"
+    file.write_bytes(_pem(key) + _signed(NAMES[0], key, issuer, signer).public_bytes(serialization.Encoding.PEM))
+    return file
+
+
+def _signed(
+    name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Certificate | None, signer: ec.EllipticCurvePrivateKey | None
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=_DAYS))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+    )
+    if issuer:
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(each) for each in NAMES]), critical=False)
+    return builder.sign(signer or key, hashes.SHA256())
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    kind = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command[0]}: {done.stderr[-2000:]}"

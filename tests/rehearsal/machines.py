@@ -1,0 +1,188 @@
+"""Instances as LXD containers, in a project and on a bridge of the rehearsal's own, with no way out of it."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import image
+from pylxd.exceptions import LXDAPIException
+
+from infra.lxd import network
+from infra.lxd.api import client
+from infra.lxd.host import purge, remove
+
+PROJECT = BRIDGE = TABLE = "strehearsal"
+POOL = "scaletier"
+METADATA_PORT = 8080
+_METADATA = "169.254.169.254"
+_ALIAS = "google"
+
+
+class Machines:
+    """The containers, on the network that the program declared."""
+
+    def __init__(self, range_: ipaddress.IPv4Network) -> None:
+        self.range, self.gateway = range_, str(range_[1])
+        self._stopping: set[str] = set()
+
+    def start(self, name: str, address: str) -> None:
+        """Boots an instance; the names of Google's are in its /etc/hosts, as nobody answers it for DNS."""
+        config = {
+            "raw.lxc": f"lxc.net.0.ipv4.address = {address}/{self.range.prefixlen}\nlxc.net.0.ipv4.gateway = {self.gateway}",
+            "boot.autostart": "false",
+        }
+        devices = {
+            "root": {"type": "disk", "path": "/", "pool": POOL},
+            "eth0": {"type": "nic", "name": "eth0", "nictype": "bridged", "parent": BRIDGE},
+        }
+        definition = {
+            "name": name,
+            "source": {"type": "image", "alias": _ALIAS},
+            "profiles": [],
+            "config": config,
+            "devices": devices,
+        }
+        instance = client(PROJECT).instances.create(definition, wait=True)
+        hosts = {
+            "127.0.0.1": "localhost",
+            address: name,
+            self.gateway: " ".join(image.NAMES),
+            _METADATA: "metadata.google.internal",
+        }
+        instance.files.put("/etc/hosts", "".join(f"{key} {value}\n" for key, value in hosts.items()))
+        instance.start(wait=True)
+
+    def serial(self, name: str) -> str:
+        """What the start-up script printed, which Google's agent writes to the serial port too."""
+        return self.run(name, "journalctl", "--unit", "google-startup-scripts", "--output", "cat")
+
+    def refused(self) -> int:
+        """How many packets of the hosts were meant for somewhere outside."""
+        table = subprocess.run(["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=True).stdout
+        return int(re.findall(r"counter packets (\d+)", table)[0])
+
+    def state(self, name: str) -> str:
+        """RUNNING, STOPPING or TERMINATED, as the Compute API says it."""
+        if client(PROJECT).instances.get(name).status != "Running":
+            return "TERMINATED"
+        return "STOPPING" if name in self._stopping else "RUNNING"
+
+    def boot(self, name: str) -> None:
+        """Starts one that is off, on the disk that it has."""
+        client(PROJECT).instances.get(name).start(wait=True)
+
+    def preempt(self, name: str) -> None:
+        """Powers one off as Google does: by ACPI, and for good after 30 s."""
+        instance = client(PROJECT).instances.get(name)
+        self._stopping.add(name)
+        try:
+            instance.stop(timeout=30, force=False, wait=True)
+        except LXDAPIException:
+            instance.stop(force=True, wait=True)
+        finally:
+            self._stopping.remove(name)
+
+    def restart(self, name: str) -> None:
+        """Boots an instance again, whether it runs or not."""
+        instance = client(PROJECT).instances.get(name)
+        if instance.status == "Running":
+            instance.stop(force=True, wait=True)
+        instance.start(wait=True)
+
+    def changed(self, name: str) -> None:
+        """A host asks for its metadata itself."""
+
+    def stop(self, name: str) -> None:
+        """Takes an instance away."""
+        remove(PROJECT, name)
+
+    def run(self, name: str, *command: str) -> str:
+        """What a command on a host prints."""
+        return run(PROJECT, name, *command)
+
+
+@contextmanager
+def machines(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
+    """A place for instances; they and all around them are gone in the end."""
+    found = Machines(range_)
+    _clean()
+    try:
+        client().projects.create(PROJECT, config={"features.images": "true", "features.profiles": "true"})
+        bridge = {
+            "ipv4.address": f"{found.gateway}/{range_.prefixlen}",
+            "ipv4.nat": "false",
+            "ipv4.dhcp": "false",
+            "ipv6.address": "none",
+        }
+        client().networks.create(
+            BRIDGE, description="scaletier's rehearsal", type="bridge", config={**bridge, "dns.mode": "none"}
+        )
+        _nft(
+            f"add table ip {TABLE}; add chain ip {TABLE} in {{ type nat hook prerouting priority dstnat; }}; "
+            f"add rule ip {TABLE} in iifname {BRIDGE} ip daddr {_METADATA} tcp dport 80 "
+            f"dnat to {found.gateway}:{METADATA_PORT}; "
+            f"add chain ip {TABLE} out {{ type filter hook forward priority filter; }}; "
+            f"add rule ip {TABLE} out iifname {BRIDGE} oifname != {BRIDGE} counter drop"
+        )
+        client(PROJECT).images.create(image.squashfs().read_bytes(), metadata=_metadata(), wait=True).add_alias(_ALIAS, "")
+        yield found
+    finally:
+        _clean()
+
+
+def run(project: str, name: str, *command: str) -> str:
+    """What a command on a host of a project prints."""
+    return str(client(project).instances.get(name).execute(list(command)).stdout)
+
+
+@contextmanager
+def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]]:
+    """A host of the local target, up, without a network: its project and its name. `seen` is where it has its runtime."""
+    project, name = f"{PROJECT}-local", "local"
+    purge(project)
+    if not client().projects.exists(project):
+        client().projects.create(project, config={"features.images": "false"})
+    try:
+        devices = {
+            "root": {"type": "disk", "path": "/", "pool": POOL},
+            "runtime": {"type": "disk", "source": str(runtime), "path": seen, "readonly": "true"},
+        }
+        source, config = {"type": "image", "alias": alias}, {"user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody"}
+        definition = {"name": name, "source": source, "profiles": [], "config": config, "devices": devices}
+        client(project).instances.create(definition, wait=True).start(wait=True)
+        client(project).instances.get(name).execute(["systemctl", "is-system-running", "--wait"])
+        yield project, name
+    finally:
+        purge(project)
+        client().projects.get(project).delete(wait=True)
+
+
+def _clean() -> None:
+    purge(PROJECT)
+    if client().projects.exists(PROJECT):
+        for each in client(PROJECT).images.all():
+            each.delete(wait=True)
+        client().projects.get(PROJECT).delete(wait=True)
+    network.delete(BRIDGE, {})
+    subprocess.run(["nft", "delete", "table", "ip", TABLE], capture_output=True, check=False)
+
+
+def _nft(text: str) -> None:
+    subprocess.run(["nft", "-f", "-"], input=text.replace("; add", "\nadd"), text=True, check=True)
+
+
+def _metadata() -> bytes:
+    text = b"architecture: x86_64\ncreation_date: 1\n"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        info = tarfile.TarInfo("metadata.yaml")
+        info.size = len(text)
+        archive.addfile(info, io.BytesIO(text))
+    return buffer.getvalue()

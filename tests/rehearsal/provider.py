@@ -1,0 +1,213 @@
+"""The provider's double: it answers the real engine as pulumi-gcp does for the resources that the program declares.
+
+What changes in place, what makes a resource anew and what needs a stopped instance is written down here by hand, from the
+provider's documentation. What it cannot know is where the real one differs from its documentation: how it compares values that
+Google normalises (an image's family, the order of a list), which defaults it adds, and how it waits and tries again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import empty_pb2, json_format, struct_pb2
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
+from world import Props, Refused, World
+
+_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"  # what the engine writes for a value that only `up` will know
+_AT_ONCE = 80
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Properties by what a change of them does, dotted; whatever is not named changes in place.
+
+    `kept` are those that stay as they are where the program no longer names them. `named`: the old one goes before its
+    replacement comes, as both would have one name.
+    """
+
+    anew: frozenset[str]
+    stopped: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
+    named: bool = True
+
+
+def _kind(anew: str, stopped: str = "", kept: str = "", named: bool = True) -> Kind:
+    return Kind(frozenset(anew.split()), frozenset(stopped.split()), frozenset(kept.split()), named)
+
+
+# Source: the pages of google_compute_instance and the others in the Terraform provider's registry, "Argument reference".
+KINDS: Mapping[str, Kind] = {
+    "Network": _kind("name project description autoCreateSubnetworks"),
+    # A subnet's range grows in place: see _widened.
+    "Subnetwork": _kind("name project region network description ipCidrRange"),
+    "Router": _kind("name project region network"),
+    "RouterNat": _kind("name project region router"),
+    "Firewall": _kind("name project network direction"),
+    "Account": _kind("accountId project", named=False),
+    "Bucket": _kind("name project location"),
+    "BucketIAMMember": _kind("bucket role member condition", named=False),
+    "IAMCustomRole": _kind("project roleId", named=False),
+    "InstanceIAMBinding": _kind("project zone instanceName role condition", named=False),
+    "Address": _kind("name project region subnetwork address addressType"),
+    "Instance": _kind(
+        "name project zone bootDisk guestAccelerators canIpForward scheduling.provisioningModel scheduling.preemptible "
+        "networkInterfaces.networkIp",
+        "machineType serviceAccount shieldedInstanceConfig networkInterfaces.subnetwork",
+        "guestAccelerators",
+    ),
+}
+
+
+class Provider(provider_pb2_grpc.ResourceProviderServicer):
+    """Serves one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def GetPluginInfo(self, request: Any, context: Any) -> Any:
+        return plugin_pb2.PluginInfo(version="10.2.0")
+
+    def CheckConfig(self, request: Any, context: Any) -> Any:
+        return provider_pb2.CheckResponse(inputs=request.news)
+
+    def DiffConfig(self, request: Any, context: Any) -> Any:
+        return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_NONE)
+
+    def Configure(self, request: Any, context: Any) -> Any:
+        return provider_pb2.ConfigureResponse(acceptSecrets=False, supportsPreview=True)
+
+    def Attach(self, request: Any, context: Any) -> Any:
+        return empty_pb2.Empty()
+
+    def Cancel(self, request: Any, context: Any) -> Any:
+        return empty_pb2.Empty()
+
+    def Check(self, request: Any, context: Any) -> Any:
+        return provider_pb2.CheckResponse(inputs=request.news)
+
+    def Diff(self, request: Any, context: Any) -> Any:
+        kind = KINDS[_kind_of(request.urn)]
+        old_inputs, old, new = map(_plain, (request.old_inputs, request.olds, request.news))
+        changed = set(changes(kind, old_inputs, old, new))
+        anew = {path for path in changed if within(path, kind.anew) and not _widened(path, old, new)}
+        diff, how = provider_pb2.DiffResponse, provider_pb2.PropertyDiff
+        return diff(
+            changes=diff.DIFF_SOME if changed else diff.DIFF_NONE,
+            diffs=sorted({_top(path) for path in changed}),
+            replaces=sorted({_top(path) for path in anew}),
+            deleteBeforeReplace=bool(anew) and kind.named and old.get("name") == new.get("name"),
+            detailedDiff={path: how(kind=how.UPDATE_REPLACE if path in anew else how.UPDATE) for path in changed},
+            hasDetailedDiff=True,
+        )
+
+    def Create(self, request: Any, context: Any) -> Any:
+        if request.preview:
+            return provider_pb2.CreateResponse(properties=request.properties)
+        with _refusing(context):
+            id_, made = self.world.create(_kind_of(request.urn), _plain(request.properties))
+            return provider_pb2.CreateResponse(id=id_, properties=_struct(self._seen(made)))
+
+    def Read(self, request: Any, context: Any) -> Any:
+        found = self.world.find(_kind_of(request.urn), request.id)
+        if found is None:
+            return provider_pb2.ReadResponse()
+        known = _plain(request.inputs)
+        inputs = {key: found.get(key, value) for key, value in known.items()} if known else found
+        return provider_pb2.ReadResponse(id=request.id, properties=_struct(self._seen(found)), inputs=_struct(inputs))
+
+    def Update(self, request: Any, context: Any) -> Any:
+        old_inputs, old, new = map(_plain, (request.old_inputs, request.olds, request.news))
+        if request.preview:
+            return provider_pb2.UpdateResponse(properties=_struct({**old, **new}))
+        with _refusing(context):
+            name = _kind_of(request.urn)
+            stop = any(within(path, KINDS[name].stopped) for path in changes(KINDS[name], old_inputs, old, new))
+            if stop and not new.get("allowStoppingForUpdate"):
+                raise Refused(400, "Changing this of a started instance requires stopping it", "allow_stopping_for_update")
+            made = self.world.update(name, request.id, new, stop)
+            return provider_pb2.UpdateResponse(properties=_struct(self._seen(made)))
+
+    def Delete(self, request: Any, context: Any) -> Any:
+        with _refusing(context):
+            self.world.delete(_kind_of(request.urn), request.id)
+            return empty_pb2.Empty()
+
+    def _seen(self, found: Props) -> Props:
+        """An instance that does not run is not in the state that it was to be in."""
+        return {**found, "desiredStatus": found["currentStatus"]} if "desiredStatus" in found else found
+
+
+def changes(kind: Kind, old_inputs: Props, old: Props, new: Props) -> Iterator[str]:
+    """Dotted paths of what is asked for and is not so, and of what is asked for no longer."""
+    yield from _differ(new, old, "")
+    yield from (key for key in old_inputs.keys() - new.keys() if key not in kind.kept)
+
+
+def _differ(new: Any, old: Any, path: str) -> Iterator[str]:
+    if isinstance(new, dict) and isinstance(old, dict):
+        for key, value in new.items():
+            yield from _differ(value, old.get(key), f"{path}.{key}" if path else key)
+        if path == "labels" or path == "metadata":
+            yield from (f"{path}.{key}" for key in old.keys() - new.keys())
+    elif isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        for each, other in zip(new, old, strict=True):
+            yield from _differ(each, other, path)
+    elif new != old:
+        yield path
+
+
+def within(path: str, named: frozenset[str]) -> bool:
+    """Whether a dotted path is one of these, or below or above one."""
+    return any(f"{path}.".startswith(f"{each}.") for each in named)
+
+
+def _widened(path: str, old: Props, new: Props) -> bool:
+    if path != "ipCidrRange":
+        return False
+    return ipaddress.IPv4Network(old[path]).subnet_of(ipaddress.IPv4Network(new[path]))
+
+
+def _top(path: str) -> str:
+    return path.partition(".")[0]
+
+
+def _kind_of(urn: str) -> str:
+    return urn.split("::")[2].rpartition(":")[2]
+
+
+def _plain(struct: struct_pb2.Struct) -> Props:
+    found: Props = json_format.MessageToDict(struct)
+    return {key: value for key, value in found.items() if not key.startswith("__") and value is not None}
+
+
+def _struct(props: Props) -> struct_pb2.Struct:
+    made = struct_pb2.Struct()
+    made.update(props)
+    return made
+
+
+@contextmanager
+def _refusing(context: Any) -> Iterator[None]:
+    try:
+        yield
+    except Refused as refused:
+        context.abort(grpc.StatusCode.UNKNOWN, str(refused))
+
+
+@contextmanager
+def provider(world: World) -> Iterator[int]:
+    """The double on a loopback port, which is the result: `PULUMI_DEBUG_PROVIDERS=gcp:PORT` has the engine take it."""
+    server = grpc.server(futures.ThreadPoolExecutor(_AT_ONCE), options=[("grpc.max_receive_message_length", 1 << 28)])
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Provider(world), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()

@@ -1,0 +1,223 @@
+"""What `pulumi up` makes of a change on a live Google stack, by the real engine; instances are records.
+
+docs/gcp.md has the table of it, which is held here row by row.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import pytest
+from cloud import Cloud, PulumiError, Stack, Step
+from provider import KINDS, within
+from pydantic.alias_generators import to_camel
+
+from infra.gcp.config import GcpConfig
+from infra.templates import ROOT
+
+LIVE = {
+    "scaleTier": "CUSTOM",
+    "masterType": "n1-standard-4",
+    "workerType": "n1-standard-4",
+    "workerCount": "1",
+    "parameterServerType": "n1-standard-4",
+    "parameterServerCount": "1",
+    "evaluatorType": "n1-standard-4",
+    "evaluatorCount": "1",
+    "acceleratorType": '{"evaluator": "nvidia-tesla-t4"}',
+    "servingType": "n1-standard-4",
+    "servingCount": "1",
+}
+SIZES = dict.fromkeys(key for key in LIVE if not key.startswith("serving"))
+ROLES = {"master": "master", "worker": "worker", "parameterServer": "ps", "evaluator": "evaluator", "serving": "serving"}
+OTHERS = "projects/my-project-1/regions/us-central1/subnetworks/theirs"
+STARTS = "InstanceIAMBinding start-"
+
+
+class Change(NamedTuple):
+    """A change of the configuration above that is a change of one key, and which steps of a plan are this key's doing."""
+
+    values: Mapping[str, str | None]
+    does: str = ""
+
+
+# A plan each, by key. What keys of one plan do is told apart by resource and property, as a replacement has its reasons one by
+# one. Where the engine gives none, as for a trigger, a key has hosts, or a plan, of its own.
+PLANS: tuple[Mapping[str, Change], ...] = (
+    {
+        **{
+            f"{role}Type": Change({f"{role}Type": "n1-standard-8"}, f"Instance {host}-0 machineType")
+            for role, host in ROLES.items()
+        },
+        "serviceAccount": Change(
+            {"serviceAccount": '{"worker": "theirs@my-project-1.iam.gserviceaccount.com"}'},
+            rf"Instance worker-0 serviceAccount\..*|Firewall .*ServiceAccounts|BucketIAMMember worker-.*|{STARTS}.* members|"
+            "Account account-worker ",
+        ),
+        "labels": Change({"labels": '{"team": "vision"}'}, r"(Instance|Bucket) .* labels\.team"),
+        "flowLogs": Change({"flowLogs": "true"}, "Subnetwork subnet logConfig"),
+        "operatorCidr": Change({"operatorCidr": "203.0.113.7/32"}, "Firewall operator-.* sourceRanges"),
+        "forceDestroy": Change({"forceDestroy": "true"}, "Bucket bucket forceDestroy"),
+        "idleTimeout": Change({"idleTimeout": "30m"}, r"Instance .* metadata\.startup-script"),
+    },
+    {
+        **{
+            f"{role}Count": Change({f"{role}Count": "2"}, f"Instance {host}-1 |{STARTS}{host}-1 ")
+            for role, host in ROLES.items()
+            if role != "master"
+        },
+        "runtimeVersion": Change({"runtimeVersion": "2.20.0"}, r"Instance .*-0 metadata\.startup-script"),
+        "retainBucket": Change({"retainBucket": "true"}),
+        "disruptJobs": Change({"disruptJobs": "true"}),
+        "maxHourlyCost": Change({"maxHourlyCost": "9"}),
+        "hostKeyTimeout": Change({"hostKeyTimeout": "60"}),
+        "readyTimeout": Change({"readyTimeout": "60"}),
+    },
+    {
+        "acceleratorType": Change(
+            {"acceleratorType": '{"evaluator": "nvidia-tesla-t4", "worker": "nvidia-tesla-t4"}'},
+            f"(Instance |{STARTS})worker-0 .*",
+        ),
+        "acceleratorCount": Change({"acceleratorCount": '{"evaluator": 2}'}, f"(Instance |{STARTS})evaluator-0 .*"),
+        "provisioningModel": Change({"provisioningModel": '{"master": "SPOT"}'}, f"(Instance |{STARTS})master-0 .*"),
+    },
+    {
+        "gcp:zone": Change({"gcp:zone": "us-central1-b"}, f"Instance .* zone|{STARTS}.*"),
+        "image": Change({"image": "my-project-1/scaletier"}, r"Instance .* bootDisk\..*\.image"),
+        "bootDiskType": Change({"bootDiskType": "pd-balanced"}, r"Instance .* bootDisk\..*\.type"),
+        "bootDiskSize": Change({"bootDiskSize": "200"}, r"Instance .* bootDisk\..*\.size"),
+    },
+    {
+        "zones": Change({"gcp:zone": None, "zones": "us-central1-b"}, "Instance .* zone"),
+        "subnetwork": Change(
+            {"subnetwork": OTHERS, "network": None},
+            rf"Instance .* networkInterfaces\..*|(Address|Firewall|Network|Subnetwork|Router|RouterNat) .*|{STARTS}.*",
+        ),
+    },
+    {"network": Change({"network": "10.80.0.0/20"}, ".*")},
+    {"publicAddress": Change({"publicAddress": "true"}, ".*")},
+    {"scaleTier": Change({**SIZES, "scaleTier": "STANDARD_1"}, ".*")},
+    # A refusal is the first of them.
+    {"target": Change({"target": "lxd", "network": None, **dict.fromkeys(("operatorCidr", "gcp:project", "gcp:zone"))})},
+    {"gcp:project": Change({"gcp:project": "my-project-2"})},
+    {"gcp:region": Change({"gcp:zone": "europe-west4-a"})},
+    {"bucket": Change({"bucket": "another-bucket"})},
+    {"firewall": Change({"firewall": "false"})},
+)
+CHANGES = {key: (number, change) for number, plan in enumerate(PLANS) for key, change in plan.items()}
+Planned = Callable[[int], list[Step] | PulumiError]
+
+
+@pytest.fixture(scope="module")
+def live(records: Cloud) -> Iterator[Stack]:
+    network = "https://www.googleapis.com/compute/v1/projects/my-project-1/global/networks/theirs"
+    records.google.subnets[OTHERS] = {"network": network, "privateIpGoogleAccess": True}
+    with records.up(**LIVE) as stack:
+        records.put(stack.inventory["bucket"].removeprefix("gs://"), "jobs/job01/output/model", b"dear")
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def planned(live: Stack) -> Planned:
+    """What the engine makes of a plan's changes, all at once: the steps of the cluster's own resources, or why not."""
+
+    @functools.cache
+    def steps(number: int) -> list[Step] | PulumiError:
+        values = {key: value for change in PLANS[number].values() for key, value in change.values.items()}
+        try:
+            # Nothing has changed since the stack came up, which the first test sees.
+            return [step for step in live.plan(refresh=False, **values) if step.kind in KINDS]
+        except PulumiError as error:
+            return error
+
+    return steps
+
+
+def outcome(steps: list[Step]) -> str:
+    """What steps do to the cluster, in the words of the table."""
+    hosts = [step for step in steps if step.kind == "Instance"]
+    ops = {step.op for step in hosts}
+    if "replace" in ops:
+        return "made anew"
+    if ops & {"create", "delete"}:
+        return "come and go"
+    if any(within(step.of, KINDS["Instance"].stopped) for step in hosts):
+        return "stop and start"
+    return "in place" if steps else "nothing"
+
+
+def is_of(change: Change, step: Step) -> bool:
+    return bool(re.fullmatch(change.does, f"{step.kind} {step.name} {step.of}"))
+
+
+def documented() -> dict[str, str]:
+    """The table of docs/gcp.md: key to outcome."""
+    text = (ROOT / "docs/gcp.md").read_text().partition("### What a change does")[2].partition("\n### ")[0]
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    return {key: outcome.strip() for keys, outcome in rows for key in re.findall(r"`([^`]+)`", keys)}
+
+
+def test_each_key_has_its_row() -> None:
+    keys = {to_camel(name) for name in GcpConfig.model_fields} | {"gcp:project", "gcp:region", "gcp:zone"}
+    assert keys == CHANGES.keys() == documented().keys()
+
+
+def test_a_second_up_and_a_refresh_change_nothing(records: Cloud, live: Stack) -> None:
+    before = list(records.world.told)
+    live.up()
+    live.pulumi("refresh", "--yes")
+    assert live.plan() == []
+    assert records.world.told == before
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_change_does_what_the_table_says(planned: Planned, key: str) -> None:
+    number, change = CHANGES[key]
+    steps = planned(number)
+    if isinstance(steps, PulumiError):
+        found = "refused"
+        assert len(str(steps).strip().splitlines()) <= 2, steps
+    else:
+        found = outcome([step for step in steps if is_of(change, step)])
+    assert found == documented()[key]
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_no_change_does_anything_else_and_none_takes_the_bucket_away(planned: Planned, number: int) -> None:
+    steps = planned(number)
+    if isinstance(steps, list):
+        assert [step for step in steps if not any(is_of(change, step) for change in PLANS[number].values())] == []
+        assert [step for step in steps if step.kind == "Bucket" and step.op != "update"] == []
+
+
+def test_a_host_that_stopped_and_one_that_is_gone_come_back(records: Cloud, live: Stack) -> None:
+    by_replica = {each["labels"]["scaletier-replica"]: each for each in records.world.of("Instance")}
+    records.world.preempt(by_replica["worker-0"]["name"])
+    records.world.delete("Instance", records.world.id_of("Instance", by_replica["ps-0"]))
+    done = len(records.world.told)
+    live.up()
+    assert sorted(records.world.told[done:]) == [
+        f"create Instance {by_replica['ps-0']['name']}",
+        f"update Instance {by_replica['worker-0']['name']}",
+    ]
+    assert {each["currentStatus"] for each in records.world.of("Instance")} == {"RUNNING"}
+    assert live.plan() == []
+
+
+def test_hosts_are_made_anew_and_the_bucket_stays(records: Cloud, live: Stack) -> None:
+    rights = set(records.google.grants)
+    for change in (
+        {"network": "10.80.0.0/20"},
+        {"gcp:zone": "us-central1-b"},
+        {"runtimeVersion": "2.20.0", "idleTimeout": "30m"},
+    ):
+        live.up(**change)
+        assert live.plan() == []
+        assert len(records.world.of("Instance")) == len(live.inventory["hosts"]) == 5
+    assert {each["zone"] for each in records.world.of("Instance")} == {"us-central1-b"}
+    assert records.google.grants == rights
+    assert len(records.world.of("RouterNat")) == 1
+    assert records.objects("jobs/") == ["jobs/job01/output/model"]

@@ -1,0 +1,115 @@
+"""A Google cluster from its first boot to a model: the program's hosts, start-up script and stack folder; see doubles.py."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cloud import Cloud, Stack
+
+THREE = {
+    "scaleTier": "CUSTOM",
+    "masterType": "n1-standard-4",
+    "workerType": "n1-standard-4",
+    "workerCount": "1",
+    "parameterServerType": "n1-standard-4",
+    "parameterServerCount": "1",
+}
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
+
+
+@pytest.fixture(scope="module")
+def cluster(cloud: Cloud) -> Iterator[Stack]:
+    began = time.monotonic()
+    with cloud.up(**THREE) as stack:
+        print(f"up, from nothing to ready, for {len(cloud.google.machines)} hosts: {time.monotonic() - began:.0f} s")
+        yield stack
+
+
+def test_hosts_have_what_they_need_from_the_bucket_alone(cloud: Cloud, cluster: Stack) -> None:
+    assert len(cloud.google.machines) == 3
+    runtimes = {machine.guest["scaletier/runtime"] for machine in cloud.google.machines.values()}
+    assert len(runtimes) == 1
+    assert cloud.machines.refused() == 0, "a host tried to reach what is no Google"
+    for machine in cloud.google.machines.values():
+        python = "/opt/scaletier/venv/bin/python"
+        said = cloud.machines.run(machine.name, python, "-c", "import tensorflow as tf, optuna, uvicorn; print(tf.__version__)")
+        assert said.splitlines()[-1] == "2.21.0"
+        assert cloud.machines.run(machine.name, "find", "/opt/scaletier/venv/", "-type", "f", "-perm", "/222") == ""
+
+
+def test_a_job_runs_is_followed_and_described(cloud: Cloud, cluster: Stack) -> None:
+    lines = cloud.fab("train", "--job", "tiny1", *TINY, "--", "--seconds", "2")
+    for replica in ("master-0", "worker-0", "ps-0"):
+        assert f"INFO    {replica}" in lines
+    assert "job SUCCEEDED" in lines
+    record = json.loads(cloud.fab("describe", "tiny1", "--json"))
+    assert record["state"] == "SUCCEEDED"
+    cloud.fab("delete", "tiny1", "--yes")
+    assert "tiny1" not in cloud.fab("jobs")
+
+
+def test_tensorflow_trains_over_gs_and_its_output_is_fetched(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
+    lines = cloud.fab("train", "--job", "mlp1", "--", "--model", "mlp", "--max-steps", "30")
+    assert "Final metrics after 30 steps" in lines
+    assert f"Exporting prediction graph to {cluster.inventory['bucket']}/jobs/mlp1/output/export/" in lines
+    cloud.fab("get", "mlp1", "--dest", str(tmp_path / "mlp1"))
+    fetched = {path.name for path in (tmp_path / "mlp1").rglob("*") if path.is_file()}
+    assert {"checkpoint", "saved_model.pb", "evaluation.json"} <= fetched
+
+
+def test_a_job_goes_on_from_what_another_saved(cloud: Cloud, cluster: Stack) -> None:
+    lines = cloud.fab("train", "--job", "mlp2", "--resume", "mlp1", "--", "--model", "mlp", "--max-steps", "50")
+    assert "Resuming from gs://" in lines
+    assert "Final metrics after 50 steps" in lines
+
+
+def test_what_it_said_and_cost_is_known_afterwards(cloud: Cloud, cluster: Stack) -> None:
+    assert "Final metrics after 30 steps" in cloud.fab("logs", "master-0", "--job", "mlp1")
+    costs = json.loads(cloud.fab("cost", "--json"))
+    assert {job["jobId"] for job in costs["jobs"]} >= {"mlp1", "mlp2"}
+    assert all(job["cost"] > 0 for job in costs["jobs"])
+
+
+def test_a_model_is_exported_deployed_and_asked(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
+    cloud.fab("export", "mlp1", "--dest", str(tmp_path / "model"))
+    assert list((tmp_path / "model").rglob("saved_model.pb"))
+    cloud.fab("deploy", "--job", "mlp1", "--model", "digits", "--version", "v1")
+    instances = tmp_path / "instances.json"
+    instances.write_text(json.dumps({"key": 7, "image": [0.0] * 784}) + "\n")
+    asked = cloud.fab("predict", "--model", "digits", "--json-instances", str(instances), "--json")
+    (answer,) = json.loads(asked)["predictions"]
+    assert answer["key"] == 7
+    cloud.fab("delete-version", "digits", "v1", "--yes")
+    assert cloud.objects("models/digits/v1/") == []
+
+
+def test_of_two_with_one_name_one_is_made(cloud: Cloud, cluster: Stack) -> None:
+    """What tells them apart is the bucket's precondition."""
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: cloud.run("train", "--job", "twice", "--no-follow", *TINY), range(2)))
+    assert sorted(done.returncode for done in both) == [0, 2]
+    (refused,) = [done.stderr for done in both if done.returncode]
+    assert "job id 'twice' was used before" in refused
+    cloud.fab("wait", "twice")
+
+
+def test_a_job_is_cancelled(cloud: Cloud, cluster: Stack) -> None:
+    cloud.fab("train", "--job", "long1", "--no-follow", *TINY, "--", "--seconds", "600")
+    cloud.fab("cancel", "long1")
+    assert json.loads(cloud.fab("describe", "long1", "--json"))["state"] == "CANCELLED"
+
+
+def test_hosts_that_are_up_run_a_start_up_script_that_has_changed(cloud: Cloud, cluster: Stack) -> None:
+    hosts = [machine.name for machine in cloud.google.machines.values()]
+    for host in hosts:
+        cloud.machines.run(host, "touch", "/run/not-booted-since")
+    cluster.up(idleTimeout="30m")
+    assert [cloud.machines.run(host, "systemctl", "is-active", "scaletier-idle.timer") for host in hosts] == ["active\n"] * 3
+    cluster.up(idleTimeout="0")
+    assert [cloud.machines.run(host, "systemctl", "is-active", "scaletier-idle.timer") for host in hosts] == ["inactive\n"] * 3
+    assert all("not-booted-since" in cloud.machines.run(host, "ls", "/run") for host in hosts)
