@@ -27,6 +27,7 @@ SUITE = (
     "truth",
     "serving",
     "batch",
+    "requests",
     "screen",
     "tuning",
     "training",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import os
@@ -22,12 +23,12 @@ from infra.lxd import bucket, image, network, project
 from infra.lxd.api import LxdError, socket_path
 from infra.lxd.config import LxdConfig
 from infra.lxd.host import definition
-from infra.lxd.image import RUNTIMES_HERE, VENV
+from infra.lxd.image import RUNTIMES_HERE
 from infra.lxd.layout import address, names, sizes
 from infra.lxd.network import choose_range
 from infra.spec import ScaleTier
 
-NAMES = names(ROOT, f"{NAME}-peer")
+NAMES = names(f"{NAME}-peer", hashlib.sha256(str(ROOT).encode()).hexdigest()[:6])
 
 
 def launched(tier: ScaleTier) -> float:
@@ -39,8 +40,8 @@ def launched(tier: ScaleTier) -> float:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         try:
             found = choose_range(NAMES.project, NAMES.bridge, None)
-            project.create({"name": NAMES.project})
-            network.create({"name": NAMES.bridge, "range": str(found), "dhcp": False})
+            project.create({"name": NAMES.project, "stack": f"{NAME}-peer", "checkout": str(ROOT)})
+            network.create({"name": NAMES.bridge, "range": str(found)})
             bucket.create(base)
             public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
             hosts = hosts_of(tier, str(found), public)
@@ -59,7 +60,7 @@ def _remove(base: Props) -> None:
     """Deletes in the order in which each sets the next one free, whatever is there."""
     with suppress(LxdError):  # without the project there is no bucket
         bucket.delete(NAMES.bucket, base)
-    project.delete(NAMES.project, {"name": NAMES.project, "bridge": NAMES.bridge, "table": NAMES.table})
+    project.delete(NAMES.project, {"name": NAMES.project})
 
 
 def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
@@ -72,13 +73,12 @@ def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
             "project": NAMES.project,
             "name": replica.name,
             "image": image.require(),
-            "instanceType": config.instance_type,
             "pool": config.storage_pool,
             "bridge": NAMES.bridge,
             "address": str(address(found, replica)),
             "gateway": str(found[1]),
             "bucket": NAMES.bucket,
-            "runtime": str(VENV),
+            "runtime": str(image.require_runtime()),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": public_key,
             "machineType": spec.roles[replica.role].machine_type,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.launch import launched
 from benchmarks.registry import Figure, benchmark
-from benchmarks.stack import NAME, ROOT, BenchStack, say
+from benchmarks.stack import NAME, BenchStack, say
 from infra.lxd.api import client
-from infra.lxd.layout import names
+from infra.lxd.leftovers import own
 from infra.spec import ScaleTier
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -48,7 +48,7 @@ def memory_host(stack: BenchStack) -> Figure:
 
 def cgroup_of(host: str) -> Path:
     """The folder of a host's memory controller on this machine, of cgroup version 2 or 1."""
-    init = client(names(ROOT, NAME).project).instances.get(host).state().pid
+    init = client(own(NAME)[0].project).instances.get(host).state().pid
     return cgroup_folder(Path(f"/proc/{init}/cgroup").read_text(), _CGROUPS)
 
 

@@ -104,9 +104,11 @@ class BenchStack:
             self._remove()
             init = self.run("pulumi", "stack", "init", NAME, "--no-select", "--non-interactive")
         must(init, "pulumi stack init")
+        self.pulumi("config", "set", "forceDestroy", "true")
 
     def _remove(self) -> None:
         self.run("pulumi", "cancel", "--yes", "--non-interactive")
+        self.pulumi("config", "set", "forceDestroy", "true")
         self.pulumi("destroy", "--yes", "--skip-preview")
         self.pulumi("stack", "rm", NAME, "--yes")
 

@@ -28,7 +28,7 @@ from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import NAME, ROOT, TINY, BenchStack, job_id, login, say
 from benchmarks.told import first_after, last_gone, ledger_of, log_of, record_in, runs, seconds_of, starts, trainers
 from infra.lxd.api import client
-from infra.lxd.layout import names
+from infra.lxd.leftovers import own
 from infra.spec import ScaleTier
 from jobs import paths
 from jobs.lease import Lease
@@ -274,7 +274,7 @@ def cancel_8(stack: BenchStack) -> Figure:
 def cancel_chief_off(stack: BenchStack) -> Figure:
     """The chief's host loses its power the moment before, and with it the process that leads the job."""
     inventory = stack.require(ScaleTier.STANDARD_1)
-    chief = client(names(ROOT, NAME).project).instances.get(inventory.chief.name)
+    chief = client(own(NAME)[0].project).instances.get(inventory.chief.name)
 
     def once() -> float:
         try:
