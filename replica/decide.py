@@ -190,7 +190,7 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
     if not failed:
         return None
     if disturber := _disturber(view, failed):
-        preempted = view.replicas[disturber].death == PREEMPTED
+        preempted = (record := view.replicas.get(disturber)) is not None and record.death == PREEMPTED
         cause = f"{_name(disturber)} was {'preempted' if preempted else 'killed'}, and the others could not go on without it"
         return _again(job, view, cause, counts=not preempted)
     peers = [name for name in view.needed if name not in {r.name for r in failed}]

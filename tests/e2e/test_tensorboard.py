@@ -40,10 +40,10 @@ def job(cluster: Stack) -> str:
 
 @contextlib.contextmanager
 def tensorboard(cluster: Stack, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`fab tensorboard` and the URL that it prints; killed with the context."""
+    """`fab tensorboard` and the URL that it prints; killed with the context. An error is told with what it said till then."""
     process = cluster.start("fab", "tensorboard", *arguments)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         said = ""
         for line in process.stdout:
             said += line
@@ -51,6 +51,11 @@ def tensorboard(cluster: Stack, *arguments: str) -> Iterator[tuple[subprocess.Po
                 yield process, line.strip()
                 return
         raise AssertionError(f"fab tensorboard gave no URL: {said}")
+    except Exception as error:
+        code = process.poll()
+        process.kill()
+        error.add_note(f"fab tensorboard {'ran on' if code is None else f'had ended with {code}'}:\n{process.stdout.read()}")
+        raise
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jobs.records import Event, JobRecord, Plan, ReplicaRecord
@@ -377,6 +377,7 @@ def test_only_moves_of_the_table(before: JobRecord, seen: View) -> None:
 
 
 @given(_jobs, _views)
+@example(job(), View(PLAN, {"worker-0": record("worker-0", "EXITED", 1)}, NOW, killed={"master-0": 0.0}))  # its record is gone
 def test_a_view_leads_to_an_end_of_deciding(before: JobRecord, seen: View) -> None:
     # By itself a leader begins another attempt's view with `in_state` and `still` at 0.
     steps = 0
