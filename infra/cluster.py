@@ -8,6 +8,7 @@ from typing import Any
 
 from pulumi import Output, Resource
 
+from infra.runtime.recipe import PYTHON
 from infra.spec import ClusterSpec, Replica
 
 SCHEMA = 1
@@ -56,8 +57,8 @@ class Cluster:
     `hourly_costs` are US dollars by role, and what is no role's, where the target has prices. `shared_cpus` is how many
     processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons that jobs bring along as
     the hosts name it, `operator_runtimes` as the operator does, who fills it; None where a target has none. `tensorflow` is the
-    version that hosts have, None for the one of trainer/requirements.txt. `power` is None where `pulumi up` alone starts hosts.
-    `last` declares what a destroy is to meet first, given what was declared before it.
+    version that hosts have, None for the one of trainer/requirements.txt, `python` that of their Python. `power` is None where
+    `pulumi up` alone starts hosts. `last` declares what a destroy is to meet first, given what was declared before it.
     """
 
     hosts: Sequence[HostFacts]
@@ -69,6 +70,7 @@ class Cluster:
     runtimes: str | None = None
     operator_runtimes: str | None = None
     tensorflow: str | None = None
+    python: str = PYTHON
     proxy_command: str | None = None
     power: Power | None = None
     hourly_costs: Mapping[str, float] | None = None
@@ -124,6 +126,7 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
             "runtimes": cluster.runtimes,
             "operatorRuntimes": cluster.operator_runtimes,
             "tensorflow": cluster.tensorflow,
+            "python": cluster.python,
             "power": _power(cluster.power) if cluster.power else None,
             "labels": labels,
         }

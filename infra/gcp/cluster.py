@@ -16,7 +16,7 @@ from infra.gcp.config import GcpConfig
 from infra.gcp.firewall import IAP_RANGE, ClusterFirewall, FirewallArgs
 from infra.gcp.hostkeys import HostKeys
 from infra.gcp.identity import Identity, IdentityArgs
-from infra.gcp.image import Archive, image, startup_script, version
+from infra.gcp.image import Archive, image, python, startup_script, version
 from infra.gcp.instances import Host, HostArgs
 from infra.gcp.names import Names
 from infra.gcp.network import ClusterNetwork, NetworkArgs
@@ -88,7 +88,9 @@ class GcpCluster(ComponentResource):
         if config.firewall:
             table = FirewallArgs(firewall_project, names, network, spec, identity.emails, operator, shared)
             rules = ClusterFirewall("firewall", table, inside).rules
-        recipes = {role: recipe(config.runtime_version, found.accelerator) for role, found in spec.roles.items()}
+        gpus = any(found.accelerator for found in spec.roles.values())
+        self.python = python(gpus)
+        recipes = {role: recipe(config.runtime_version, found.accelerator, self.python) for role, found in spec.roles.items()}
         runtimes = {found: self._runtime(found, storage.bucket, inside) for found in dict.fromkeys(recipes.values())}
         scripts = {role: self._script(role, recipes[role], runtimes[recipes[role]], storage.bucket) for role in spec.roles}
         self.hosts = {
@@ -99,7 +101,7 @@ class GcpCluster(ComponentResource):
                     names=names,
                     replica=replica,
                     role=spec.roles[replica.role],
-                    image=image(config.image, spec.roles[replica.role].accelerator),
+                    image=image(config.image, gpus),
                     disk_type=config.boot_disk_type,
                     disk_size=config.boot_disk_size,
                     network=None if shared else config.network,
@@ -139,7 +141,7 @@ class GcpCluster(ComponentResource):
     def _runtime(self, found: Recipe, bucket: Output[str], opts: ResourceOptions) -> Runtime:
         known = self.args.found
         return Runtime(
-            f"python-{found.python}",
+            f"python-{found.python}{'-gpu' if found.cuda else ''}",
             {
                 "endpoint": known.storage,
                 "project": known.place.project,
@@ -214,6 +216,7 @@ class GcpCluster(ComponentResource):
             power=_power(self.args.found.endpoint),
             hourly_costs={**{str(role): usd for role, usd in cost.roles.items()}, "network": cost.network} if cost else None,
             tensorflow=self.args.config.runtime_version,
+            python=self.python,
             depends_on=[self.keys],
         )
 

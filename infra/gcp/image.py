@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from infra.runtime.recipe import Recipe
+from infra.runtime.recipe import PYTHON, PYTHON_WITH_GPUS, Recipe
 from infra.spec import Accelerator
 from infra.templates import ROOT, render
 
@@ -53,9 +53,17 @@ class Archive:
         return f"https://storage.googleapis.com/{self.bucket}/{self.recipe.path}"
 
 
-def image(chosen: str | None, accelerator: Accelerator | None) -> str:
-    """The image of a host: the one in the configuration, else Debian 12, or Ubuntu where there are GPUs."""
-    return chosen or (UBUNTU if accelerator else DEBIAN)
+def image(chosen: str | None, gpus: bool) -> str:
+    """The image of a stack's hosts: the one in the configuration, else Debian 12, or Ubuntu where any of them has GPUs.
+
+    It is one for all, as they have one Python: what a job brings along is made for that.
+    """
+    return chosen or (UBUNTU if gpus else DEBIAN)
+
+
+def python(gpus: bool) -> str:
+    """The version of Python that such an image has."""
+    return PYTHON_WITH_GPUS if gpus else PYTHON
 
 
 def startup_script(archive: Archive, accelerator: Accelerator | None, idle_seconds: int) -> str:

@@ -14,8 +14,8 @@ from infra.templates import ROOT
 
 FOLDER = "runtimes"
 """Where runtimes are in the bucket, beside `jobs` and `models`, and below /opt/scaletier on a host."""
-# The Pythons of the stock images: Debian 12's, and Ubuntu 24.04's, which hosts with GPUs have.
-_PYTHON, _PYTHON_WITH_GPUS = "3.11", "3.12"
+PYTHON, PYTHON_WITH_GPUS = "3.11", "3.12"
+"""Of the stock images: Debian 12's, and Ubuntu 24.04's, which all hosts of a stack with GPUs have."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,21 @@ class Recipe:
         return f"runtime-{hashlib.sha256(lines.encode()).hexdigest()[:12]}"
 
     @property
+    def cuda(self) -> bool:
+        """True for one with the libraries that TensorFlow needs for GPUs."""
+        return any("[and-cuda]" in line for line in self.requirements)
+
+    @property
     def path(self) -> str:
         """Its archive in the bucket."""
         return f"{FOLDER}/{self.name}.tar.gz"
 
 
-def recipe(runtime_version: str, accelerator: Accelerator | None) -> Recipe:
+def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = PYTHON) -> Recipe:
     """What hosts with, or without, an accelerator have."""
     package = "tensorflow[and-cuda]" if accelerator else "tensorflow-cpu"
     return Recipe(
-        _PYTHON_WITH_GPUS if accelerator else _PYTHON,
+        python,
         tuple(requirement_lines(f"{package}=={runtime_version}")),
         tuple(constraint_lines(runtime_version)),
     )

@@ -22,6 +22,8 @@ ROOT = Path(os.environ.get("SCALETIER_PROJECT") or HERE).resolve()
 EVERY = "all"
 JOBS_UNIT, SERVING_UNIT = "scaletier.service", "scaletier-serving.service"
 SCHEMA = 1
+PYTHON = "3.11"
+"""That of hosts whose inventory does not say it: Debian 12's."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ class Inventory:
     """A cluster that is up. `bucket` is as the hosts see it, `operator_bucket` as we do.
 
     `shared_cpus` is how many processors the hosts share, None where each has its own. `runtimes` is the folder with the Pythons
-    that jobs bring along, None where hosts can have none. `tensorflow` is the version that they have, None for ours. `powers`
-    is None where `pulumi up` alone starts hosts.
+    that jobs bring along, None where hosts can have none. `tensorflow` is the version that they have, None for ours,
+    `python` that of their Python. `powers` is None where `pulumi up` alone starts hosts.
     """
 
     stack: str
@@ -95,6 +97,7 @@ class Inventory:
     shared_cpus: int | None = None
     runtimes: Runtimes | None = None
     tensorflow: str | None = None
+    python: str = PYTHON
     powers: Powers | None = None
 
     @property
@@ -218,6 +221,7 @@ def parse(text: str | bytes, folder: Path) -> Inventory:
             shared_cpus=data.get("sharedCpus"),
             runtimes=Runtimes(Path(data["operatorRuntimes"]), data["runtimes"]) if data.get("runtimes") else None,
             tensorflow=data.get("tensorflow"),
+            python=data.get("python") or PYTHON,
             powers=_powers(data["power"]) if data.get("power") else None,
         )
         inventory.chief  # noqa: B018  a cluster without a master is no cluster

@@ -15,25 +15,21 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 
-from ops.cluster.inventory import HERE
+from ops.cluster.inventory import HERE, PYTHON
 from ops.errors import UsageError
 
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 CONSTRAINTS = HERE / "constraints.txt"
 NAMES = Path(__file__).with_name("hosts.txt")
-# Debian 12's Python and C library.
-VERSION = "3.11"
+# Debian 12's C library.
 _GLIBC = 36
-# What a requirement's marker means there.
+# What a requirement's marker means there, besides the versions of Python.
 _ENVIRONMENT = {
     "implementation_name": "cpython",
-    "implementation_version": f"{VERSION}.2",
     "os_name": "posix",
     "platform_machine": "x86_64",
     "platform_python_implementation": "CPython",
     "platform_system": "Linux",
-    "python_full_version": f"{VERSION}.2",
-    "python_version": VERSION,
     "sys_platform": "linux",
 }
 TENSORFLOW = "tensorflow-cpu"
@@ -62,11 +58,11 @@ def aliased(there: Mapping[str, str]) -> dict[str, str]:
     return {**there, **{alias: there[name] for alias, name in _ALIASES.items() if name in there}}
 
 
-def is_there(line: str, there: Mapping[str, str]) -> bool:
+def is_there(line: str, there: Mapping[str, str], python: str = PYTHON) -> bool:
     """True for a requirement that what is `there` meets or need not meet; UsageError for another version of it."""
     try:
         wanted = Requirement(line)
-        if not _applies(wanted):
+        if not _applies(wanted, python):
             return True
     except (InvalidRequirement, UndefinedEnvironmentName):
         return False  # a path or an option, or pip will say what is wrong
@@ -96,24 +92,24 @@ def constraints(folder: Path, there: Mapping[str, str]) -> Path:
     return file
 
 
-def is_like_this() -> bool:
+def is_like_this(python: str = PYTHON) -> bool:
     """True where what pip makes for the Python that runs this may be for the hosts."""
     here = (platform.python_version_tuple()[:2], sys.platform, platform.machine())
-    return here == (tuple(VERSION.split(".")), "linux", "x86_64")
+    return here == (tuple(python.split(".")), "linux", "x86_64")
 
 
-def options() -> list[str]:
+def options(python: str = PYTHON) -> list[str]:
     """By which pip fetches for the hosts from a machine that is not like them."""
     platforms = [f"--platform={each}" for each in _platforms()]
-    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={VERSION}", *platforms]
+    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
 
 
 @cache
-def tags() -> frozenset[Tag]:
+def tags(python: str = PYTHON) -> frozenset[Tag]:
     """The tags of wheels that the hosts can use: not `linux_x86_64`, which says nothing of the C library."""
     platforms = _platforms()
-    version = [int(part) for part in VERSION.split(".")]
-    interpreter = f"cp{VERSION.replace('.', '')}"
+    version = [int(part) for part in python.split(".")]
+    interpreter = f"cp{python.replace('.', '')}"
     return frozenset([*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)])
 
 
@@ -145,5 +141,7 @@ def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
             yield from named_files(path.parent, lines_of(path))
 
 
-def _applies(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({**_ENVIRONMENT, "extra": ""})
+def _applies(requirement: Requirement, python: str) -> bool:
+    full = f"{python}.2"
+    versions = {"python_version": python, "python_full_version": full, "implementation_version": full}
+    return requirement.marker is None or requirement.marker.evaluate({**_ENVIRONMENT, **versions, "extra": ""})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops import terminal
-from ops.cluster.inventory import HERE
+from ops.cluster.inventory import HERE, PYTHON
 from ops.errors import UsageError
 from ops.package import declared
 from ops.package.imports import check_module, check_script
@@ -99,12 +99,16 @@ class Package:
 
 
 def build(
-    folder: str | Path | Source, module: str, script: str | None = None, installed: Mapping[str, str] | None = None
+    folder: str | Path | Source,
+    module: str,
+    script: str | None = None,
+    installed: Mapping[str, str] | None = None,
+    python: str = PYTHON,
 ) -> Package:
     """Pack the package in `folder`, which is to run `module`; UsageError for all that would fail on the hosts later.
 
-    `installed` is what the job's own Python has, None for the hosts'. Without a module it is a folder with any program, of
-    which a `script` of Python is looked at as a module is.
+    `installed` is what the job's own Python has, None for the hosts', whose version is `python`. Without a module it is a
+    folder with any program, of which a `script` of Python is looked at as a module is.
     """
     source = folder if isinstance(folder, Source) else find(folder)
     name = module.partition(".")[0]
@@ -113,7 +117,7 @@ def build(
             f"project {source.name} has the packages {', '.join(source.names)}: say which module to run by --module"
         )
     name = name if module and len(source.names) > 1 else source.name
-    wheels = _dependencies(source, installed)
+    wheels = _dependencies(source, installed, python)
     imports = _imports(source.files, wheels, name, module, script, source.folder)
     with terminal.Step(f"packing {source.name}"):
         archive = pack({**wheels, **source.files}, source.executables)
@@ -193,13 +197,13 @@ def _project(root: Path) -> Source:
     return Source(source.names[0], source.files, source.requirements) if len(source.names) == 1 else source
 
 
-def _dependencies(source: Source, installed: Mapping[str, str] | None) -> dict[str, bytes]:
+def _dependencies(source: Source, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
     """The files of what the package depends on and the hosts lack, or the job's own Python where it has one."""
     if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
         return {}
     from ops.package import wheels
 
-    fetched = wheels.fetch(source.requirements, installed)
+    fetched = wheels.fetch(source.requirements, installed, python)
     sizes = {wheel.name: wheel.stat().st_size for wheel in fetched}
     if (total := sum(sizes.values()) + sum(map(len, source.files.values()))) > LIMIT:
         largest = max(sizes, key=lambda name: sizes[name])

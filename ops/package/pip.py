@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ops.cluster.inventory import PYTHON
 from ops.errors import UsageError
 from ops.package import piperror
 
@@ -15,17 +16,18 @@ from ops.package import piperror
 _STRAYS = frozenset({"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_PYTHON"})
 
 
-def pip(command: str, *arguments: str, start: Path, python: Path | None = None) -> None:
+def pip(command: str, *arguments: str, start: Path, python: Path | None = None, hosts: str = PYTHON) -> None:
     """`pip COMMAND ARGUMENTS` in the folder `start`, from which a requirement's paths start; UsageError where it fails.
 
     With a `python` that is whose packages it manages. What it makes can be read by everybody, as hosts have other users.
+    `hosts` is the version of theirs, for what is said.
     """
     whose = ["--python", str(python)] if python else []
     quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
-    run([sys.executable, "-m", "pip", *whose, command, *quiet, *arguments], start)
+    run([sys.executable, "-m", "pip", *whose, command, *quiet, *arguments], start, hosts)
 
 
-def run(command: Sequence[str], start: Path) -> None:
+def run(command: Sequence[str], start: Path, hosts: str = PYTHON) -> None:
     """A command that must succeed; UsageError with pip's reason where it does not."""
     done = subprocess.run(
         command,
@@ -40,4 +42,4 @@ def run(command: Sequence[str], start: Path) -> None:
         check=False,
     )
     if done.returncode:
-        raise UsageError(piperror.explain(done.stdout))
+        raise UsageError(piperror.explain(done.stdout, hosts))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-HOSTS = "the hosts' Python 3.11 on Linux x86-64"
 _NOT_FOUND = re.compile(r"No matching distribution found for (.+)")
 _VERSIONS = re.compile(r"\(from versions: (.+?)\)")
 _WRONG_WHEEL = re.compile(r"(\S+\.whl) is not a supported wheel on this platform")
 _BUILD_OUTPUT = re.compile(r"\[\d+ lines? of output\]\n(.*?)\n\s*\[end of output\]", re.DOTALL)
 _CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\s*\n", re.DOTALL)
-_COMPILED = re.compile(r"-(cp311|abi3|none)-linux_x86_64\.whl$")
+_COMPILED = re.compile(r"-(cp\d+|abi3|none)-linux_x86_64\.whl$")
 _GIT = re.compile(r"^\s*((?:fatal|error): (?!subprocess-exited).+)$", re.MULTILINE)
 _CLONE = re.compile(r"git (?:clone|fetch|checkout|rev-parse|submodule)\b.*did not run successfully")
 _UNREACHABLE = ("NewConnectionError", "ConnectTimeoutError", "Temporary failure in name resolution", "ReadTimeoutError")
@@ -18,12 +17,12 @@ _UNREACHABLE = ("NewConnectionError", "ConnectTimeoutError", "Temporary failure 
 _SHOWN_VERSIONS = 5
 
 
-def explain(output: str) -> str:
-    """Why pip failed, by what it printed, and what to do."""
+def explain(output: str, python: str) -> str:
+    """Why pip failed for hosts with this version of Python, by what it printed, and what to do."""
     if found := _WRONG_WHEEL.search(output):
-        return unfit(found[1].rpartition("/")[2])
+        return unfit(found[1].rpartition("/")[2], python)
     if found := _NOT_FOUND.search(output):
-        return _not_found(found[1].strip(), output)
+        return _not_found(found[1].strip(), output, python)
     if found := _CONFLICT.search(output):
         wanted = "; ".join(line.strip() for line in found[1].splitlines())
         return f"dependencies contradict one another or what the hosts have: {wanted}"
@@ -37,14 +36,15 @@ def explain(output: str) -> str:
     return f"pip failed: {(errors or last)[0]}"
 
 
-def unfit(wheel: str) -> str:
-    """What to say of a wheel that the hosts cannot use."""
-    if _COMPILED.search(wheel):
+def unfit(wheel: str, python: str) -> str:
+    """What to say of a wheel that hosts with this version of Python cannot use."""
+    tag = f"cp{python.replace('.', '')}"
+    if (compiled := _COMPILED.search(wheel)) and compiled[1] in (tag, "abi3", "none"):
         return f"{wheel} was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"
-    return f"{wheel} is not a wheel for {HOSTS}: take one for cp311, abi3 or py3, and for any platform or manylinux"
+    return f"{wheel} is not a wheel for {_hosts(python)}: take one for {tag}, abi3 or py3, and for any platform or manylinux"
 
 
-def _not_found(wanted: str, output: str) -> str:
+def _not_found(wanted: str, output: str, python: str) -> str:
     if any(word in output for word in _UNREACHABLE):
         return (
             f"dependency {wanted} cannot be fetched, the package index does not answer: check the network, or pip config list"
@@ -57,4 +57,8 @@ def _not_found(wanted: str, output: str) -> str:
         if versions
         else "no version of it fits"
     )
-    return f"dependency {wanted} cannot be found for {HOSTS}, {there}: check its name and version"
+    return f"dependency {wanted} cannot be found for {_hosts(python)}, {there}: check its name and version"
+
+
+def _hosts(python: str) -> str:
+    return f"the hosts' Python {python} on Linux x86-64"

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ops import terminal
-from ops.cluster.inventory import Inventory, Runtimes
+from ops.cluster.inventory import PYTHON, Inventory, Runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import hostpython
 from ops.package.pip import pip, run
@@ -25,7 +25,7 @@ from ops.package.whole import key, making
 
 # What a runtime is made of: the hosts' own Python, which is this machine's where the hosts are on it.
 _BASE = "/usr/bin/python3"
-_SITE = f"lib/python{hostpython.VERSION}/site-packages"
+_SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
 _EDITABLE = ("-e ", "--editable")
 # What a manifest may tell.
@@ -87,7 +87,7 @@ def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
 
 def _of(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
     named = hostpython.named_files(file.parent, lines) if file else ()
-    digest = key([hostpython.VERSION.encode(), *(line.encode() for line in lines), *named])
+    digest = key([PYTHON.encode(), *(line.encode() for line in lines), *named])
     return Runtime(name, tuple(lines), f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}", file)
 
 
@@ -134,10 +134,8 @@ def pinned(versions: Mapping[str, str]) -> list[str]:
 def _install(made: Path, runtime: Runtime, seen: str) -> None:
     run([_BASE, "-m", "venv", "--without-pip", str(made)], made.parent)
     found = (made / "lib").glob("python3.*")
-    if (version := next((each.name.removeprefix("python") for each in found), "")) != hostpython.VERSION:
-        raise OpsError(
-            f"the hosts have Python {hostpython.VERSION} and {_BASE} is {version}: a runtime for them cannot be made"
-        )
+    if (version := next((each.name.removeprefix("python") for each in found), "")) != PYTHON:
+        raise OpsError(f"the hosts have Python {PYTHON} and {_BASE} is {version}: a runtime for them cannot be made")
     asked = runtime.file or made / "asked.txt"
     if runtime.file is None:
         asked.write_text("".join(f"{line}\n" for line in runtime.lines))

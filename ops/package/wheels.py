@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 
 from ops import terminal
-from ops.cluster.inventory import ROOT
+from ops.cluster.inventory import PYTHON, ROOT
 from ops.errors import UsageError
 from ops.package import hostpython, piperror
 from ops.package.pip import pip
@@ -44,34 +44,34 @@ def project_files(built: Path) -> dict[str, bytes]:
     return unpack([_only_wheel(built)])
 
 
-def fetch(requirements: Path, installed: Mapping[str, str] | None = None) -> list[Path]:
+def fetch(requirements: Path, installed: Mapping[str, str] | None = None, python: str = PYTHON) -> list[Path]:
     """The wheels that a requirements.txt asks for and the hosts lack; UsageError where there are none that fit the hosts.
 
-    `installed` is what the job's own Python has, name to version, where it is not the hosts'.
+    `installed` is what the job's own Python has, name to version, where it is not the hosts'; `python` is the hosts' version.
     """
     lines = hostpython.lines_of(requirements)
     if installed is None and set(lines) <= set(hostpython.lines_of(hostpython.REQUIREMENTS)):
         return []
     there = hostpython.hosts() if installed is None else hostpython.aliased(installed)
-    if all(hostpython.is_there(line, there) for line in lines):
+    if all(hostpython.is_there(line, there, python) for line in lines):
         return []
     have = [f"{name}=={version}" for name, version in sorted(there.items())]
-    parts = [part.encode() for part in (*have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
+    parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
 
     def make(into: Path) -> None:
         with tempfile.TemporaryDirectory() as stubs:
             constraints = hostpython.constraints(Path(stubs), there)
             asked = ["--constraint", str(constraints), "--requirement", str(requirements)]
-            if hostpython.is_like_this():
-                pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent)
+            if hostpython.is_like_this(python):
+                pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent, hosts=python)
             else:
-                pip("download", f"--dest={into}", *hostpython.options(), *asked, start=requirements.parent)
+                pip("download", f"--dest={into}", *hostpython.options(python), *asked, start=requirements.parent, hosts=python)
         for wheel in into.glob("*.whl"):
             name, _, _, tags = parse_wheel_filename(wheel.name)
             if name in there:
                 wheel.unlink()
-            elif not tags & hostpython.tags():
-                raise UsageError(piperror.unfit(wheel.name))
+            elif not tags & hostpython.tags(python):
+                raise UsageError(piperror.unfit(wheel.name, python))
 
     return sorted(_kept(parts, "fetching dependencies", make).glob("*.whl"))
 

@@ -131,7 +131,7 @@ def prepare_program(inventory: Inventory, flags: Flags, found: program.Program) 
         from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
 
         installed = runtimes.build(inventory, job.runtime)
-    built = package.build(found.source, job.module, found.script, installed)
+    built = package.build(found.source, job.module, found.script, installed, inventory.python)
     return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
 
 

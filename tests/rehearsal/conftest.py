@@ -15,9 +15,10 @@ from provider import provider
 from records import Records, upload
 from world import Hosts, World
 
-from infra.runtime.recipe import recipe
+from infra.runtime.recipe import PYTHON, PYTHON_WITH_GPUS, recipe
 from infra.spec import Accelerator
 
+GPU = Accelerator("nvidia-tesla-t4")
 RANGE = ipaddress.IPv4Network("10.64.0.0/20")  # the program's own default
 
 
@@ -45,8 +46,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         def fill(kind: str, name: str) -> None:
             if kind == "Bucket":
                 for version in ("2.21.0", "2.20.0"):
-                    for accelerator in (None, Accelerator("nvidia-tesla-t4")):
-                        upload(google, name, recipe(version, accelerator))
+                    for python, accelerator in ((PYTHON, None), (PYTHON_WITH_GPUS, None), (PYTHON_WITH_GPUS, GPU)):
+                        upload(google, name, recipe(version, accelerator, python))
 
         world.after = fill
         yield Cloud("records", google, world, *ports, tmp_path_factory.mktemp("stack"))

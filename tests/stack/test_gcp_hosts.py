@@ -12,6 +12,7 @@ from gcpcases import A100, GPUS, HOSTS, L4, email, role_of
 from stackmocks import KEY, SHA256, STACK, Program, Recorded, Stack
 from test_firewall_answers import CUSTOM, TIERS
 
+from infra.gcp.image import UBUNTU
 from infra.spec import ScaleTier
 
 
@@ -97,8 +98,8 @@ def shape(item: Recorded) -> tuple[Any, Mapping[str, Any], str]:
 
 def test_gpus_and_spot_are_by_role(program: Program) -> None:
     found = {item.name: shape(item) for item in program("gcp", **GPUS).of("Instance")}
-    assert found["master-0"] == (None, STANDARD | {"onHostMaintenance": "MIGRATE"}, "debian-12")
-    assert found["ps-0"] == (None, SPOT, "debian-12")
+    assert found["master-0"] == (None, STANDARD | {"onHostMaintenance": "MIGRATE"}, "ubuntu-2404-lts-amd64")
+    assert found["ps-0"] == (None, SPOT, "ubuntu-2404-lts-amd64")
     assert found["worker-2"] == ([{"type": "nvidia-tesla-v100", "count": 2}], SPOT, "ubuntu-2404-lts-amd64")
     assert found["evaluator-0"] == (
         [{"type": "nvidia-tesla-t4", "count": 1}],
@@ -139,9 +140,13 @@ def test_a_startup_script_makes_the_host_and_is_bash(program: Program) -> None:
     assert "AllowUsers scaletier" in scripts["ps-0"]
     assert "-lt 1800 ]" in scripts["ps-0"]
     assert {python.name: python.inputs["python"] for python in stack.of("Runtime")} == {
-        "python-3.11": "3.11",
         "python-3.12": "3.12",
+        "python-3.12-gpu": "3.12",
     }
+    images = {item.inputs["bootDisk"]["initializeParams"]["image"] for item in stack.of("Instance")}
+    assert images == {UBUNTU}, "what a job brings along is made for one Python"
+    assert stack.inventory["python"] == "3.12"
+    assert program("gcp").inventory["python"] == "3.11"
     for script in scripts.values():
         assert f"sha256={SHA256}\n" in script
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)

@@ -17,7 +17,7 @@ from test_ops_wheels import wheel
 from jobs.records import JobRecord
 from ops.cluster.inventory import Inventory, Runtimes
 from ops.errors import OpsError, UsageError
-from ops.package import hostpython, package, runtimes
+from ops.package import package, runtimes
 from ops.train import manifest
 from ops.train.config import Flags, build_job
 from ops.train.render import plan
@@ -109,7 +109,7 @@ def test_another_python_here_than_on_the_hosts_is_said(
     local: Inventory, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel(index)
-    monkeypatch.setattr(hostpython, "VERSION", "3.12")
+    monkeypatch.setattr(runtimes, "PYTHON", "3.12")
     with pytest.raises(OpsError, match=r"the hosts have Python 3.12 and .* is 3.11"):
         runtimes.build(local, runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime"))
 
