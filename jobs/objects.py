@@ -32,11 +32,14 @@ _PART = 4 << 20  # aiohttp counts the sending of one as waiting for its answer
 _SLOWEST = 1_000_000  # bytes a second; what is slower is taken to be stuck
 
 
+PLAIN = ("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+"""A variable of the environment, and its value, for whatever imports gcsfs: its other file system asks by gRPC what kind of
+bucket it is, for a minute and a half where only HTTPS passes."""
+
+
 def plain() -> None:
-    """To be called before gcsfs is imported: its other file system asks by gRPC what kind of bucket it is, for a minute and a
-    half where only HTTPS passes.
-    """
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    """Sets it, where nobody has: to be called before gcsfs is imported."""
+    os.environ.setdefault(*PLAIN)
 
 
 class Objects:

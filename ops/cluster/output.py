@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import paths
+from jobs.objects import PLAIN
 from jobs.records import JobRecord
 from jobs.study import Trial
 from ops import terminal
@@ -15,9 +16,12 @@ from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.errors import OpsError
 
-WITHOUT_TENSORFLOW = 'sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")'
-"""A line of Python, behind `import sys, types`, by which TensorBoard does without TensorFlow: it starts in a fifth of the time,
-leaves the memory to the training, and reads what fsspec reads."""
+WITHOUT_TENSORFLOW = f"""
+sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
+os.environ.setdefault{PLAIN}
+"""
+"""Lines of Python, behind `import os, sys, types`, by which TensorBoard does without TensorFlow: it starts in a fifth of the
+time, leaves the memory to the training, and reads what fsspec reads."""
 METRICS = "metrics.json"
 """What a trainer may write of its metrics."""
 EVALUATION = "evaluation.json"

@@ -20,7 +20,7 @@ from ops.train.push import PYTHON
 # Runs on a host, where the summaries are: up to so many points of each scalar, the last among them. Without TensorFlow it
 # starts in a fifth of the time.
 _SCALARS = f"""
-import json, sys, types
+import json, os, sys, types
 {WITHOUT_TENSORFLOW}
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.util.tensor_util import make_ndarray

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -211,6 +212,18 @@ class Cloud:
         """A command of the operator's."""
         command, environment = [str(BIN / "fab"), *arguments], self._environment()
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A command of the operator's that goes on until it is interrupted, as it is with the context."""
+        command, environment = [str(BIN / "fab"), *arguments], self._environment()
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.send_signal(signal.SIGINT)
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {

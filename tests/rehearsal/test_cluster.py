@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import requests
 from cloud import Cloud, Stack
 
 THREE = {
@@ -73,6 +75,22 @@ def test_what_it_said_and_cost_is_known_afterwards(cloud: Cloud, cluster: Stack)
     costs = json.loads(cloud.fab("cost", "--json"))
     assert {job["jobId"] for job in costs["jobs"]} >= {"mlp1", "mlp2"}
     assert all(job["cost"] > 0 for job in costs["jobs"])
+
+
+def test_tensorboard_shows_what_is_in_the_bucket(cloud: Cloud, cluster: Stack) -> None:
+    with cloud.running("tensorboard", "--job", "mlp1") as process:
+        assert process.stdout is not None
+        said = ""
+        while not (found := re.search(r"^http://127\.0\.0\.1:\d+/", said, re.MULTILINE)):
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        deadline = time.monotonic() + 120
+        while (runs := requests.get(f"{found[0]}data/runs", timeout=30).json()) != ["summaries"]:
+            assert time.monotonic() < deadline, f"it shows the runs {runs}"
+            time.sleep(1)
+        tags = requests.get(f"{found[0]}data/plugin/scalars/tags", timeout=30).json()
+    assert "loss" in tags["summaries"]
 
 
 def test_a_model_is_exported_deployed_and_asked(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
