@@ -1,4 +1,4 @@
-"""Tries what a trainer has no business with in the bucket that it is given, by TensorFlow and by fsspec, and says how that went."""
+"""Tries what a trainer has no business with in its bucket, by TensorFlow and by fsspec, and says how each of it went."""
 
 from __future__ import annotations
 
