@@ -40,7 +40,14 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A command as it runs, its stdout a pipe; leaving the context ends its whole process group."""
     process = subprocess.Popen(
-        command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+        command,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=_hears_ctrl_c,
     )
     try:
         yield process
@@ -48,6 +55,11 @@ def running(
         end(process)
         if process.stdout:
             process.stdout.close()
+
+
+def _hears_ctrl_c() -> None:
+    """What a shell has in the background ignores it, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -77,6 +89,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=_hears_ctrl_c,
     )
     try:
         out, err = process.communicate(stdin, timeout=limit)
