@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -100,8 +100,12 @@ def _urls(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 class Broker:
     """Answers on a loopback port of its own until `close`; the port is the trainer's to know."""
 
-    def __init__(self, may: Access, mint: Mint, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rules, self._mint, self._clock = boundary(may), mint, clock
+    def __init__(
+        self, may: Access, mint: Mint, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`say` hears why there is no token, once for as long as it stays so."""
+        self._rules, self._mint, self._say, self._clock = boundary(may), mint, say, clock
+        self._trouble = ""
         self._lock = threading.Lock()
         self._token, self._good_until = "", 0.0
         self._server = ThreadingHTTPServer((_LOOPBACK, 0), type("Handler", (_Handler,), {"broker": self}))
@@ -123,10 +127,21 @@ class Broker:
         """As the metadata server gives one; OSError where there is none to be had."""
         with self._lock:
             if self._clock() > self._good_until - _EARLY:
-                self._token, seconds = self._mint(self._rules)
+                self._token, seconds = self._minted()
                 self._good_until = self._clock() + seconds
             left = int(self._good_until - self._clock())
             return {"access_token": self._token, "expires_in": left, "token_type": "Bearer"}
+
+    def _minted(self) -> tuple[str, float]:
+        try:
+            made = self._mint(self._rules)
+        except OSError as error:
+            if self._trouble != (trouble := str(error)):
+                self._say(f"no token for the bucket: {trouble}")
+            self._trouble = trouble
+            raise
+        self._trouble = ""
+        return made
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -146,7 +161,6 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return self._say(200, json.dumps(self.broker.token()))
         except OSError as error:
-            sys.stderr.write(f"<4>replica: no token for the trainer: {error}\n")
             return self._say(503, str(error))
 
     def _say(self, status: int, content: str) -> None:
@@ -165,8 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
 def mint(rules: Boundary) -> tuple[str, float]:
     """A token of this host's account, downscoped by Google's token service."""
     import google.auth  # a third of a second that a host of this machine need not wait
+    import urllib3
     from google.auth import downscoped, exceptions
-    from google.auth.transport.requests import Request
+    from google.auth.transport.urllib3 import Request
 
     made = []
     for rule in rules:
@@ -182,7 +197,9 @@ def mint(rules: Boundary) -> tuple[str, float]:
         source, _ = google.auth.default(scopes=[_SCOPE])
         narrow = downscoped.Credentials(source, downscoped.CredentialAccessBoundary(made))
         asked = time.time()
-        narrow.refresh(Request())
+        # By the authorities that the host trusts, as its other clients do, and not by a package's own list.
+        with urllib3.PoolManager(ssl_context=ssl.create_default_context()) as pool:
+            narrow.refresh(Request(pool))
     except exceptions.GoogleAuthError as error:
         raise OSError(f"Google's token service: {' '.join(str(error).split())}") from None
     ends = narrow.expiry  # in UTC, and it does not say so

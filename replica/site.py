@@ -54,14 +54,14 @@ class HostSite:
     def _prepared(self, plan: Plan, name: str) -> Assignment:
         self.finish()  # of a job, or an attempt, before
         folder = self._package(plan)
-        environment = self._environment(plan, plan.tasks[name], folder)
-        if environment.get("JOB_DIR", "").startswith("/"):
-            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
-        archive = paths.log(plan.jobId, name)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
             self._log = Log(self._state / "logs", plan.jobId, name)
+        environment = self._environment(plan, plan.tasks[name], folder)
+        if environment.get("JOB_DIR", "").startswith("/"):
+            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
+        archive = paths.log(plan.jobId, name)
         self._log.adopt(self._files, archive)
         self._archive = Archive(self._log, self._files, archive)
         python = self._python(plan)
@@ -147,7 +147,9 @@ class HostSite:
         # A client that makes a folder looks for those above it, which are not this trainer's to look at.
         with suppress(Conflict):
             self._ledger.store.create(f"{paths.output(plan.jobId)}/", b"")
-        self._broker = Broker(access(plan, task, bucket), self._mint)
+        log = self._log
+        assert log is not None  # of this job
+        self._broker = Broker(access(plan, task, bucket), self._mint, lambda text: log.say(text, "WARNING"))
         return self._broker.environment
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:
