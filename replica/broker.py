@@ -53,10 +53,11 @@ class Access:
 def access(plan: Plan, task: Task, bucket: str) -> Access:
     """What a job's program may touch: its own output, the stack's data, and what it was told to use, to read; pure.
 
-    `bucket` is the stack's, without gs://. A job whose output is elsewhere writes there.
+    `bucket` is the stack's, without gs://. A job that goes on in the output of another writes there.
     """
-    output = paths.output(plan.jobId)
     told = dict.fromkeys(_urls([*plan.args, *plan.command, *plan.data, *task.environment.values()]))
+    job_dir = _urls([task.environment.get("JOB_DIR", "")])
+    output = next((path.strip("/") for name, path in job_dir if name == bucket), "") or paths.output(plan.jobId)
     own = [path.strip("/") for name, path in told if name == bucket]
     reads = dict.fromkeys((f"{paths.DATA}/", *(path for path in own if path and not path.startswith(output))))
     others = dict.fromkeys(name for name, _ in told if name != bucket)

@@ -144,12 +144,13 @@ class HostSite:
         scheme, _, bucket = self._host.bucket.partition("://")
         if scheme != "gs":
             return {}
+        may = access(plan, task, bucket)
         # A client that makes a folder looks for those above it, which are not this trainer's to look at.
         with suppress(Conflict):
-            self._ledger.store.create(f"{paths.output(plan.jobId)}/", b"")
+            self._ledger.store.create(f"{may.writes[0]}/", b"")
         log = self._log
         assert log is not None  # of this job
-        self._broker = Broker(access(plan, task, bucket), self._mint, lambda text: log.say(text, "WARNING"))
+        self._broker = Broker(may, self._mint, lambda text: log.say(text, "WARNING"))
         return self._broker.environment
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:

@@ -31,6 +31,12 @@ def test_what_it_goes_on_from_it_reads_and_what_is_others_it_may_use_as_its_host
     assert of("gs://mine").reads == ("data/", "data"), "the whole bucket is nobody's to read"
 
 
+def test_a_job_that_goes_on_in_the_output_of_another_writes_there() -> None:
+    assert of(JOB_DIR="gs://mine/jobs/job01/output").writes == ("jobs/job01/output",)
+    elsewhere = of(JOB_DIR="gs://results/x")
+    assert (elsewhere.writes, elsewhere.others) == (("jobs/job02/output",), ("results",))
+
+
 def test_the_boundary_as_google_has_it() -> None:
     resource = "//storage.googleapis.com/projects/_/buckets/"
     assert boundary(Access("mine", ("jobs/j/output",), ("data/", "jobs/i/output"), ("theirs",))) == [

@@ -39,10 +39,11 @@ def main() -> None:
         try:
             attempt()
             print(f"nosy {name} done")
-        except (tf.errors.PermissionDeniedError, PermissionError):
-            print(f"nosy {name} refused")
+        except tf.errors.NotFoundError:
+            print(f"nosy {name} unseen")
         except Exception as error:  # noqa: BLE001  whatever it is, the test is to see it
-            print(f"nosy {name} {type(error).__name__}: {error}")
+            refused = isinstance(error, tf.errors.PermissionDeniedError) or str(error).startswith("Forbidden")
+            print(f"nosy {name} refused" if refused else f"nosy {name} {type(error).__name__}: {error}")
 
 
 main()
