@@ -15,9 +15,10 @@ from typing import Any
 from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
-from jobs.store import Files, StoreError
+from jobs.store import Conflict, Files, StoreError
 from replica import processors
 from replica.archive import Archive
+from replica.broker import Broker, Mint, access, mint
 from replica.log import Log
 from replica.manifest import Manifest
 from replica.supervisor import Assignment
@@ -29,9 +30,13 @@ _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PI
 class HostSite:
     """Below `state`: `logs/<job>.jsonl`, `secrets/<job>.json`, `jobs/<job>/package` and, once it is whole, `package.sha256`."""
 
-    def __init__(self, host: HostFile, state: Path, ledger: Ledger, files: Files, environ: Mapping[str, str]) -> None:
-        """`files` is the bucket for what may take long: packages and logs."""
+    def __init__(
+        self, host: HostFile, state: Path, ledger: Ledger, files: Files, environ: Mapping[str, str], mint: Mint = mint
+    ) -> None:
+        """`files` is the bucket for what may take long: packages and logs; `mint` makes tokens for Google's clients."""
         self._host, self._state, self._ledger, self._files, self._environ = host, state, ledger, files, environ
+        self._mint = mint
+        self._broker: Broker | None = None
         self._secrets = state / "secrets"
         self._archive: Archive | None = None
         self._manifest: Manifest | None = None
@@ -49,14 +54,14 @@ class HostSite:
     def _prepared(self, plan: Plan, name: str) -> Assignment:
         self.finish()  # of a job, or an attempt, before
         folder = self._package(plan)
-        environment = self._environment(plan, plan.tasks[name], folder)
-        if environment.get("JOB_DIR", "").startswith("/"):
-            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
-        archive = paths.log(plan.jobId, name)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
             self._log = Log(self._state / "logs", plan.jobId, name)
+        environment = self._environment(plan, plan.tasks[name], folder)
+        if environment.get("JOB_DIR", "").startswith("/"):
+            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
+        archive = paths.log(plan.jobId, name)
         self._log.adopt(self._files, archive)
         self._archive = Archive(self._log, self._files, archive)
         python = self._python(plan)
@@ -123,7 +128,30 @@ class HostSite:
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
         usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}
-        return usual | env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins} | self._told_secrets(plan)
+        return (
+            usual
+            | env
+            | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins}
+            | self._rights(plan, task)
+            | self._told_secrets(plan)
+        )
+
+    def _rights(self, plan: Plan, task: Task) -> dict[str, str]:
+        """Where Google's clients get this trainer's token; nothing where the bucket is a folder of the host."""
+        if self._broker:
+            self._broker.close()
+            self._broker = None
+        scheme, _, bucket = self._host.bucket.partition("://")
+        if scheme != "gs":
+            return {}
+        may = access(plan, task, bucket)
+        # A client that makes a folder looks for those above it, which are not this trainer's to look at.
+        with suppress(Conflict):
+            self._ledger.store.create(f"{may.writes[0]}/", b"")
+        log = self._log
+        assert log is not None  # of this job
+        self._broker = Broker(may, self._mint, lambda text: log.say(text, "WARNING"))
+        return self._broker.environment
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:
         """The variables that `fab train` brought to this host alone."""

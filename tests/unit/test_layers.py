@@ -75,6 +75,7 @@ OUTSIDE = {
     "jobs": set(),
     "jobs/objects.py": {"fsspec", "gcsfs", "aiohttp", "google.auth"},
     "replica": set(),
+    "replica/broker.py": {"google.auth", "urllib3"},
     "replica/facts.py": {"fsspec"},
     "serving": {"numpy", "orjson"},
     "serving/__main__.py": {"uvicorn"},
