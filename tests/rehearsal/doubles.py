@@ -445,13 +445,17 @@ def fake_gcs() -> Iterator[int]:
         process.wait()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 512  # of eight hosts that begin at once; one that is not taken is heard of a minute later
+
+
 @contextmanager
 def serving(
     google: Google, kind: type[_Handler], address: str, port: int = 0, certificate: Path | None = None
 ) -> Iterator[int]:
     """One of the doubles at an address, on a port, which is the result."""
-    server = ThreadingHTTPServer((address, port), type(kind.__name__, (kind,), {"google": google}))
-    server.daemon_threads = True
+    server = _Server((address, port), type(kind.__name__, (kind,), {"google": google}))
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
