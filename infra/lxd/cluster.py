@@ -16,12 +16,13 @@ from infra.lxd.firewall import Firewall, rules
 from infra.lxd.host import Host
 from infra.lxd.identity import Identity
 from infra.lxd.image import RUNTIMES_HERE
-from infra.lxd.layout import BUCKET, RUNTIMES, address, sizes
+from infra.lxd.layout import BUCKET, RUNTIMES, address, port, sizes
 from infra.lxd.network import Network
 from infra.lxd.preflight import Found
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
 from infra.lxd.seal import Seal
+from infra.lxd.wall import wall
 from infra.spec import ClusterSpec, Replica
 from infra.templates import ROOT
 
@@ -48,12 +49,14 @@ def host_props(spec: ClusterSpec, config: LxdConfig, found: Found, authorized_ke
             "image": found.image,
             "pool": config.storage_pool,
             "bridge": own.bridge,
+            "port": port(own.bridge, replica),
             "address": str(address(network, replica)),
             "gateway": str(network[1]),
             "bucket": own.bucket,
             "runtime": str(found.runtime),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": authorized_key,
+            "wall": wall(spec.firewall, network, replica.role),
             "machineType": spec.roles[replica.role].machine_type,
             "cpus": limits[replica.role].cpus,
             "memory": limits[replica.role].memory,

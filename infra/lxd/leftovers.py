@@ -14,8 +14,8 @@ import psutil
 
 from infra.lxd.api import LxdError, client
 from infra.lxd.bucket import pool_of
-from infra.lxd.firewall import tables
 from infra.lxd.layout import PREFIX, Names
+from infra.lxd.nft import tables
 from infra.lxd.project import Owner, kept, owners
 from infra.templates import ROOT
 

@@ -11,10 +11,11 @@ from infra.lxd import image
 from infra.lxd.api import LxdError, client, errors, hosts_of
 from infra.lxd.bucket import pool_of
 from infra.lxd.config import LxdConfig
-from infra.lxd.firewall import forward_drops, list_chains
+from infra.lxd.firewall import forward_drops
 from infra.lxd.identity import names_of
 from infra.lxd.layout import Names
 from infra.lxd.network import choose_range
+from infra.lxd.nft import list_chains
 from infra.spec import ClusterSpec
 from infra.state import State
 from infra.templates import ROOT
