@@ -21,14 +21,16 @@ UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 _DRIVERS = ("580-server", "570-server", "550-server")
 
 _ROLE = ROOT / "ansible" / "roles" / "host"
-# A Google host has its network from its image, and its host key and authorized key from Google's guest agent, which writes its
-# name and the metadata server's into /etc/hosts.
+# A Google host has its network from its image, its wall is the VPC's, which nobody flushes, and its host key and authorized key
+# come from Google's guest agent, which writes its name and the metadata server's into /etc/hosts.
 NOT_HERE = frozenset(
     {
         "etc/hosts",
         "etc/systemd/network/50-scaletier.network",
         "etc/systemd/system/scaletier-firstboot.service",
+        "etc/systemd/system/scaletier-wall.service",
         "usr/lib/scaletier/firstboot",
+        "usr/lib/scaletier/wall",
     }
 )
 
