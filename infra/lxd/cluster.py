@@ -60,6 +60,7 @@ def host_props(spec: ClusterSpec, config: LxdConfig, found: Found, authorized_ke
             "machineType": spec.roles[replica.role].machine_type,
             "cpus": limits[replica.role].cpus,
             "memory": limits[replica.role].memory,
+            "disk": config.disk_of(replica.role),
             "labels": config.labels,
             "running": True,
         }
@@ -84,7 +85,7 @@ class LxdCluster(ComponentResource):
         # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
         within = ResourceOptions(parent=self, depends_on=[bridge])
         self.volume = {"project": own.project, "pool": args.config.storage_pool, "name": own.bucket}
-        bucket = Bucket("bucket", self.volume, within)
+        bucket = Bucket("bucket", {**self.volume, "size": args.found.bucket_size}, within)
         firewall = Firewall("firewall", {"table": own.table, "rules": rules(args.spec, own.table, own.bridge, network)}, first)
         # No host starts before the firewall stands.
         before = ResourceOptions(parent=self, depends_on=[bucket, firewall])

@@ -19,8 +19,8 @@ REPLACE = frozenset(
 
 class Host(ModuleResource, module="lxd", name="Host"):
     """Inputs: project, name, image, pool, bridge, port (its name on the bridge), address, gateway, bucket (its volume), runtime
-    and runtimes (folders here), authorizedKey, wall (what it refuses by itself, for nft), machineType, cpus, memory (bytes),
-    labels. Outputs are times: `created`, and `started`, its last start.
+    and runtimes (folders here), authorizedKey, wall (what it refuses by itself, for nft), machineType, cpus, memory and
+    disk (bytes), labels. Outputs are times: `created`, and `started`, its last start.
     """
 
     lifecycle = __name__
@@ -47,7 +47,7 @@ def definition(props: Props) -> dict[str, Any]:
         "profiles": [],
         "config": config,
         "devices": {
-            "root": {"type": "disk", "path": "/", "pool": props["pool"]},
+            "root": {"type": "disk", "path": "/", "pool": props["pool"], "size": str(props["disk"])},
             "eth0": {
                 "type": "nic",
                 "name": "eth0",
@@ -120,6 +120,7 @@ def read(name: str, props: Props) -> Props | None:
             **props,
             "cpus": number(config.get("limits.cpu", "")),
             "memory": number(config.get("limits.memory", "")),
+            "disk": number(instance.devices.get("root", {}).get("size", "")),
             "running": instance.status == "Running",
             "created": instance.created_at,
             "started": instance.last_used_at,
