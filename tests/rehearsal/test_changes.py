@@ -98,6 +98,7 @@ PLANS: tuple[Mapping[str, Change], ...] = (
         ),
     },
     {"network": Change({"network": "10.80.0.0/20"}, ".*")},
+    {"egress": Change({"egress": "open"}, r"Firewall out-.*|Instance .* metadata\.startup-script")},
     {"publicAddress": Change({"publicAddress": "true"}, ".*")},
     {"scaleTier": Change({**SIZES, "scaleTier": "STANDARD_1"}, ".*")},
     # A refusal is the first of them.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from reachability import PORTS, Reach, by_gcp, by_nft, by_table, by_walls
@@ -138,3 +140,44 @@ def test_an_answer_changes_with_a_rule() -> None:
             {Role.PS: ["10.0.0.1"]},
             {"10.0.0.1": "b"},
         )
+
+
+ELSEWHERE, GOOGLE, PEER = "93.184.216.34", "199.36.153.10", "10.64.9.9"
+
+
+def _leaves(rules: Iterable[Mapping[str, Any]], account: str, address: str, port: int) -> bool:
+    """What VPC rules say of a connection that a host opens: the lowest number decides, of two a denial; without any it may."""
+    matching = [
+        (rule["priority"], not rule.get("denies"))
+        for rule in rules
+        if rule.get("direction") == "EGRESS"
+        and account in (rule.get("targetServiceAccounts") or [account])
+        and any(ipaddress.ip_address(address) in ipaddress.ip_network(item) for item in rule["destinationRanges"])
+        and any(str(port) in (each.get("ports") or [str(port)]) for each in rule.get("allows") or rule.get("denies") or ())
+    ]
+    return min(matching, default=(0, True))[1]
+
+
+@pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
+def test_a_host_reaches_its_peers_and_google_and_nothing_else(program: Program, config: dict[str, str]) -> None:
+    stack = program("gcp", **config)
+    rules = [item.inputs for item in stack.of("Firewall")]
+    spec = ClusterConfig.parse(config).spec()
+    for role, found in spec.roles.items():
+        account = f"{stack.one('Account', f'account-{role}').inputs['accountId']}@{PROJECT}.iam.gserviceaccount.com"
+        assert _leaves(rules, account, GOOGLE, 443)
+        assert not _leaves(rules, account, GOOGLE, 22)
+        assert _leaves(rules, account, PEER, TENSORFLOW_PORT)
+        assert not _leaves(rules, account, PEER, 8080)
+        assert [_leaves(rules, account, ELSEWHERE, port) for port in (22, 80, 443)] == [False, *[bool(found.accelerator)] * 2]
+
+
+def test_who_asks_for_it_reaches_all(program: Program) -> None:
+    for open_ in ({"egress": "open"}, {"subnetwork": "projects/host-1/regions/us-central1/subnetworks/theirs"}):
+        stack = program("gcp", **CUSTOM, **open_)
+        assert not [item for item in stack.of("Firewall") if item.inputs.get("direction") == "EGRESS"]
+        assert "199.36.153.8" not in stack.one("Instance", "master-0").inputs["metadata"]["startup-script"]
+    script = program("gcp", **CUSTOM).one("Instance", "master-0").inputs["metadata"]["startup-script"]
+    assert 'echo "199.36.153.8 $name # scaletier" >>/etc/hosts' in script
+    own = program("gcp", scaleTier="BASIC_GPU", image="my-project-1/with-driver")
+    assert not [item for item in own.of("Firewall") if item.name == "out-drivers"]
