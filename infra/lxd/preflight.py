@@ -25,7 +25,7 @@ from infra.templates import ROOT
 _HOST_DISK = 64 * 2**20
 _SPARE_DISK = 2**30
 _GIB = 2**30
-_BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -
     own = names_of(stack, ROOT, before)
     _bucket(own, config.storage_pool)
     network = choose_range(own.project, own.bridge, config.network)
-    warnings = (*forward_drops(_BRIDGED, list_chains), *_limitless(config.storage_pool))
+    warnings = (*forward_drops(BRIDGED, list_chains), *_limitless(config.storage_pool))
     here = image.require(), image.require_runtime()
     total = _disk(spec, config.storage_pool, own.project)
     return Found(own, *here, network, _bucket_size(own, config, total), warnings)
