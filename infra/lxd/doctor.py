@@ -42,7 +42,7 @@ def daemon(_: Inventory) -> Iterator[Finding]:
     """LXD, or Incus, and what it makes hosts of."""
     with errors("LXD"):
         server = client().host_info["environment"]
-        yield ok(f"{server.get('server', 'lxd')} {server['server_version']} answers")
+        yield ok(f"{server.get('server', 'lxd')} {server['server_version']} answers, and there is {nft.version()}")
         if not image.exists():
             yield warning("the image of the hosts, of this version, is missing", "make image")
 

@@ -20,6 +20,11 @@ def _nft(*arguments: str, script: str | None = None) -> subprocess.CompletedProc
         raise LxdError(f"{error.filename} is missing: install it with `make lxd`") from None
 
 
+def version() -> str:
+    """What nft says of itself."""
+    return " ".join(_nft("--version").stdout.split()[:2])
+
+
 def load(script: str) -> None:
     """Runs a script, all of it or nothing; raises LxdError with nft's reason."""
     done = _nft("-f", "-", script=script)

@@ -79,14 +79,14 @@ PLANS: tuple[Mapping[str, Change], ...] = (
     {
         "acceleratorType": Change(
             {"acceleratorType": '{"evaluator": "nvidia-tesla-t4", "worker": "nvidia-tesla-t4"}'},
-            f"(Instance |{STARTS})worker-0 .*",
+            f"(Instance |{STARTS})worker-0 .*|Firewall out-drivers .*",
         ),
         "acceleratorCount": Change({"acceleratorCount": '{"evaluator": 2}'}, f"(Instance |{STARTS})evaluator-0 .*"),
         "provisioningModel": Change({"provisioningModel": '{"master": "SPOT"}'}, f"(Instance |{STARTS})master-0 .*"),
     },
     {
         "gcp:zone": Change({"gcp:zone": "us-central1-b"}, f"Instance .* zone|{STARTS}.*"),
-        "image": Change({"image": "my-project-1/scaletier"}, r"Instance .* bootDisk\..*\.image"),
+        "image": Change({"image": "my-project-1/scaletier"}, r"Instance .* bootDisk\..*\.image|Firewall out-drivers .*"),
         "bootDiskType": Change({"bootDiskType": "pd-balanced"}, r"Instance .* bootDisk\..*\.type"),
         "bootDiskSize": Change({"bootDiskSize": "200"}, r"Instance .* bootDisk\..*\.size"),
     },
