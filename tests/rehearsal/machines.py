@@ -156,7 +156,7 @@ def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]
         }
         source, config = (
             {"type": "image", "alias": alias},
-            {"user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody", "user.scaletier.wall": ""},
+            {"user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody", "user.scaletier.wall": "table inet scaletier {}"},
         )
         definition = {"name": name, "source": source, "profiles": [], "config": config, "devices": devices}
         client(project).instances.create(definition, wait=True).start(wait=True)

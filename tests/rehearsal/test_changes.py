@@ -94,7 +94,8 @@ PLANS: tuple[Mapping[str, Change], ...] = (
         "zones": Change({"gcp:zone": None, "zones": "us-central1-b"}, "Instance .* zone"),
         "subnetwork": Change(
             {"subnetwork": OTHERS, "network": None},
-            rf"Instance .* networkInterfaces\..*|(Address|Firewall|Network|Subnetwork|Router|RouterNat) .*|{STARTS}.*",
+            rf"Instance .* (networkInterfaces\..*|metadata\.startup-script)|{STARTS}.*|"
+            "(Address|Firewall|Network|Subnetwork|Router|RouterNat) .*",
         ),
     },
     {"network": Change({"network": "10.80.0.0/20"}, ".*")},
