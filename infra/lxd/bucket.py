@@ -26,7 +26,8 @@ class Bucket(ModuleResource, module="lxd", name="Bucket"):
     lifecycle = __name__
 
 
-def _found(props: Props) -> dict[str, Any] | None:
+def found(props: Props) -> dict[str, Any] | None:
+    """The volume as LXD has it; None where it is not there."""
     try:
         answer = _volumes(props)[props["name"]].get(params={"project": props["project"]})
     except pylxd.exceptions.LXDAPIException as error:
@@ -48,7 +49,7 @@ def pool_of(project: str) -> str | None:
             return None
         pools = [pool.name for pool in client().storage_pools.all()]
         there = ({"project": project, "pool": pool, "name": Names.bucket} for pool in pools)
-        return next((props["pool"] for props in there if _found(props)), None)
+        return next((props["pool"] for props in there if found(props)), None)
 
 
 def mark(props: Props, wish: str | None) -> None:
@@ -58,7 +59,7 @@ def mark(props: Props, wish: str | None) -> None:
 
 def _configure(props: Props, key: str, value: str | None) -> None:
     with errors(f"volume {props['name']}"):
-        if (volume := _found(props)) is None:
+        if (volume := found(props)) is None:
             raise LxdError(f"volume {props['name']} is not there any more: `pulumi refresh`, then `pulumi up` makes a new one")
         config = {other: kept for other, kept in volume["config"].items() if other != key} | ({key: value} if value else {})
         body = {"config": config, "description": volume["description"]}
@@ -72,7 +73,7 @@ def _limit(props: Props) -> str | None:
 def used(props: Props) -> int | None:
     """The bytes that are in the bucket; None where it is not there, or its pool does not count."""
     with errors(f"volume {props['name']}"):
-        if not _found(props):
+        if not found(props):
             return None
         try:
             answer = _volumes(props)[props["name"]].state.get(params={"project": props["project"]})
@@ -84,7 +85,7 @@ def used(props: Props) -> int | None:
 
 def create(props: Props) -> tuple[str, Props]:
     with errors(f"volume {props['name']}"):
-        if not _found(props):
+        if not found(props):
             body = {"name": props["name"], "config": {MARK: REMOVE}, "content_type": "filesystem"}
             _volumes(props).post(json=body, params={"project": props["project"]})
         _configure(props, "size", _limit(props))
@@ -93,7 +94,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 def read(name: str, props: Props) -> Props | None:
     with errors(f"volume {name}"):
-        volume = _found(props)
+        volume = found(props)
         return {**props, "size": number(volume["config"].get("size", "0"))} if volume else None
 
 
@@ -105,7 +106,7 @@ def update(name: str, old: Props, new: Props) -> Props:
 def delete(name: str, props: Props) -> None:
     """Leaves it where it is to be retained; raises LxdError where it may hold something and nothing was said of that."""
     with errors(f"volume {name}"):
-        volume = _found(props)
+        volume = found(props)
         wish = volume["config"].get(MARK) if volume else RETAIN
         if wish is None:
             raise LxdError(

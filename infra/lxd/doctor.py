@@ -13,8 +13,8 @@ from typing import Any
 from infra.doctor import room
 from infra.findings import Finding, broken, ok, warning
 from infra.lxd import image, nft
-from infra.lxd.api import client, errors
-from infra.lxd.bucket import pool_of, used
+from infra.lxd.api import client, errors, hosts_of
+from infra.lxd.bucket import found, pool_of, used
 from infra.lxd.firewall import forward_drops, rules
 from infra.lxd.layout import Names
 from infra.lxd.leftovers import orphans, own
@@ -88,7 +88,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
     """Instances that are not there, or do not run."""
     for names in _own(inventory):
         with errors("hosts"):
-            status = {str(each.name).partition("?")[0]: each.status for each in client(names.project).instances.all()}
+            status = {name: client(names.project).instances.get(name).status for name in hosts_of(names.project)}
         expected = [host["name"] for host in (inventory or {})["hosts"]]
         for name in expected:
             if name not in status:
@@ -120,13 +120,12 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
             space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
             yield room(f"storage pool {pool}", space["total"] - space["used"])
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
-            config = client(names.project).storage_pools.get(pool).volumes.get("custom", names.bucket).config
+            config = (found(volume) or {"config": {}})["config"]
             more = "fab prune, or pulumi config set bucketSize"
             yield from _filled("the bucket", used(volume), config.get("size", ""), more)
-            for instance in client(names.project).instances.all():
-                state = instance.state()
-                name = str(instance.name).partition("?")[0]
-                usage = ((state.disk or {}).get("root") or {}).get("usage")
+            for name in hosts_of(names.project):
+                instance = client(names.project).instances.get(name)
+                usage = ((instance.state().disk or {}).get("root") or {}).get("usage")
                 more = f"pulumi config set --path disk.{name.rpartition('-')[0]}"
                 yield from _filled(f"host {name}'s disk", usage, instance.devices["root"].get("size", ""), more)
 

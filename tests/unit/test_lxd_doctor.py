@@ -48,11 +48,8 @@ class Instances:
     def __init__(self) -> None:
         self.status = {host["name"]: "Running" for host in INVENTORY["hosts"]}
 
-    def all(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name=f"{name}?project=x", status=status) for name, status in self.status.items()]
-
     def get(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(start=lambda wait: self.status.update({name: "Running"}))
+        return SimpleNamespace(status=self.status[name], start=lambda wait: self.status.update({name: "Running"}))
 
 
 @pytest.fixture
@@ -69,6 +66,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def instances(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Instances:
     found = Instances()
     monkeypatch.setattr(doctor, "client", lambda *_: SimpleNamespace(instances=found))
+    monkeypatch.setattr(doctor, "hosts_of", lambda _: list(found.status))
     return found
 
 
