@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import yaml
 
 from infra.connection import FOLDER
-from infra.findings import Check, Finding, broken, look, ok, warning
+from infra.findings import Check, Finding, Severity, broken, look, ok, said, warning
 from infra.templates import ROOT
 
 SECONDS = 40.0
@@ -37,7 +38,18 @@ def checks(stack: str | None) -> dict[str, Check]:
     # Imported here, so that what one target needs is needed by it alone.
     found: Mapping[str, Any] = importlib.import_module(f"infra.{target}.doctor").CHECKS
     own = {name: partial(check, inventory) for name, check in found.items()}
+    if inventory is None:
+        own = {name: partial(_eased, check) for name, check in own.items()}
     return {"pulumi": pulumi, "python": python, "machine": machine, **own}
+
+
+def _eased(check: Check) -> Iterator[Finding]:
+    """Without a stack nothing of a target is broken, as nothing needs it yet."""
+    try:
+        for finding in check():
+            yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.BROKEN else finding
+    except Exception as error:  # noqa: BLE001  as of any check
+        yield warning(said(error))
 
 
 def known(stack: str) -> dict[str, Any] | None:
@@ -87,10 +99,10 @@ def machine() -> Iterator[Finding]:
 
 def room(where: str, free: int) -> Finding:
     """A finding of so many free bytes."""
-    said = f"{free / _GIB:.1f} GiB are free on {where}"
+    what, mend = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
     if free < _LEAST:
-        return broken(said, "make room, or fab prune")
-    return warning(said, "make room, or fab prune") if free < _LITTLE else ok(said)
+        return broken(what, mend)
+    return warning(what, mend) if free < _LITTLE else ok(what)
 
 
 def numbers(version: str) -> tuple[int, ...]:

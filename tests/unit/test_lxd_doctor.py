@@ -14,8 +14,9 @@ import pytest
 from test_lxd_firewall import Kernel
 
 from infra import doctor as general
-from infra.findings import Finding, Severity, look
+from infra.findings import Finding, Severity, broken, look
 from infra.lxd import doctor, leftovers, nft
+from infra.lxd.api import LxdError
 from infra.lxd.firewall import rules
 from infra.lxd.layout import Names, address
 from infra.lxd.leftovers import Orphan
@@ -181,3 +182,15 @@ def test_versions_compare_as_numbers() -> None:
 @pytest.mark.parametrize(("gib", "severity"), [(0.5, "broken"), (3, "warning"), (50, "ok")])
 def test_room_on_a_disk(gib: float, severity: str) -> None:
     assert general.room("it", int(gib * 2**30)).severity == severity
+
+
+def test_without_a_stack_nothing_of_a_target_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_: object) -> Iterable[Finding]:
+        raise LxdError("LXD does not answer: start it with `make lxd`")
+
+    monkeypatch.setattr(doctor, "CHECKS", {"daemon": refuses, "kernel": lambda _: [broken("low")]})
+    monkeypatch.setattr(general, "known", lambda stack: INVENTORY | {"target": "lxd"} if stack == "local" else None)
+    for stack, severity in (("local", "broken"), ("none", "warning"), (None, "warning")):
+        found = {each.check: str(each.severity) for each in look(general.checks(stack), 30)}
+        assert (found["daemon"], found["kernel"]) == (severity, severity)
+        assert {"pulumi", "python", "machine"} <= found.keys()
