@@ -142,6 +142,11 @@ def by_walls(scripts: Mapping[Role, str], addresses: Mapping[Role, Sequence[str]
     )
 
 
+def leaves(script: str, source: str, destination: str, port: int) -> bool:
+    """Whether a host's own script lets it open a connection, wherever to."""
+    return _nft_verdict(_chains(script)["output"], {}, source, destination, port, "eth0")
+
+
 def _nft_verdict(
     chain: tuple[bool, str], sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str
 ) -> bool:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from reachability import PORTS, Reach, by_gcp, by_nft, by_table, by_walls
+from reachability import PORTS, Reach, by_gcp, by_nft, by_table, by_walls, leaves
 from stackmocks import PROJECT, Program
 
 from infra.config import ClusterConfig
@@ -79,6 +79,18 @@ def test_a_host_of_another_stack_is_a_stranger_to_every_wall() -> None:
     assert not {
         row for row in by_walls({**scripts, Role.SERVING: elsewhere[Role.PS]}, both, "10.77.0.1") if Role.SERVING in row
     }
+
+
+def test_a_host_itself_reaches_its_peers_and_nothing_else() -> None:
+    spec = ClusterConfig.parse(SERVING[1]).spec()
+    rows = {(row.source, row.destination, row.port) for row in spec.firewall}
+    for replica in spec.replicas:
+        script, own = wall(spec.firewall, NETWORK, replica.role), str(address(NETWORK, replica))
+        for place in (str(NETWORK[1]), "10.78.0.64", "192.0.2.1", "169.254.169.254"):
+            assert not [port for port in PORTS if leaves(script, own, place, port)], "the machine, strangers, the world"
+        for other in Role:
+            sent = {port for port in PORTS if leaves(script, own, str(block(NETWORK, other)[0]), port)}
+            assert sent == {port for port in PORTS if (replica.role, other, port) in rows}
 
 
 def test_a_role_has_its_own_addresses_and_no_other() -> None:
