@@ -4,7 +4,7 @@ Every task says what it does with `fab --help TASK`. What reads has --json. Exit
 failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
 """
 
-from tasks.cluster import connect, cost, hosts, shell, top
+from tasks.cluster import connect, cost, doctor, hosts, shell, top
 from tasks.inputs import data, runtimes
 from tasks.jobs import cancel, delete, describe, jobs, logs, plan, prune, render, reproduce, train, wait
 from tasks.models import delete_version, deploy, make_request, models, predict, serve, set_default, try_, undeploy, versions

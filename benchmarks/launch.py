@@ -21,11 +21,12 @@ from benchmarks.stack import NAME, ROOT, login, say
 from infra.dynamic import Props
 from infra.lxd import bucket, image, network, project
 from infra.lxd.api import LxdError, socket_path
+from infra.lxd.cluster import host_props
 from infra.lxd.config import LxdConfig
 from infra.lxd.host import definition
-from infra.lxd.image import RUNTIMES_HERE
-from infra.lxd.layout import address, names, sizes
+from infra.lxd.layout import names
 from infra.lxd.network import choose_range
+from infra.lxd.preflight import Found
 from infra.spec import ScaleTier
 
 NAMES = names(f"{NAME}-peer", hashlib.sha256(str(ROOT).encode()).hexdigest()[:6])
@@ -33,7 +34,7 @@ NAMES = names(f"{NAME}-peer", hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
 
 def launched(tier: ScaleTier) -> float:
     """Seconds from the first `lxc launch` to a login by ssh on every host of a tier; nothing of them is left."""
-    base = {"project": NAMES.project, "pool": LxdConfig().storage_pool, "name": NAMES.bucket}
+    base = {"project": NAMES.project, "pool": LxdConfig().storage_pool, "name": NAMES.bucket, "size": 0}
     _remove(base)
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder) / "key"
@@ -66,28 +67,8 @@ def _remove(base: Props) -> None:
 def hosts_of(tier: ScaleTier, addresses: str, public_key: str) -> list[Props]:
     """What `pulumi up` would declare for the hosts of a tier, in the peer's own project and on its own bridge."""
     config = LxdConfig(scaleTier=tier)
-    spec, found = config.spec(), ipaddress.IPv4Network(addresses)
-    limits = sizes(spec, os.cpu_count() or 1, {}, {})
-    return [
-        {
-            "project": NAMES.project,
-            "name": replica.name,
-            "image": image.require(),
-            "pool": config.storage_pool,
-            "bridge": NAMES.bridge,
-            "address": str(address(found, replica)),
-            "gateway": str(found[1]),
-            "bucket": NAMES.bucket,
-            "runtime": str(image.require_runtime()),
-            "runtimes": str(RUNTIMES_HERE),
-            "authorizedKey": public_key,
-            "machineType": spec.roles[replica.role].machine_type,
-            "cpus": limits[replica.role].cpus,
-            "memory": limits[replica.role].memory,
-            "labels": {},
-        }
-        for replica in spec.replicas
-    ]
+    found = Found(NAMES, image.require(), image.require_runtime(), ipaddress.IPv4Network(addresses))
+    return list(host_props(config.spec(), config, found, public_key).values())
 
 
 def launch_command(host: Props, client: str) -> tuple[list[str], bytes]:

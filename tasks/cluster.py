@@ -32,6 +32,22 @@ def connect(_: Any, json: bool = False) -> int:
     return run(json)
 
 
+@task(help={"fix": "do what is safe: the firewall, hosts that are off, keys' modes", "json": JSON})
+def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
+    """Look for what is wrong: versions, limits, keys, clocks, disks, the firewall, hosts, units, and what is in no stack.
+
+    fab doctor
+    fab doctor --fix
+    fab doctor --json
+
+    A line each, ok, warning or broken, with the command that mends it; exit code 1 where one is broken. It works with half
+    of the cluster down, and without a stack. Nothing is ever deleted: of what is in no stack it says the command.
+    """
+    from ops.show.doctor import doctor as run
+
+    return run(fix, json)
+
+
 @task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
 def top(_: Any, once: bool = False, json: bool = False) -> int:
     """Show the whole cluster until Ctrl-C: what each host does and uses, the jobs that run and wait, and the cost so far.

@@ -86,7 +86,11 @@ class GcpCluster(ComponentResource):
         operator, shared = config.operator_cidr or IAP_RANGE, args.found.survey.subnet is not None
         rules: tuple[Resource, ...] = ()
         if config.firewall:
-            table = FirewallArgs(firewall_project, names, network, spec, identity.emails, operator, shared)
+            inside_alone = config.network if config.closed else None
+            fetching = tuple(role for role, found in spec.roles.items() if found.accelerator and config.image is None)
+            table = FirewallArgs(
+                firewall_project, names, network, spec, identity.emails, operator, shared, inside_alone, fetching
+            )
             rules = ClusterFirewall("firewall", table, inside).rules
         gpus = any(found.accelerator for found in spec.roles.values())
         self.python = python(gpus)
@@ -154,9 +158,11 @@ class GcpCluster(ComponentResource):
         )
 
     def _script(self, role: Role, found: Recipe, runtime: Runtime, bucket: Output[str]) -> Output[str]:
-        accelerator, idle = self.args.spec.roles[role].accelerator, self.args.config.idle_timeout
+        config, accelerator = self.args.config, self.args.spec.roles[role].accelerator
         return Output.all(bucket=bucket, sha256=runtime.sha256).apply(
-            lambda known: startup_script(Archive(found, known["bucket"], known["sha256"]), accelerator, idle)
+            lambda known: startup_script(
+                Archive(found, known["bucket"], known["sha256"]), accelerator, config.idle_timeout, config.closed
+            )
         )
 
     def _asked(self) -> dict[str, Any]:

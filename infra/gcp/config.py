@@ -38,6 +38,7 @@ class GcpConfig(ClusterConfig):
     network: ipaddress.IPv4Network = ipaddress.IPv4Network("10.64.0.0/20")
     subnetwork: str | None = None
     firewall: bool = True
+    egress: Literal["closed", "open"] = "closed"
     flow_logs: bool = False
     service_account: dict[Role, str] = Field(default_factory=dict)
     public_address: bool = False
@@ -50,6 +51,11 @@ class GcpConfig(ClusterConfig):
     ready_timeout: int = Field(900, ge=0, le=7200)
 
     json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"serviceAccount"}
+
+    @property
+    def closed(self) -> bool:
+        """True where hosts reach one another and Google's APIs alone; in another's network that is its owner's to say."""
+        return self.egress == "closed" and self.subnetwork is None
 
     @field_validator("zones", mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
@@ -12,6 +12,9 @@ from pulumi_gcp.compute import Firewall, FirewallAllowArgs, FirewallDenyArgs, Fi
 from infra.gcp.names import Names
 from infra.spec import Allow, ClusterSpec, Role
 
+# Private Google Access: Google's APIs by an address that only hosts inside Google reach. Source: VPC documentation, "Configure
+# Private Google Access", private.googleapis.com.
+GOOGLE_RANGE = ipaddress.IPv4Network("199.36.153.8/30")
 # Where IAP's tunnels come from. Source: Identity-Aware Proxy documentation, "Using IAP for TCP forwarding".
 IAP_RANGE = ipaddress.IPv4Network("35.235.240.0/20")
 ALLOW_PRIORITY = 1000
@@ -22,7 +25,8 @@ DENY_PRIORITY = 65000
 @dataclass(frozen=True)
 class FirewallArgs:
     """`accounts` are the service accounts by role, `operator` the range that ssh may come from; in a network that others use,
-    too, `shared`, nothing is said of their hosts. `project` is the network's.
+    too, `shared`, nothing is said of their hosts. `project` is the network's. Where `inside`, the range of the hosts, is given,
+    they reach nothing but that and Google's APIs; those of the roles `fetching` the web, too, for their driver.
     """
 
     project: str
@@ -32,6 +36,8 @@ class FirewallArgs:
     accounts: Mapping[Role, Output[str]]
     operator: ipaddress.IPv4Network = IAP_RANGE
     shared: bool = False
+    inside: ipaddress.IPv4Network | None = None
+    fetching: tuple[Role, ...] = ()
 
 
 class ClusterFirewall(ComponentResource):
@@ -42,7 +48,7 @@ class ClusterFirewall(ComponentResource):
     def __init__(self, name: str, args: FirewallArgs, opts: ResourceOptions | None = None) -> None:
         super().__init__("scaletier:gcp:Firewall", name, None, opts)
         self.args = args
-        self.rules = (self._deny(), *(self._allow(row) for row in args.spec.allows()))
+        self.rules = (self._deny(), *(self._allow(row) for row in args.spec.allows()), *self._egress())
         self.register_outputs({})
 
     def _deny(self) -> Resource:
@@ -77,5 +83,38 @@ class ClusterFirewall(ComponentResource):
             source_ranges=None if row.source else [str(args.operator)],
             target_service_accounts=[args.accounts[row.destination]],
             allows=[FirewallAllowArgs(protocol="tcp", ports=[str(row.port)])],
+            opts=ResourceOptions(parent=self),
+        )
+
+    def _egress(self) -> Iterator[Resource]:
+        """What hosts may reach; answers to those who reached them need no rule, and the metadata server is always there."""
+        args = self.args
+        if args.inside is None:
+            return
+        yield self._out("out-deny", "What no other rule lets out", ["0.0.0.0/0"])
+        ports = sorted({row.port for row in args.spec.firewall if row.source})
+        yield self._out("out-peers", "To one another", [str(args.inside)], ports)
+        yield self._out("out-google", "To Google's APIs", [str(GOOGLE_RANGE)], [443])
+        if args.fetching:
+            accounts = [args.accounts[role] for role in args.fetching]
+            yield self._out("out-drivers", "To where drivers of GPUs come from", ["0.0.0.0/0"], [80, 443], accounts)
+
+    def _out(
+        self, name: str, why: str, to: list[str], ports: list[int] | None = None, accounts: list[Output[str]] | None = None
+    ) -> Resource:
+        """A rule for what leaves; without ports it refuses all."""
+        return Firewall(
+            name,
+            name=self.args.names.of(name),
+            project=self.args.project,
+            network=self.args.network,
+            description=why,
+            direction="EGRESS",
+            priority=ALLOW_PRIORITY if ports else DENY_PRIORITY,
+            destination_ranges=to,
+            target_service_accounts=accounts,
+            allows=[FirewallAllowArgs(protocol="tcp", ports=[str(port) for port in ports])] if ports else None,
+            denies=None if ports else [FirewallDenyArgs(protocol="all")],
+            log_config=None if ports else FirewallLogConfigArgs(metadata="INCLUDE_ALL_METADATA"),
             opts=ResourceOptions(parent=self),
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from infra.gcp.firewall import GOOGLE_RANGE
 from infra.runtime.recipe import PYTHON, PYTHON_WITH_GPUS, Recipe
 from infra.spec import Accelerator
 from infra.templates import ROOT, render
@@ -18,17 +19,21 @@ DEBIAN = "projects/debian-cloud/global/images/family/debian-12"
 # Secure Boot takes signed kernel modules alone, and Debian has no NVIDIA driver that is signed; Canonical signs Ubuntu's.
 # Source: Compute Engine documentation, "Install GPU drivers", on VMs that use Secure Boot.
 UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
+# The names that hosts ask: TensorFlow and fsspec for objects, replicas to have a host started.
+APIS = ("storage.googleapis.com", "www.googleapis.com", "compute.googleapis.com")
 _DRIVERS = ("580-server", "570-server", "550-server")
 
 _ROLE = ROOT / "ansible" / "roles" / "host"
-# A Google host has its network from its image, and its host key and authorized key from Google's guest agent, which writes its
-# name and the metadata server's into /etc/hosts.
+# A Google host has its network from its image, its wall is the VPC's, which nobody flushes, and its host key and authorized key
+# come from Google's guest agent, which writes its name and the metadata server's into /etc/hosts.
 NOT_HERE = frozenset(
     {
         "etc/hosts",
         "etc/systemd/network/50-scaletier.network",
         "etc/systemd/system/scaletier-firstboot.service",
+        "etc/systemd/system/scaletier-wall.service",
         "usr/lib/scaletier/firstboot",
+        "usr/lib/scaletier/wall",
     }
 )
 
@@ -66,8 +71,11 @@ def python(gpus: bool) -> str:
     return PYTHON_WITH_GPUS if gpus else PYTHON
 
 
-def startup_script(archive: Archive, accelerator: Accelerator | None, idle_seconds: int) -> str:
-    """The start-up script of a host: the same text for the same role, runtime and kind of machine."""
+def startup_script(archive: Archive, accelerator: Accelerator | None, idle_seconds: int, closed: bool = True) -> str:
+    """The start-up script of a host: the same text for the same role, runtime and kind of machine.
+
+    A host that is `closed` in knows Google's APIs by their private address, the only one that it reaches.
+    """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(
         render,
@@ -78,6 +86,8 @@ def startup_script(archive: Archive, accelerator: Accelerator | None, idle_secon
         accelerator=accelerator,
         drivers=_DRIVERS,
         idle_seconds=idle_seconds,
+        apis=APIS,
+        google=str(GOOGLE_RANGE[0]) if closed else "",
         archive=archive,
         runtime=archive.recipe.name,
         python=f"python{archive.recipe.python}",

@@ -114,14 +114,24 @@ def _pulumi(*arguments: str) -> Any:
     return json.loads(done.stdout) if done.stdout.startswith("{") else done.stdout.strip()
 
 
+def configuration() -> Get:
+    """The configuration of the stack that is selected; GcpError where Pulumi does not say."""
+    config = _pulumi("config", "--json", "--show-secrets")
+    return lambda key: (config.get(key) or {}).get("value")
+
+
+def of_stack(get: Get) -> tuple[list[Left], list[Any]]:
+    """What is left of the stack that is selected, and the resources that its state knows."""
+    own = project(lambda key: get(f"gcp:{key}"), os.environ)
+    resources = _pulumi("stack", "export").get("deployment", {}).get("resources") or []
+    return leftovers(own, _pulumi("stack", "--show-name"), [str(item.get("id")) for item in resources], get), resources
+
+
 def main(arguments: list[str]) -> None:
     """Lists, and with `--delete` takes away; what goes wrong is one line."""
     try:
-        config = _pulumi("config", "--json", "--show-secrets")
-        get: Get = lambda key: (config.get(key) or {}).get("value")  # noqa: E731
-        own = project(lambda key: get(f"gcp:{key}"), os.environ)
-        resources = _pulumi("stack", "export").get("deployment", {}).get("resources") or []
-        found = leftovers(own, _pulumi("stack", "--show-name"), [str(item.get("id")) for item in resources], get)
+        get = configuration()
+        found, resources = of_stack(get)
         if "--delete" in arguments and not resources and LOST not in arguments:
             raise GcpError(
                 "the state of this stack knows nothing, so this may be a colleague's stack of the same name, whose state is "

@@ -101,6 +101,11 @@ def missing(error: pylxd.exceptions.LXDAPIException) -> bool:
     return isinstance(error, pylxd.exceptions.NotFound) or "not found" in str(error).lower()
 
 
+def number(limit: str) -> int | str:
+    """A limit as it was set; one that somebody else wrote in another way, such as `2GiB`, is a change to be put back."""
+    return int(limit) if limit.isdecimal() else limit
+
+
 if __name__ == "__main__":
     try:
         client()

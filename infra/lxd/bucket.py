@@ -7,7 +7,7 @@ from typing import Any
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import LxdError, client, errors, missing
+from infra.lxd.api import LxdError, client, errors, missing, number
 from infra.lxd.host import purge
 from infra.lxd.layout import Names
 
@@ -21,12 +21,13 @@ WISH = (
 
 
 class Bucket(ModuleResource, module="lxd", name="Bucket"):
-    """Inputs: project, pool, name."""
+    """Inputs: project, pool, name, size (bytes that it may hold at most; 0 for no limit)."""
 
     lifecycle = __name__
 
 
-def _found(props: Props) -> dict[str, Any] | None:
+def found(props: Props) -> dict[str, Any] | None:
+    """The volume as LXD has it; None where it is not there."""
     try:
         answer = _volumes(props)[props["name"]].get(params={"project": props["project"]})
     except pylxd.exceptions.LXDAPIException as error:
@@ -48,40 +49,64 @@ def pool_of(project: str) -> str | None:
             return None
         pools = [pool.name for pool in client().storage_pools.all()]
         there = ({"project": project, "pool": pool, "name": Names.bucket} for pool in pools)
-        return next((props["pool"] for props in there if _found(props)), None)
+        return next((props["pool"] for props in there if found(props)), None)
 
 
 def mark(props: Props, wish: str | None) -> None:
     """Writes on the volume what is to become of it."""
+    _configure(props, MARK, wish)
+
+
+def _configure(props: Props, key: str, value: str | None) -> None:
     with errors(f"volume {props['name']}"):
-        if (volume := _found(props)) is None:
+        if (volume := found(props)) is None:
             raise LxdError(f"volume {props['name']} is not there any more: `pulumi refresh`, then `pulumi up` makes a new one")
-        config = {key: value for key, value in volume["config"].items() if key != MARK} | ({MARK: wish} if wish else {})
+        config = {other: kept for other, kept in volume["config"].items() if other != key} | ({key: value} if value else {})
         body = {"config": config, "description": volume["description"]}
         _volumes(props)[props["name"]].put(params={"project": props["project"]}, json=body)
 
 
+def _limit(props: Props) -> str | None:
+    return str(props["size"]) if props["size"] else None
+
+
+def used(props: Props) -> int | None:
+    """The bytes that are in the bucket; None where it is not there, or its pool does not count."""
+    with errors(f"volume {props['name']}"):
+        if not found(props):
+            return None
+        try:
+            answer = _volumes(props)[props["name"]].state.get(params={"project": props["project"]})
+        except pylxd.exceptions.LXDAPIException:
+            return None
+    count = ((answer.json()["metadata"] or {}).get("usage") or {}).get("used")
+    return int(count) if count else None
+
+
 def create(props: Props) -> tuple[str, Props]:
     with errors(f"volume {props['name']}"):
-        if not _found(props):
+        if not found(props):
             body = {"name": props["name"], "config": {MARK: REMOVE}, "content_type": "filesystem"}
             _volumes(props).post(json=body, params={"project": props["project"]})
+        _configure(props, "size", _limit(props))
     return f"{props['project']}/{props['pool']}/{props['name']}", props
 
 
 def read(name: str, props: Props) -> Props | None:
     with errors(f"volume {name}"):
-        return props if _found(props) else None
+        volume = found(props)
+        return {**props, "size": number(volume["config"].get("size", "0"))} if volume else None
 
 
 def update(name: str, old: Props, new: Props) -> Props:
-    raise LxdError(f"volume {name} has nothing that could change in place")
+    _configure(new, "size", _limit(new))
+    return new
 
 
 def delete(name: str, props: Props) -> None:
     """Leaves it where it is to be retained; raises LxdError where it may hold something and nothing was said of that."""
     with errors(f"volume {name}"):
-        volume = _found(props)
+        volume = found(props)
         wish = volume["config"].get(MARK) if volume else RETAIN
         if wish is None:
             raise LxdError(

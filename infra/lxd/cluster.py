@@ -16,12 +16,13 @@ from infra.lxd.firewall import Firewall, rules
 from infra.lxd.host import Host
 from infra.lxd.identity import Identity
 from infra.lxd.image import RUNTIMES_HERE
-from infra.lxd.layout import BUCKET, RUNTIMES, address, sizes
+from infra.lxd.layout import BUCKET, RUNTIMES, address, port, sizes
 from infra.lxd.network import Network
 from infra.lxd.preflight import Found
 from infra.lxd.project import Project
 from infra.lxd.ready import Ready
 from infra.lxd.seal import Seal
+from infra.lxd.wall import wall
 from infra.spec import ClusterSpec, Replica
 from infra.templates import ROOT
 
@@ -48,15 +49,18 @@ def host_props(spec: ClusterSpec, config: LxdConfig, found: Found, authorized_ke
             "image": found.image,
             "pool": config.storage_pool,
             "bridge": own.bridge,
+            "port": port(own.bridge, replica),
             "address": str(address(network, replica)),
             "gateway": str(network[1]),
             "bucket": own.bucket,
             "runtime": str(found.runtime),
             "runtimes": str(RUNTIMES_HERE),
             "authorizedKey": authorized_key,
+            "wall": wall(spec.firewall, network, replica.role),
             "machineType": spec.roles[replica.role].machine_type,
             "cpus": limits[replica.role].cpus,
             "memory": limits[replica.role].memory,
+            "disk": config.disk_of(replica.role),
             "labels": config.labels,
             "running": True,
         }
@@ -81,7 +85,7 @@ class LxdCluster(ComponentResource):
         # Deleted in the other order: the bucket takes the last hosts with it, and so sets the bridge free.
         within = ResourceOptions(parent=self, depends_on=[bridge])
         self.volume = {"project": own.project, "pool": args.config.storage_pool, "name": own.bucket}
-        bucket = Bucket("bucket", self.volume, within)
+        bucket = Bucket("bucket", {**self.volume, "size": args.found.bucket_size}, within)
         firewall = Firewall("firewall", {"table": own.table, "rules": rules(args.spec, own.table, own.bridge, network)}, first)
         # No host starts before the firewall stands.
         before = ResourceOptions(parent=self, depends_on=[bucket, firewall])

@@ -14,19 +14,27 @@ from infra.spec import ClusterSpec, Role
 _SIZE = re.compile(r"^(\d+)\s*(MiB|GiB)$")
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 MIN_MEMORY = 256 * 2**20
+MIN_DISK = 2**30
+DISK = 4 * 2**30
+"""What a host may write where nothing else is said; what all have of the image, 0.3 GB, counts."""
 # What a role's block of addresses in the stack's /24 has room for (infra/lxd/layout.py).
 MAX_REPLICAS_PER_ROLE = 60
 
 
 class LxdConfig(ClusterConfig):
-    """`cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`."""
+    """`cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`.
+
+    `disk` is what a host of a role may write, `bucket_size` the bucket; in bytes, None for half of its pool.
+    """
 
     cpus: dict[Role, int] = Field(default_factory=dict)
     memory: dict[Role, int] = Field(default_factory=dict)
+    disk: dict[Role, int] = Field(default_factory=dict)
+    bucket_size: int | None = None
     network: ipaddress.IPv4Network | None = None
     storage_pool: str = "scaletier"
 
-    json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"cpus", "memory"}
+    json_keys: ClassVar[frozenset[str]] = ClusterConfig.json_keys | {"cpus", "memory", "disk"}
 
     @field_validator("cpus")
     @classmethod
@@ -38,14 +46,17 @@ class LxdConfig(ClusterConfig):
     @field_validator("memory", mode="before")
     @classmethod
     def _memory(cls, value: dict[str, object]) -> dict[str, int]:
-        sizes = {}
-        for role, text in value.items():
-            match = _SIZE.match(str(text))
-            size = int(match[1]) * _UNIT[match[2]] if match else 0
-            if size < MIN_MEMORY:
-                raise ValueError("write a size of 256MiB or more, such as 512MiB or 2GiB")
-            sizes[role] = size
-        return sizes
+        return {role: _size(text, MIN_MEMORY, "256MiB or more, such as 512MiB or 2GiB") for role, text in value.items()}
+
+    @field_validator("disk", mode="before")
+    @classmethod
+    def _disk(cls, value: dict[str, object]) -> dict[str, int]:
+        return {role: _size(text, MIN_DISK, "1GiB or more, such as 8GiB") for role, text in value.items()}
+
+    @field_validator("bucket_size", mode="before")
+    @classmethod
+    def _bucket_size(cls, value: object) -> int:
+        return _size(value, MIN_DISK, "1GiB or more, such as 16GiB")
 
     @field_validator("network")
     @classmethod
@@ -54,6 +65,10 @@ class LxdConfig(ClusterConfig):
             raise ValueError("write a private /24 range, such as 10.77.0.0/24")
         return value
 
+    def disk_of(self, role: Role) -> int:
+        """The bytes that the root disk of a host of the role may hold."""
+        return self.disk.get(role, DISK)
+
     def spec(self) -> ClusterSpec:
         """As of every target; ConfigError too for more replicas than the stack has addresses for."""
         spec = super().spec()
@@ -61,3 +76,11 @@ class LxdConfig(ClusterConfig):
             if found.count > MAX_REPLICAS_PER_ROLE:
                 raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
         return spec
+
+
+def _size(text: object, least: int, valid: str) -> int:
+    match = _SIZE.match(str(text))
+    size = int(match[1]) * _UNIT[match[2]] if match else 0
+    if size < least:
+        raise ValueError(f"write a size of {valid}")
+    return size

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import LxdError
-from infra.lxd.layout import address
+from infra.lxd import nft
+from infra.lxd.layout import address, port
 from infra.spec import ClusterSpec
 from infra.templates import render
 
@@ -30,49 +27,21 @@ def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Net
     members: dict[str, list[str]] = {}
     for replica in spec.replicas:
         members.setdefault(replica.role, []).append(str(address(network, replica)))
-    return render("firewall.nft.j2", table=table, bridge=bridge, members=members, rows=spec.allows())
-
-
-def _nft(*arguments: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    path = shutil.which("nft") or "/usr/sbin/nft"
-    command = [path, *arguments] if os.geteuid() == 0 else ["sudo", "-n", path, *arguments]
-    try:
-        return subprocess.run(command, input=script, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise LxdError(f"{error.filename} is missing: install it with `make lxd`") from None
-
-
-def _checked(*arguments: str, script: str | None = None) -> None:
-    done = _nft(*arguments, script=script)
-    if done.returncode:
-        reason = " ".join(done.stderr.split("^", 1)[0].split())
-        hint = "" if os.geteuid() == 0 else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
-        raise LxdError(f"nft refused the firewall: {reason}{hint}")
+    ports = {port(bridge, replica): str(address(network, replica)) for replica in spec.replicas}
+    return render("firewall.nft.j2", table=table, bridge=bridge, members=members, ports=ports, rows=spec.allows())
 
 
 def create(props: Props) -> tuple[str, Props]:
-    _checked("-f", "-", script=props["rules"])
+    nft.load(props["rules"])
     return props["table"], props
 
 
 def read(table: str, props: Props) -> Props | None:
-    return props if table_exists(table) else None
-
-
-def table_exists(table: str) -> bool:
-    """True where the machine has that table in the bridge family."""
-    return _nft("list", "table", "bridge", table).returncode == 0
-
-
-def tables() -> list[str]:
-    """All tables of the bridge family."""
-    return [line.split()[2] for line in _nft("list", "tables", "bridge").stdout.splitlines()]
-
-
-def list_chains() -> str:
-    """nft's chains of all tables, as JSON; empty where it does not say."""
-    done = _nft("--json", "list", "chains")
-    return done.stdout if done.returncode == 0 else ""
+    """With the rules that are there in place of those that were loaded, where somebody has changed any: then `up` mends it."""
+    found = nft.differences(table, props["rules"])
+    if found is None:
+        return None
+    return {**props, "rules": nft.listed(table) or ""} if found else props
 
 
 def forward_drops(bridged: Path, chains: Callable[[], str]) -> list[str]:
@@ -97,5 +66,4 @@ def update(table: str, old: Props, new: Props) -> Props:
 
 
 def delete(table: str, props: Props) -> None:
-    # Declared first, so that a table that is gone already is no error.
-    _checked("-f", "-", script=f"table bridge {table}\ndelete table bridge {table}\n")
+    nft.remove(table)

@@ -8,17 +8,19 @@ import pylxd.exceptions
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import client, errors, missing
+from infra.lxd.api import client, errors, missing, number
 from infra.lxd.layout import BUCKET, RUNTIMES
 from infra.runtime.build import VENV
 
-REPLACE = frozenset({"project", "name", "image", "runtime", "pool", "bridge", "address", "gateway", "authorizedKey", "bucket"})
+REPLACE = frozenset(
+    {"project", "name", "image", "runtime", "pool", "bridge", "port", "address", "gateway", "authorizedKey", "wall", "bucket"}
+)
 
 
 class Host(ModuleResource, module="lxd", name="Host"):
-    """Inputs: project, name, image, pool, bridge, address, gateway, bucket (its volume), runtime and runtimes
-    (folders here), authorizedKey, machineType, cpus, memory (bytes), labels. Outputs are times: `created`, and `started`, its
-    last start.
+    """Inputs: project, name, image, pool, bridge, port (its name on the bridge), address, gateway, bucket (its volume), runtime
+    and runtimes (folders here), authorizedKey, wall (what it refuses by itself, for nft), machineType, cpus, memory and
+    disk (bytes), labels. Outputs are times: `created`, and `started`, its last start.
     """
 
     lifecycle = __name__
@@ -33,6 +35,7 @@ def definition(props: Props) -> dict[str, Any]:
     config = {
         **limits(props),
         "user.scaletier.authorized-key": props["authorizedKey"],
+        "user.scaletier.wall": props["wall"],
         # The firewall is the operator's to restore first after a restart of this machine: `pulumi up` does both.
         "boot.autostart": "false",
         "raw.lxc": f"lxc.net.0.ipv4.address = {address}/24\nlxc.net.0.ipv4.gateway = {gateway}",
@@ -44,13 +47,13 @@ def definition(props: Props) -> dict[str, Any]:
         "profiles": [],
         "config": config,
         "devices": {
-            "root": {"type": "disk", "path": "/", "pool": props["pool"]},
+            "root": {"type": "disk", "path": "/", "pool": props["pool"], "size": str(props["disk"])},
             "eth0": {
                 "type": "nic",
                 "name": "eth0",
                 "nictype": "bridged",
                 "parent": props["bridge"],
-                "host_name": port(props),
+                "host_name": props["port"],
                 "ipv4.address": address,
                 # A host speaks from its own address only: the firewall goes by addresses.
                 "security.ipv4_filtering": "true",
@@ -61,12 +64,6 @@ def definition(props: Props) -> dict[str, Any]:
             "runtimes": {"type": "disk", "source": props["runtimes"], "path": RUNTIMES, "readonly": "true"},
         },
     }
-
-
-def port(props: Props) -> str:
-    """The name of the host's port on the machine: the bridge's, a letter of the role, the index; the firewall goes by it."""
-    role, _, index = props["name"].rpartition("-")
-    return f"{props['bridge']}{role[0]}{index}"
 
 
 def limits(props: Props) -> dict[str, str]:
@@ -121,17 +118,13 @@ def read(name: str, props: Props) -> Props | None:
         config = instance.config
         return {
             **props,
-            "cpus": _number(config.get("limits.cpu", "")),
-            "memory": _number(config.get("limits.memory", "")),
+            "cpus": number(config.get("limits.cpu", "")),
+            "memory": number(config.get("limits.memory", "")),
+            "disk": number(instance.devices.get("root", {}).get("size", "")),
             "running": instance.status == "Running",
             "created": instance.created_at,
             "started": instance.last_used_at,
         }
-
-
-def _number(limit: str) -> int | str:
-    """A limit as it was set; one that somebody else wrote in another way, such as `2GiB`, is a change to be put back."""
-    return int(limit) if limit.isdecimal() else limit
 
 
 def update(name: str, old: Props, new: Props) -> Props:

@@ -60,6 +60,18 @@ def address(network: ipaddress.IPv4Network, replica: Replica) -> ipaddress.IPv4A
     return network[_BLOCK[replica.role] + replica.index]
 
 
+def block(network: ipaddress.IPv4Network, role: Role) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address]:
+    """The first and the last address that replicas of a role may have."""
+    begin = _BLOCK[role]
+    end = min((other for other in _BLOCK.values() if other > begin), default=255)
+    return network[begin], network[end - 1]
+
+
+def port(bridge: str, replica: Replica) -> str:
+    """The name of a host's port on the machine: the bridge's, a letter of the role, the index; the firewall goes by it."""
+    return f"{bridge}{replica.role[0]}{replica.index}"
+
+
 @dataclass(frozen=True)
 class Size:
     """Limits of one host: processors, and memory in bytes."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Container
+from dataclasses import dataclass
 
 import psutil
 
 from infra.lxd.api import LxdError, client
 from infra.lxd.bucket import pool_of
-from infra.lxd.firewall import tables
 from infra.lxd.layout import PREFIX, Names
-from infra.lxd.project import Owner, kept, owners
+from infra.lxd.nft import tables
+from infra.lxd.project import Owner, gone, kept, owners
 from infra.templates import ROOT
 
 _KEY = "[0-9a-f]{6}"
@@ -41,6 +43,45 @@ def leftovers(stack: str) -> list[str]:
         if _astray(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command, others):
             found.append(f"process {process.pid} ({command})")
     return found
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """Something of a local stack that no stack knows, and the command that takes it away."""
+
+    what: str
+    remove: str
+
+
+def orphans(stacks: Container[str] | None) -> list[Orphan]:
+    """What is there of stacks that are gone: `stacks` are those of this checkout, None where nobody knows them.
+
+    Of other checkouts' stacks, those whose folder is gone. What was to be retained is nobody's leftover.
+    """
+    known = owners()
+    found = [
+        Orphan(
+            f"project {owner.project} (stack {owner.stack} of {owner.checkout})",
+            f"lxc project set {owner.project} user.scaletier.kept true, and the next stack {owner.stack} takes its bucket up; "
+            f"or lxc delete --force --project {owner.project} its hosts, then its volume and the project",
+        )
+        for owner in known
+        if not owner.kept and _lost(owner, stacks)
+    ]
+    keys = {Names(owner.project).key for owner in known}
+    bridges = sorted({*psutil.net_if_addrs(), *(network.name for network in client().networks.all())})
+    found += [
+        Orphan(f"network {name}", f"lxc network delete {name}") for name in bridges if _astray(rf"^st({_KEY})$", name, keys)
+    ]
+    ours = rf"^scaletier_({_KEY})(?:_asleep_.*)?$"
+    found += [Orphan(f"nft table {name}", f"nft delete table bridge {name}") for name in tables() if _astray(ours, name, keys)]
+    return found
+
+
+def _lost(owner: Owner, stacks: Container[str] | None) -> bool:
+    if owner.checkout == str(ROOT):
+        return stacks is not None and owner.stack not in stacks
+    return gone(owner.checkout)
 
 
 def claimed(stack: str) -> list[str]:

@@ -7,33 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from infra.lxd import image
 from infra.lxd.api import LxdError, client, errors, hosts_of
-from infra.lxd.bucket import pool_of
+from infra.lxd.bucket import pool_of, used
 from infra.lxd.config import LxdConfig
-from infra.lxd.firewall import forward_drops, list_chains
+from infra.lxd.firewall import forward_drops
 from infra.lxd.identity import names_of
 from infra.lxd.layout import Names
 from infra.lxd.network import choose_range
+from infra.lxd.nft import list_chains
 from infra.spec import ClusterSpec
 from infra.state import State
 from infra.templates import ROOT
 
 _HOST_DISK = 64 * 2**20
 _SPARE_DISK = 2**30
-_BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+_GIB = 2**30
+BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
 @dataclass(frozen=True)
 class Found:
     """What the machine has for a stack: what its things are called, the image's name, the folder of the hosts' Python, a range
-    of addresses for its bridge.
+    of addresses for its bridge, how many bytes its bucket may hold (0 for no limit).
     """
 
     names: Names
     image: str
     runtime: Path
     network: ipaddress.IPv4Network
+    bucket_size: int = 0
     warnings: tuple[str, ...] = ()
 
 
@@ -46,10 +51,10 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -
     own = names_of(stack, ROOT, before)
     _bucket(own, config.storage_pool)
     network = choose_range(own.project, own.bridge, config.network)
-    warnings = tuple(forward_drops(_BRIDGED, list_chains))
-    found = Found(own, image.require(), image.require_runtime(), network, warnings)
-    _disk(spec, config.storage_pool, own.project)
-    return found
+    warnings = (*forward_drops(BRIDGED, list_chains), *_limitless(config.storage_pool))
+    here = image.require(), image.require_runtime()
+    total = _disk(spec, config.storage_pool, own.project)
+    return Found(own, *here, network, _bucket_size(own, config, total), warnings)
 
 
 def _kinds(spec: ClusterSpec) -> None:
@@ -71,7 +76,50 @@ def _bucket(own: Names, pool: str) -> None:
         )
 
 
-def _disk(spec: ClusterSpec, pool: str, project: str) -> None:
+def _bucket_size(own: Names, config: LxdConfig, total: int) -> int:
+    """What the bucket may hold: what the configuration says, else half of the pool, in whole GiB."""
+    pool = config.storage_pool
+    size = config.bucket_size or total // 2 // _GIB * _GIB
+    for key, wanted in (
+        ("bucketSize", config.bucket_size or 0),
+        *((f"disk.{role}", size) for role, size in config.disk.items()),
+    ):
+        if total and wanted > total:
+            raise LxdError(
+                f"{key} is {wanted / _GIB:.1f} GiB, and storage pool {pool} has {total / _GIB:.1f} GiB in all: "
+                f"`pulumi config set --path {key} {max(1, total // 2 // _GIB)}GiB`"
+            )
+    held = used({"project": own.project, "pool": pool, "name": own.bucket}) or 0
+    if size and held > size:
+        raise LxdError(
+            f"the bucket holds {held / _GIB:.1f} GiB, and may hold {size / _GIB:.1f} GiB: "
+            f"`pulumi config set bucketSize {held // _GIB + 1}GiB` or more, or `fab prune` first"
+        )
+    return size
+
+
+def _limitless(pool: str) -> list[str]:
+    """A warning where the pool keeps nobody to the size of a disk: LXD has quotas of a folder's file system alone."""
+    with errors("storage pools"):
+        if pool not in (item.name for item in client().storage_pools.all()):
+            return []
+        found = client().storage_pools.get(pool)
+    if found.driver != "dir" or _has_quotas(str(found.config.get("source", "/"))):
+        return []
+    return [
+        f"storage pool {pool} is a folder of a file system without project quotas, so `disk` and `bucketSize` hold nobody: "
+        "a job that fills its disk fills it for all stacks. `make lxd` makes a pool that does, of btrfs"
+    ]
+
+
+def _has_quotas(folder: str) -> bool:
+    mounts = [part for part in psutil.disk_partitions(all=True) if Path(folder).is_relative_to(part.mountpoint)]
+    options = max(mounts, key=lambda part: len(part.mountpoint)).opts.split(",") if mounts else []
+    return bool({"prjquota", "pquota"} & {*options})
+
+
+def _disk(spec: ClusterSpec, pool: str, project: str) -> int:
+    """The bytes of the pool in all, 0 where it does not say; LxdError where too few are free."""
     with errors("storage pools"):
         pools = [item.name for item in client().storage_pools.all()]
         if pool not in pools:
@@ -89,3 +137,4 @@ def _disk(spec: ClusterSpec, pool: str, project: str) -> None:
             f"storage pool {pool} is nearly full: {free / 2**30:.1f} GiB free, {len(new)} new hosts need "
             f"{needed / 2**30:.1f} GiB: free some, or destroy another stack"
         )
+    return int(space["total"])

@@ -51,12 +51,12 @@ def kept(found: Iterable[Owner], stack: str, root: Path) -> str | None:
     """The project whose bucket a stack of that name may take up: this checkout's, else one of a checkout that is gone."""
     mine = [owner for owner in found if owner.kept and owner.stack == stack]
     here = [owner.project for owner in mine if owner.checkout == str(root)]
-    gone = [owner.project for owner in mine if _gone(owner.checkout)]
-    return next(iter([*here, *gone]), None)
+    abandoned = [owner.project for owner in mine if gone(owner.checkout)]
+    return next(iter([*here, *abandoned]), None)
 
 
-def _gone(checkout: str) -> bool:
-    """A folder that this user may not look into may have it."""
+def gone(checkout: str) -> bool:
+    """True where a checkout's folder is no more; one that this user may not look into may have it."""
     try:
         return not Path(checkout).exists()
     except PermissionError:

@@ -10,10 +10,12 @@ import pytest
 from reaching import CONNECT, hush, listen, mistakes
 from stacks import Stack
 
+from infra.lxd import nft
 from infra.lxd.api import client
 from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 _OTHER_PORT = 8080
+_MACHINES_PORT = 8099
 _PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, _OTHER_PORT)
 _CONNECT_FROM = """
 import socket, sys
@@ -59,3 +61,40 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
         cluster.ssh("evaluator-0", f"sudo ip addr del {borrowed}/32 dev lo")
         cluster.up()
     assert cluster.ssh("worker-1", "hostname").out.strip() == "worker-1"
+
+
+def test_a_rule_that_somebody_changed_is_mended_by_up(cluster: Stack) -> None:
+    table = cluster.names.table
+    before = nft.listed(table)
+    assert before
+    assert "Firewall" not in cluster.pulumi("preview", "--diff")
+    nft.load(f"insert rule bridge {table} between accept\nflush chain bridge {table} to_operator\n")
+    assert nft.listed(table) != before
+    assert "Firewall" in cluster.pulumi("preview", "--diff")
+    cluster.up()
+    assert nft.listed(table) == before
+
+
+def test_without_the_firewall_the_hosts_refuse_the_same(cluster: Stack, addresses: dict[str, str], empty_stack: Stack) -> None:
+    empty_stack.up()
+    (stranger,) = json.loads((empty_stack.folder / "inventory.json").read_text())["hosts"]
+    gateways = [address.rpartition(".")[0] + ".1" for address in (addresses["ps-0"], stranger["address"])]
+    outside = json.dumps([[stranger["address"], SSH_PORT], *([gateway, _MACHINES_PORT] for gateway in gateways)])
+    asked = json.dumps([[address, port] for address in addresses.values() for port in _PORTS])
+    try:
+        for stack in (cluster, empty_stack):
+            nft.remove(stack.names.table)
+        # A stranger that has no wall of its own, or has taken it down.
+        assert empty_stack.ssh("master-0", "sudo nft flush ruleset").code == 0
+        assert mistakes(cluster, addresses, _PORTS) == []
+        with socket.create_server(("", _MACHINES_PORT)):
+            assert True not in json.loads(cluster.ssh("worker-0", f"python3 -c '{CONNECT}' '{outside}'").out)
+        assert True not in json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{asked}'").out)
+        # It is the wall that keeps the stranger out, and nothing else.
+        assert cluster.ssh("ps-0", "sudo nft flush ruleset").code == 0
+        open_ = json.dumps([[addresses["ps-0"], TENSORFLOW_PORT]])
+        assert json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{open_}'").out) == [True]
+    finally:
+        cluster.ssh("ps-0", "sudo systemctl restart scaletier-wall")
+        cluster.up()
+    assert json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{asked}'").out) == [False] * len(json.loads(asked))

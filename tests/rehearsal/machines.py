@@ -154,7 +154,10 @@ def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]
             "root": {"type": "disk", "path": "/", "pool": POOL},
             "runtime": {"type": "disk", "source": str(runtime), "path": seen, "readonly": "true"},
         }
-        source, config = {"type": "image", "alias": alias}, {"user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody"}
+        source, config = (
+            {"type": "image", "alias": alias},
+            {"user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody", "user.scaletier.wall": "table inet scaletier {}"},
+        )
         definition = {"name": name, "source": source, "profiles": [], "config": config, "devices": devices}
         client(project).instances.create(definition, wait=True).start(wait=True)
         client(project).instances.get(name).execute(["systemctl", "is-system-running", "--wait"])

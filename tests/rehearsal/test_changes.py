@@ -79,14 +79,14 @@ PLANS: tuple[Mapping[str, Change], ...] = (
     {
         "acceleratorType": Change(
             {"acceleratorType": '{"evaluator": "nvidia-tesla-t4", "worker": "nvidia-tesla-t4"}'},
-            f"(Instance |{STARTS})worker-0 .*",
+            f"(Instance |{STARTS})worker-0 .*|Firewall out-drivers .*",
         ),
         "acceleratorCount": Change({"acceleratorCount": '{"evaluator": 2}'}, f"(Instance |{STARTS})evaluator-0 .*"),
         "provisioningModel": Change({"provisioningModel": '{"master": "SPOT"}'}, f"(Instance |{STARTS})master-0 .*"),
     },
     {
         "gcp:zone": Change({"gcp:zone": "us-central1-b"}, f"Instance .* zone|{STARTS}.*"),
-        "image": Change({"image": "my-project-1/scaletier"}, r"Instance .* bootDisk\..*\.image"),
+        "image": Change({"image": "my-project-1/scaletier"}, r"Instance .* bootDisk\..*\.image|Firewall out-drivers .*"),
         "bootDiskType": Change({"bootDiskType": "pd-balanced"}, r"Instance .* bootDisk\..*\.type"),
         "bootDiskSize": Change({"bootDiskSize": "200"}, r"Instance .* bootDisk\..*\.size"),
     },
@@ -94,10 +94,12 @@ PLANS: tuple[Mapping[str, Change], ...] = (
         "zones": Change({"gcp:zone": None, "zones": "us-central1-b"}, "Instance .* zone"),
         "subnetwork": Change(
             {"subnetwork": OTHERS, "network": None},
-            rf"Instance .* networkInterfaces\..*|(Address|Firewall|Network|Subnetwork|Router|RouterNat) .*|{STARTS}.*",
+            rf"Instance .* (networkInterfaces\..*|metadata\.startup-script)|{STARTS}.*|"
+            "(Address|Firewall|Network|Subnetwork|Router|RouterNat) .*",
         ),
     },
     {"network": Change({"network": "10.80.0.0/20"}, ".*")},
+    {"egress": Change({"egress": "open"}, r"Firewall out-.*|Instance .* metadata\.startup-script")},
     {"publicAddress": Change({"publicAddress": "true"}, ".*")},
     {"scaleTier": Change({**SIZES, "scaleTier": "STANDARD_1"}, ".*")},
     # A refusal is the first of them.

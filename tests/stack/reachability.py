@@ -88,17 +88,27 @@ def _within(text: str, port: int) -> bool:
     return int(low) <= port <= int(high or low)
 
 
-def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], bridge: str) -> Reach:
+Chains = Mapping[str, tuple[bool, str]]
+"""By hook, whether a chain accepts what none of its rules speaks of, and its rules."""
+
+
+def _chains(script: str) -> Chains:
+    found = re.findall(r"chain \w+ \{\s*type filter hook (\w+) [^\n]*policy (\w+);\n(.*?)\n\t\}", script, re.DOTALL)
+    return {hook: (policy == "accept", body) for hook, policy, body in found}
+
+
+def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], ports: Mapping[str, str]) -> Reach:
     """What an nftables script of the bridge family says of the first packet of a connection, for hosts on that bridge.
 
-    `addresses` are the hosts' by role. The operator's packets leave through the chain of the hook `output`, those between
-    hosts pass that of `forward`. A port of the bridge is named after it. Raises ValueError for a rule that it cannot read.
+    `addresses` are the hosts' by role, `ports` the names of their ports on the bridge by address. The operator's packets leave
+    through the chain of the hook `output`, those between hosts pass that of `forward`. Raises ValueError for a rule that it
+    cannot read.
     """
     sets = {
         name: {item.strip() for item in elements.split(",")}
         for name, elements in re.findall(r"set (\w+) \{[^}]*elements = \{([^}]*)\}", script)
     }
-    chains = dict(re.findall(r"chain \w+ \{\s*type filter hook (\w+) [^\n]*\n(.*?)\n\t\}", script, re.DOTALL))
+    chains = _chains(script)
     reached = set()
     for source in (None, *addresses):
         for destination in addresses:
@@ -106,7 +116,7 @@ def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], bridge: str) ->
                 hook = "forward" if source else "output"
                 starts = addresses[source] if source else ("192.0.2.1",)
                 ends = [(a, b) for a in starts for b in addresses[destination] if a != b]
-                verdicts = {_nft_verdict(chains[hook], sets, a, b, port, f"{bridge}x0") for a, b in ends}
+                verdicts = {_nft_verdict(chains[hook], sets, a, b, port, ports[a if source else b]) for a, b in ends}
                 if len(verdicts) > 1:
                     raise ValueError(f"hosts of {source} and {destination} are not treated alike on port {port}")
                 if True in verdicts:
@@ -114,7 +124,33 @@ def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], bridge: str) ->
     return frozenset(reached)
 
 
-def _nft_verdict(body: str, sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str) -> bool:
+def by_walls(scripts: Mapping[Role, str], addresses: Mapping[Role, Sequence[str]], operator: str) -> Reach:
+    """What the hosts' own scripts say: who connects must send it, and the other end take it. The operator sends all."""
+    walls = {role: _chains(script) for role, script in scripts.items()}
+    return frozenset(
+        (source, destination, port)
+        for source in (None, *addresses)
+        for destination in addresses
+        for port in PORTS
+        if any(
+            (source is None or _nft_verdict(walls[source]["output"], {}, a, b, port, "eth0"))
+            and _nft_verdict(walls[destination]["input"], {}, a, b, port, "eth0")
+            for a in (addresses[source] if source else [operator])
+            for b in addresses[destination]
+            if a != b
+        )
+    )
+
+
+def leaves(script: str, source: str, destination: str, port: int) -> bool:
+    """Whether a host's own script lets it open a connection, wherever to."""
+    return _nft_verdict(_chains(script)["output"], {}, source, destination, port, "eth0")
+
+
+def _nft_verdict(
+    chain: tuple[bool, str], sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str
+) -> bool:
+    policy, body = chain
     for line in body.splitlines():
         rule = re.sub(r' comment "[^"]*"', "", line).strip()
         words, verdict = rule.rpartition(" ")[0].removesuffix("counter").strip(), rule.rpartition(" ")[2]
@@ -122,18 +158,23 @@ def _nft_verdict(body: str, sets: Mapping[str, set[str]], source: str, destinati
             if verdict not in ("accept", "drop"):
                 raise ValueError(f"rule {rule!r} has no verdict that is known")
             return verdict == "accept"
-    return True  # the policy of our chains is accept
+    return policy
 
 
 def _nft_matches(words: str, sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str) -> bool:
     """True where a first packet (IPv4, TCP, SYN without ACK) matches all conditions of a rule."""
     patterns = (
         (r"[io]ifname (!=|==)? ?\"([^\"]+)\"", lambda m: fnmatch.fnmatch(interface, m[2]) is (m[1] != "!=")),
+        (r"[io]if lo", lambda _: interface == "lo"),
+        (r"iifname \. ip saddr != @(\w+)", lambda m: f'"{interface}" . {source}' not in sets[m[1]]),
+        (r"iifname \. arp saddr ip != @\w+", lambda _: False),
         (r"ether type (!=|==)? ?(\w+)", lambda m: (m[2] == "ip") is (m[1] != "!=")),
         (r"ip protocol tcp tcp flags & \(syn \| ack\) (!=|==) syn", lambda m: m[1] == "=="),
         (r"ip protocol (\w+)", lambda m: m[1] == "tcp"),
         (r"ip saddr @(\w+)", lambda m: source in sets[m[1]]),
         (r"ip daddr @(\w+)", lambda m: destination in sets[m[1]]),
+        (r"ip saddr ([\d.-]+)", lambda m: _in_range(source, m[1])),
+        (r"ip daddr ([\d.-]+)", lambda m: _in_range(destination, m[1])),
         (r"tcp dport (\d+)", lambda m: port == int(m[1])),
         (r"udp [sd]port (\d+)", lambda _: False),
     )
@@ -147,3 +188,8 @@ def _nft_matches(words: str, sets: Mapping[str, set[str]], source: str, destinat
         else:
             raise ValueError(f"the conditions {rest!r} are not known")
     return matches
+
+
+def _in_range(address: str, text: str) -> bool:
+    low, _, high = text.partition("-")
+    return ipaddress.ip_address(low) <= ipaddress.ip_address(address) <= ipaddress.ip_address(high or low)

@@ -116,3 +116,21 @@ def test_the_local_target_takes_as_many_as_it_has_addresses_for(monkeypatch: pyt
     config = {**CUSTOM, "workerCount": "61"}
     assert "worker count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", **config)
     assert "serving count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", servingCount="61")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"disk": '{"worker": "512MiB"}'}, "write a size of 1GiB or more, such as 8GiB"),
+        ({"disk": '{"chief": "8GiB"}'}, "scaletier:disk.chief"),
+        ({"disk": "8GiB"}, "scaletier:disk must be a map: set one with `pulumi config set --path disk.name value`"),
+        ({"bucketSize": "100"}, "write a size of 1GiB or more, such as 16GiB"),
+        ({"memory": '{"worker": "2GB"}'}, "write a size of 256MiB or more, such as 512MiB or 2GiB"),
+    ],
+)
+def test_a_size_of_a_local_host_that_cannot_be(monkeypatch: pytest.MonkeyPatch, config: dict[str, str], words: str) -> None:
+    assert words in refusal(monkeypatch, {}, target="lxd", **config)
+
+
+def test_what_hosts_reach_is_closed_or_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "scaletier:egress is 'none': Input should be 'closed' or 'open'" in refusal(monkeypatch, GOOD, egress="none")

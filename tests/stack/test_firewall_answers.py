@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
 
 import pytest
-from reachability import PORTS, Reach, by_gcp, by_nft, by_table
+from reachability import PORTS, Reach, by_gcp, by_nft, by_table, by_walls, leaves
 from stackmocks import PROJECT, Program
 
 from infra.config import ClusterConfig
+from infra.lxd.config import MAX_REPLICAS_PER_ROLE
 from infra.lxd.firewall import rules
-from infra.lxd.layout import address
-from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role, ScaleTier
+from infra.lxd.layout import address, block, port
+from infra.lxd.wall import wall
+from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Replica, Role, ScaleTier
 
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
 CUSTOM = {
@@ -28,11 +33,21 @@ TIERS = [*({"scaleTier": tier} for tier in ScaleTier if tier is not ScaleTier.CU
 SERVING = [{"scaleTier": "STANDARD_1", "servingCount": "2"}, {**CUSTOM, "servingCount": "1", "servingType": "n1-highcpu-8"}]
 
 
-def nft(spec: ClusterSpec) -> Reach:
-    addresses: dict[Role, list[str]] = {}
+def addresses(spec: ClusterSpec) -> dict[Role, list[str]]:
+    found: dict[Role, list[str]] = {}
     for replica in spec.replicas:
-        addresses.setdefault(replica.role, []).append(str(address(NETWORK, replica)))
-    return by_nft(rules(spec, "t", "st123", NETWORK), addresses, "st123")
+        found.setdefault(replica.role, []).append(str(address(NETWORK, replica)))
+    return found
+
+
+def nft(spec: ClusterSpec) -> Reach:
+    ports = {str(address(NETWORK, replica)): port("st123", replica) for replica in spec.replicas}
+    return by_nft(rules(spec, "t", "st123", NETWORK), addresses(spec), ports)
+
+
+def walls(spec: ClusterSpec, operator: str = str(NETWORK[1])) -> Reach:
+    scripts = {role: wall(spec.firewall, NETWORK, role) for role in spec.roles}
+    return by_walls(scripts, addresses(spec), operator)
 
 
 def gcp(program: Program, config: dict[str, str], spec: ClusterSpec, operator: str = "35.235.240.9") -> Reach:
@@ -51,11 +66,52 @@ def test_the_table_the_vpc_rules_and_the_nft_rules_agree(program: Program, confi
     # A role of one host reaches itself without a network, and so has no answer there.
     several = {role for role, found in spec.roles.items() if found.count > 1}
     assert gcp(program, config, spec) == table
-    assert nft(spec) == {row for row in table if row[0] != row[1] or row[1] in several}
+    between = {row for row in table if row[0] != row[1] or row[1] in several}
+    assert nft(spec) == between
+    assert walls(spec) == between
+
+
+def test_a_host_of_another_stack_is_a_stranger_to_every_wall() -> None:
+    spec = ClusterConfig.parse(CUSTOM).spec()
+    elsewhere = {role: wall(spec.firewall, ipaddress.IPv4Network("10.78.0.0/24"), role) for role in spec.roles}
+    both = {**addresses(spec), Role.SERVING: ["10.78.0.64"]}
+    scripts = {role: wall(spec.firewall, NETWORK, role) for role in spec.roles}
+    assert not {
+        row for row in by_walls({**scripts, Role.SERVING: elsewhere[Role.PS]}, both, "10.77.0.1") if Role.SERVING in row
+    }
+
+
+def test_a_host_itself_reaches_its_peers_and_nothing_else() -> None:
+    spec = ClusterConfig.parse(SERVING[1]).spec()
+    rows = {(row.source, row.destination, row.port) for row in spec.firewall}
+    for replica in spec.replicas:
+        script, own = wall(spec.firewall, NETWORK, replica.role), str(address(NETWORK, replica))
+        for place in (str(NETWORK[1]), "10.78.0.64", "192.0.2.1", "169.254.169.254"):
+            assert not [port for port in PORTS if leaves(script, own, place, port)], "the machine, strangers, the world"
+        for other in Role:
+            sent = {port for port in PORTS if leaves(script, own, str(block(NETWORK, other)[0]), port)}
+            assert sent == {port for port in PORTS if (replica.role, other, port) in rows}
+
+
+def test_a_role_has_its_own_addresses_and_no_other() -> None:
+    blocks = sorted(block(NETWORK, role) for role in Role)
+    assert all(last < first for (_, last), (first, _) in pairwise(blocks))
+    for role in Role:
+        first, last = block(NETWORK, role)
+        most = 1 if role is Role.MASTER else MAX_REPLICAS_PER_ROLE
+        assert all(first <= address(NETWORK, Replica(role, index)) <= last for index in range(most))
+
+
+def test_who_speaks_from_anothers_address_is_not_heard() -> None:
+    spec = ClusterConfig.parse(CUSTOM).spec()
+    exchanged = {str(address(NETWORK, replica)): "st123e0" for replica in spec.replicas}
+    reached = by_nft(rules(spec, "t", "st123", NETWORK), addresses(spec), exchanged)
+    assert not {row for row in reached if row[0] is not None}
 
 
 def test_who_is_not_the_operator_reaches_nothing(program: Program) -> None:
     spec = ClusterConfig.parse(CUSTOM).spec()
+    assert not {row for row in walls(spec, operator="10.77.1.1") if row[0] is None}
     assert not {row for row in gcp(program, CUSTOM, spec, operator="198.51.100.7") if row[0] is None}
 
 
@@ -92,5 +148,48 @@ def test_an_answer_changes_with_a_rule() -> None:
     assert by_gcp([deny, allow | {"disabled": True}], accounts, "192.0.2.1") == frozenset()
     with pytest.raises(ValueError, match="not known"):
         by_nft(
-            "chain a {\n\ttype filter hook output priority filter;\n\t\tct state new accept\n\t}", {Role.PS: ["10.0.0.1"]}, "b"
+            "chain a {\n\ttype filter hook output priority filter; policy accept;\n\t\tct state new accept\n\t}",
+            {Role.PS: ["10.0.0.1"]},
+            {"10.0.0.1": "b"},
         )
+
+
+ELSEWHERE, GOOGLE, PEER = "93.184.216.34", "199.36.153.10", "10.64.9.9"
+
+
+def _leaves(rules: Iterable[Mapping[str, Any]], account: str, address: str, port: int) -> bool:
+    """What VPC rules say of a connection that a host opens: the lowest number decides, of two a denial; without any it may."""
+    matching = [
+        (rule["priority"], not rule.get("denies"))
+        for rule in rules
+        if rule.get("direction") == "EGRESS"
+        and account in (rule.get("targetServiceAccounts") or [account])
+        and any(ipaddress.ip_address(address) in ipaddress.ip_network(item) for item in rule["destinationRanges"])
+        and any(str(port) in (each.get("ports") or [str(port)]) for each in rule.get("allows") or rule.get("denies") or ())
+    ]
+    return min(matching, default=(0, True))[1]
+
+
+@pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
+def test_a_host_reaches_its_peers_and_google_and_nothing_else(program: Program, config: dict[str, str]) -> None:
+    stack = program("gcp", **config)
+    rules = [item.inputs for item in stack.of("Firewall")]
+    spec = ClusterConfig.parse(config).spec()
+    for role, found in spec.roles.items():
+        account = f"{stack.one('Account', f'account-{role}').inputs['accountId']}@{PROJECT}.iam.gserviceaccount.com"
+        assert _leaves(rules, account, GOOGLE, 443)
+        assert not _leaves(rules, account, GOOGLE, 22)
+        assert _leaves(rules, account, PEER, TENSORFLOW_PORT)
+        assert not _leaves(rules, account, PEER, 8080)
+        assert [_leaves(rules, account, ELSEWHERE, port) for port in (22, 80, 443)] == [False, *[bool(found.accelerator)] * 2]
+
+
+def test_who_asks_for_it_reaches_all(program: Program) -> None:
+    for open_ in ({"egress": "open"}, {"subnetwork": "projects/host-1/regions/us-central1/subnetworks/theirs"}):
+        stack = program("gcp", **CUSTOM, **open_)
+        assert not [item for item in stack.of("Firewall") if item.inputs.get("direction") == "EGRESS"]
+        assert "199.36.153.8" not in stack.one("Instance", "master-0").inputs["metadata"]["startup-script"]
+    script = program("gcp", **CUSTOM).one("Instance", "master-0").inputs["metadata"]["startup-script"]
+    assert 'echo "199.36.153.8 $name # scaletier" >>/etc/hosts' in script
+    own = program("gcp", scaleTier="BASIC_GPU", image="my-project-1/with-driver")
+    assert not [item for item in own.of("Firewall") if item.name == "out-drivers"]

@@ -52,18 +52,19 @@ def test_flow_logs_are_there_when_asked_for(program: Program) -> None:
 
 
 def test_what_no_rule_allows_is_refused_and_logged(stack: Stack) -> None:
-    (deny,) = [item for item in stack.of("Firewall") if item.inputs.get("denies")]
-    assert deny.inputs["priority"] == DENY_PRIORITY
-    assert deny.inputs["denies"] == [{"protocol": "all"}]
-    assert deny.inputs["sourceRanges"] == ["0.0.0.0/0"]
-    assert deny.inputs["logConfig"] == {"metadata": "INCLUDE_ALL_METADATA"}
-    for key in ("targetServiceAccounts", "targetTags"):
-        assert key not in deny.inputs
+    denies = {item.inputs["direction"]: item.inputs for item in stack.of("Firewall") if item.inputs.get("denies")}
+    assert [denies["INGRESS"].get("sourceRanges"), denies["EGRESS"].get("destinationRanges")] == [["0.0.0.0/0"]] * 2
+    for deny in denies.values():
+        assert deny["priority"] == DENY_PRIORITY
+        assert deny["denies"] == [{"protocol": "all"}]
+        assert deny["logConfig"] == {"metadata": "INCLUDE_ALL_METADATA"}
+        for key in ("targetServiceAccounts", "targetTags"):
+            assert key not in deny
 
 
 def test_rules_go_by_service_account_and_ssh_comes_from_iap(stack: Stack) -> None:
     for item in stack.of("Firewall"):
-        if "allows" not in item.inputs:
+        if "allows" not in item.inputs or item.inputs["direction"] == "EGRESS":
             continue
         assert len(item.inputs["targetServiceAccounts"]) == 1
         (allow,) = item.inputs["allows"]

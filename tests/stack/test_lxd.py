@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from test_bad_input import GOOD, refusal
 from test_firewall_answers import CUSTOM, SERVING, TIERS
 
 from infra import guard
+from infra.dynamic import plain
 from infra.guard import Change
+from infra.lxd.host import REPLACE, definition
+from infra.lxd.wall import wall
+from infra.spec import FIREWALL, Role
 
 
 @pytest.mark.parametrize("config", TIERS + SERVING, ids=lambda config: config["scaleTier"])
@@ -133,3 +138,18 @@ def test_a_local_stack_has_no_price_and_nothing_of_google(program: Program) -> N
     (host,) = stack.inventory["hosts"]
     assert (host["hourlyCost"], host["createTime"]) == (None, "created-master-0")
     assert not [item for item in stack.resources if item.type.startswith("gcp:")]
+
+
+def test_every_host_has_its_wall_and_the_size_of_its_disk(program: Program) -> None:
+    stack = program("lxd", **CUSTOM, disk='{"ps": "8GiB"}')
+    network = ipaddress.IPv4Network("10.77.0.0/24")
+    for item in stack.of("Host"):
+        role = Role(item.name.rpartition("-")[0])
+        assert item.inputs["disk"] == (8 if role is Role.PS else 4) * 2**30
+        assert item.inputs["wall"] == wall(FIREWALL, network, role)
+        made = definition(plain({**item.inputs, "labels": {}}))
+        assert made["config"]["user.scaletier.wall"] == item.inputs["wall"]
+        assert made["devices"]["root"]["size"] == str(int(item.inputs["disk"]))
+        assert f'"{made["devices"]["eth0"]["host_name"]}" . {item.inputs["address"]}' in stack.one("Firewall").inputs["rules"]
+    assert {"wall", "port"} <= REPLACE
+    assert "disk" not in REPLACE

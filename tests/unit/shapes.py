@@ -36,6 +36,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.plan.planned._show": "fab plan --job",
     "ops.report.command.report": {"reports": "fab report of several jobs", "": "fab report"},
     "ops.show.cost.cost": "fab cost",
+    "ops.show.doctor.doctor": "fab doctor",
     "ops.show.fetch.get": "fab get",
     "ops.show.top.top": "fab top",
     "ops.show.views.describe": "fab describe",

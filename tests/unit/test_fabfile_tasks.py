@@ -31,6 +31,7 @@ TASKS = [
     "delete-version",
     "deploy",
     "describe",
+    "doctor",
     "export",
     "get",
     "hosts",

@@ -28,6 +28,7 @@ WITHIN = {
         "jobs",
         "infra.spec",
         "infra.connection",
+        "infra.findings",
         "serving.catalog",
         "serving.fetched",
         "serving.records",

@@ -81,13 +81,18 @@ def test_who_may_not_use_the_socket_is_told_the_group(folder: Path, monkeypatch:
             api.socket_path()
 
 
-def _machine(monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] = ()) -> None:
-    """A machine with a pool of so much room and an instance for each of these hosts."""
+def _machine(
+    monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] = (), driver: str = "btrfs", held: int | None = None
+) -> None:
+    """A machine with a pool of so much room, an instance for each of these hosts, and so much in the bucket."""
     space = {"metadata": {"space": {"total": 40 * 2**30, "used": 40 * 2**30 - free}}}
     answer = SimpleNamespace(json=lambda: space)
     pool = SimpleNamespace(resources=SimpleNamespace(get=lambda: answer))
     fake = SimpleNamespace(
-        storage_pools=SimpleNamespace(all=lambda: [SimpleNamespace(name="scaletier")]),
+        storage_pools=SimpleNamespace(
+            all=lambda: [SimpleNamespace(name="scaletier")],
+            get=lambda _: SimpleNamespace(driver=driver, config={"source": "/"}),
+        ),
         api=SimpleNamespace(storage_pools={"scaletier": pool}),
         projects=SimpleNamespace(exists=lambda _: bool(hosts)),
         instances=SimpleNamespace(all=lambda: [SimpleNamespace(name=f"{name}?project=x") for name in hosts]),
@@ -98,6 +103,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] 
     monkeypatch.setattr(image, "folder_of", lambda _: Path("/"))
     monkeypatch.setattr(preflight, "pool_of", lambda _: None)
     monkeypatch.setattr(preflight, "forward_drops", lambda *_: [])
+    monkeypatch.setattr(preflight, "used", lambda _: held)
 
 
 def _look(config: dict[str, str], spec: ClusterSpec | None = None) -> preflight.Found:
@@ -132,6 +138,36 @@ def test_what_this_machine_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(image, "exists", lambda: False)
     with pytest.raises(LxdError, match="the image of the hosts is missing: make it with `make image`"):
         _look({})
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_a_bucket_may_hold_half_of_its_pool_or_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, free=30 * 2**30)
+    assert _look({}).bucket_size == 20 * 2**30
+    assert _look({"bucketSize": "3GiB"}).bucket_size == 3 * 2**30
+    with pytest.raises(LxdError, match=r"^bucketSize is 41\.0 GiB, and storage pool scaletier has 40\.0 GiB in all: `pulumi"):
+        _look({"bucketSize": "41GiB"})
+    with pytest.raises(LxdError, match=r"^disk\.ps is 50\.0 GiB, .*`pulumi config set --path disk\.ps 20GiB`"):
+        _look({"disk": '{"ps": "50GiB"}'})
+    _machine(monkeypatch, free=30 * 2**30, held=5 * 2**30 + 1)
+    assert _look({"bucketSize": "6GiB"}).bucket_size == 6 * 2**30
+    with pytest.raises(
+        LxdError, match=r"the bucket holds 5\.0 GiB, and may hold 5\.0 GiB: `pulumi config set bucketSize 6GiB`"
+    ):
+        _look({"bucketSize": "5GiB"})
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_a_pool_that_holds_nobody_to_a_limit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = SimpleNamespace(mountpoint="/", opts="rw,relatime")
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006  psutil's name
+    _machine(monkeypatch, free=30 * 2**30)
+    assert _look({}).warnings == ()
+    _machine(monkeypatch, free=30 * 2**30, driver="dir")
+    (said,) = _look({}).warnings
+    assert said.startswith("storage pool scaletier is a folder of a file system without project quotas")
+    mount.opts += ",prjquota"
+    assert _look({}).warnings == ()
 
 
 def _chains(*found: tuple[str, str, str, str]) -> str:

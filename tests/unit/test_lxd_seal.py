@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pylxd.exceptions import NotFound
 
-from infra.lxd import bucket, host, project, seal
-from infra.lxd.api import LxdError
+from infra.lxd import bucket, project, seal
+from infra.lxd.api import LxdError, number
 
 VOLUME = {"project": "scaletier-local-abcdef", "pool": "scaletier", "name": "bucket"}
+SIZED = {**VOLUME, "size": 2**34}
 
 
 class Volume:
@@ -76,7 +77,7 @@ def volume(monkeypatch: pytest.MonkeyPatch, files: dict[str, list[str]]) -> Volu
 
     running = SimpleNamespace(api=SimpleNamespace(files=SimpleNamespace(get=get)))
     monkeypatch.setattr(seal, "running", lambda _: running)
-    bucket.create(dict(VOLUME))
+    bucket.create(dict(SIZED))
     return found
 
 
@@ -107,7 +108,7 @@ def test_an_empty_bucket_goes_and_so_does_one_that_nobody_ever_had(volume: Volum
     bucket.delete("bucket", dict(VOLUME))
     assert volume.config is None
     bucket.delete("bucket", dict(VOLUME))
-    bucket.create(dict(VOLUME))
+    bucket.create(dict(SIZED))
     bucket.delete("bucket", dict(VOLUME))
     assert volume.config is None, "an up that was killed before the stack was whole"
 
@@ -168,7 +169,7 @@ def test_a_volume_that_was_removed_by_hand_is_one_line(volume: Volume) -> None:
 
 
 def test_a_limit_that_was_set_by_hand_is_a_change_and_no_error() -> None:
-    assert [host._number(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [
+    assert [number(text) for text in ("2", "2147483648", "2GiB", "0-1", "50%", "")] == [
         2,
         2**31,
         "2GiB",
@@ -176,3 +177,18 @@ def test_a_limit_that_was_set_by_hand_is_a_change_and_no_error() -> None:
         "50%",
         "",
     ]
+
+
+def test_what_the_bucket_may_hold_changes_in_place_and_the_mark_stays(volume: Volume) -> None:
+    assert volume.config == {bucket.MARK: bucket.REMOVE, "size": str(2**34)}
+    seal.create(props())
+    assert volume.config == {"size": str(2**34)}
+    assert bucket.read("bucket", dict(SIZED)) == SIZED
+    volume.config["size"] = "1GiB"
+    found = bucket.read("bucket", dict(SIZED))
+    assert found == {**SIZED, "size": "1GiB"}, "and so the next update puts it back"
+    assert bucket.update("bucket", found, dict(SIZED)) == SIZED
+    assert volume.config["size"] == str(2**34)
+    bucket.update("bucket", dict(SIZED), {**SIZED, "size": 0})
+    assert "size" not in volume.config
+    assert bucket.read("bucket", dict(SIZED)) == {**SIZED, "size": 0}

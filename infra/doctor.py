@@ -1,0 +1,130 @@
+"""What may be wrong with a stack, as infra sees it, and with this machine: `python -m infra.doctor [STACK] [--fix]`.
+
+One JSON object a line, a finding each, which `fab doctor` shows. A check is a function that yields findings; a target has its
+own in `doctor.py`, and adding one is adding a function to its list.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.connection import FOLDER
+from infra.findings import Check, Finding, Severity, broken, look, ok, said, warning
+from infra.templates import ROOT
+
+SECONDS = 40.0
+_PINNED = ("pulumi", "pulumi-gcp", "pylxd", "fabric", "paramiko")
+_GIB = 2**30
+_LEAST, _LITTLE = _GIB, 5 * _GIB
+
+
+def checks(stack: str | None) -> dict[str, Check]:
+    """All that can be asked: of this machine, and of the stack where there is one."""
+    inventory = known(stack) if stack else None
+    target = inventory["target"] if inventory else "lxd"
+    # Imported here, so that what one target needs is needed by it alone.
+    found: Mapping[str, Any] = importlib.import_module(f"infra.{target}.doctor").CHECKS
+    own = {name: partial(check, inventory) for name, check in found.items()}
+    if inventory is None:
+        own = {name: partial(_eased, check) for name, check in own.items()}
+    return {"pulumi": pulumi, "python": python, "machine": machine, **own}
+
+
+def _eased(check: Check) -> Iterator[Finding]:
+    """Without a stack nothing of a target is broken, as nothing needs it yet."""
+    try:
+        for finding in check():
+            yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.BROKEN else finding
+    except Exception as error:  # noqa: BLE001  as of any check
+        yield warning(said(error))
+
+
+def known(stack: str) -> dict[str, Any] | None:
+    """The stack's inventory as it is here; None where there is none."""
+    file = ROOT / FOLDER / stack / "inventory.json"
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    return found if isinstance(found, dict) and found.get("hosts") else None
+
+
+def pulumi() -> Iterator[Finding]:
+    """Its command, and whether this project can use it."""
+    least = str(yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["requiredPulumiVersion"]).removeprefix(">=")
+    program = shutil.which("pulumi") or str(Path(sys.prefix, "bin", "pulumi"))
+    try:
+        done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=20, check=False)
+    except OSError as error:
+        yield broken(f"pulumi does not run ({error.strerror})", "make pulumi")
+        return
+    version = done.stdout.strip().removeprefix("v")
+    if numbers(version) < numbers(least):
+        yield broken(f"pulumi is {version or 'of no version'}, and {least} is needed", "make pulumi")
+    else:
+        yield ok(f"pulumi {version}")
+
+
+def python() -> Iterator[Finding]:
+    """This Python, and whether its libraries are those that the project was tried with."""
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for name in _PINNED:
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield broken(f"{name} is not installed", "make venv")
+            continue
+        if found != pins.get(name, found):
+            yield warning(f"{name} is {found}, and the project was tried with {pins[name]}", "make venv")
+    yield ok(f"Python {sys.version.partition(' ')[0]}, pulumi-gcp {importlib.metadata.version('pulumi-gcp')}")
+
+
+def machine() -> Iterator[Finding]:
+    """Room on this machine's disk."""
+    yield room("this machine", shutil.disk_usage(ROOT).free)
+
+
+def room(where: str, free: int) -> Finding:
+    """A finding of so many free bytes."""
+    what, mend = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
+    if free < _LEAST:
+        return broken(what, mend)
+    return warning(what, mend) if free < _LITTLE else ok(what)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`3.250.0` as numbers, which compare as versions do."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def main(arguments: list[str]) -> None:
+    """Prints what is found, as it is found."""
+    stack = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        found = look(checks(stack), SECONDS, "--fix" in arguments)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        found = look({"inventory": partial(_unreadable, stack, error)}, SECONDS)
+    for finding in found:
+        sys.stdout.write(json.dumps(finding.to_dict()) + "\n")
+        sys.stdout.flush()
+
+
+def _unreadable(stack: str | None, error: Exception) -> Iterator[Finding]:
+    yield broken(f"the inventory of stack {stack} cannot be read ({error!r})", "pulumi up, or fab connect")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,180 @@
+"""What may be wrong with local hosts: LXD, the kernel, the firewall, hosts that are off, disks, and what belongs to nobody."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from infra.doctor import room
+from infra.findings import Finding, broken, ok, warning
+from infra.lxd import image, nft
+from infra.lxd.api import client, errors, hosts_of
+from infra.lxd.bucket import found, pool_of, used
+from infra.lxd.firewall import forward_drops, rules
+from infra.lxd.layout import Names
+from infra.lxd.leftovers import orphans, own
+from infra.lxd.preflight import BRIDGED
+from infra.spec import ClusterSpec, Role, RoleSpec, ScaleTier
+from infra.templates import ROOT
+
+Inventory = Mapping[str, Any] | None
+Check = Callable[[Inventory], Iterator[Finding]]
+
+# What 31 hosts need, as set-up has it (setup/common.sh).
+LIMITS = {
+    "fs/inotify/max_user_instances": 8192,
+    "fs/inotify/max_user_watches": 1048576,
+    "kernel/keys/maxkeys": 20000,
+    "kernel/keys/maxbytes": 2000000,
+}
+_SYS = Path("/proc/sys")
+_FEW_HOSTS = 12
+_FULL, _NEARLY = 0.98, 0.9
+_SHOWN = 3
+
+
+def daemon(_: Inventory) -> Iterator[Finding]:
+    """LXD, or Incus, and what it makes hosts of."""
+    with errors("LXD"):
+        server = client().host_info["environment"]
+        yield ok(f"{server.get('server', 'lxd')} {server['server_version']} answers, and there is {nft.version()}")
+        if not image.exists():
+            yield warning("the image of the hosts, of this version, is missing", "make image")
+
+
+def kernel(inventory: Inventory) -> Iterator[Finding]:
+    """Limits without which host 13 or so boots with no address, and no word of why."""
+    low = {name: least for name, least in LIMITS.items() if int((_SYS / name).read_text()) < least}
+    many = len(inventory["hosts"]) > _FEW_HOSTS if inventory else False
+    for name, least in low.items():
+        said = f"the kernel's {name.replace('/', '.')} is {(_SYS / name).read_text().strip()}, and 31 hosts need {least}"
+        yield (broken if many else warning)(said, "sudo setup/lxd.sh system")
+    if not low:
+        yield ok("the kernel's limits are those for 31 hosts")
+
+
+def firewall(inventory: Inventory) -> Iterator[Finding]:
+    """The stack's table, rule by rule, and what others do to frames between hosts."""
+    yield from (warning(said) for said in forward_drops(BRIDGED, nft.list_chains))
+    for names in _own(inventory):
+        script = wanted(inventory or {}, names)
+        found = nft.differences(names.table, script)
+        if found is None:
+            said = f"nft table {names.table} is gone, and hosts have their own walls alone"
+            yield broken(said, "pulumi up", partial(nft.load, script))
+        elif found:
+            some = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+            yield broken(f"nft table {names.table} is not as it was made: {some}", "pulumi up", partial(nft.load, script))
+        else:
+            yield ok(f"nft table {names.table} is as it was made")
+
+
+def wanted(inventory: Mapping[str, Any], names: Names) -> str:
+    """The firewall's script for the hosts that a stack has."""
+    counts: dict[Role, RoleSpec] = {}
+    for host in inventory["hosts"]:
+        role = Role(host["role"])
+        counts[role] = RoleSpec(counts[role].count + 1 if role in counts else 1, host["machineType"])
+    network = ipaddress.IPv4Network((inventory["hosts"][0]["address"], 24), strict=False)
+    return rules(ClusterSpec(ScaleTier(inventory["scaleTier"]), counts), names.table, names.bridge, network)
+
+
+def hosts(inventory: Inventory) -> Iterator[Finding]:
+    """Instances that are not there, or do not run."""
+    for names in _own(inventory):
+        with errors("hosts"):
+            status = {name: client(names.project).instances.get(name).status for name in hosts_of(names.project)}
+        expected = [host["name"] for host in (inventory or {})["hosts"]]
+        for name in expected:
+            if name not in status:
+                yield broken(f"host {name} is gone", "pulumi up")
+            elif status[name] != "Running":
+                said = f"host {name} is {status[name].lower()}"
+                yield broken(said, "pulumi up", partial(_start, inventory or {}, names, name))
+        running = sum(status.get(name) == "Running" for name in expected)
+        if running == len(expected):
+            yield ok(f"all {running} hosts run")
+
+
+def _start(inventory: Mapping[str, Any], names: Names, name: str) -> None:
+    """No host starts before the firewall stands."""
+    if nft.differences(names.table, script := wanted(inventory, names)) != []:
+        nft.load(script)
+    with errors(f"host {name}"):
+        client(names.project).instances.get(name).start(wait=True)
+
+
+def disks(inventory: Inventory) -> Iterator[Finding]:
+    """Room in the storage pool, in the bucket and on each host's disk."""
+    for names in _own(inventory):
+        with errors("disks"):
+            pool = pool_of(names.project)
+            if pool is None:
+                yield broken("the bucket is gone", "pulumi up makes another, which is empty")
+                continue
+            space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
+            yield room(f"storage pool {pool}", space["total"] - space["used"])
+            volume = {"project": names.project, "pool": pool, "name": names.bucket}
+            config = (found(volume) or {"config": {}})["config"]
+            more = "fab prune, or pulumi config set bucketSize"
+            yield from _filled("the bucket", used(volume), config.get("size", ""), more)
+            for name in hosts_of(names.project):
+                instance = client(names.project).instances.get(name)
+                usage = ((instance.state().disk or {}).get("root") or {}).get("usage")
+                more = f"pulumi config set --path disk.{name.rpartition('-')[0]}"
+                yield from _filled(f"host {name}'s disk", usage, instance.devices["root"].get("size", ""), more)
+
+
+def _filled(what: str, usage: int | None, size: str, mend: str) -> Iterator[Finding]:
+    share = usage / int(size) if usage and size.isdecimal() and int(size) else 0.0
+    if share >= _NEARLY:
+        yield (broken if share >= _FULL else warning)(f"{what} is {share:.0%} full", mend)
+
+
+def belongings(_: Inventory) -> Iterator[Finding]:
+    """What is on this machine and in no stack of this checkout."""
+    done = subprocess.run(
+        ["pulumi", "stack", "ls", "--json", "--non-interactive"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    stacks = {str(each["name"]).rpartition("/")[2] for each in json.loads(done.stdout)} if done.returncode == 0 else None
+    if stacks is None:
+        yield warning("Pulumi does not say which stacks there are, so nobody knows what belongs to none", "pulumi stack ls")
+    found = orphans(stacks)
+    for orphan in found:
+        yield warning(f"{orphan.what} is in no stack", orphan.remove)
+    if not found and stacks is not None:
+        yield ok("nothing is left of other stacks")
+
+
+def _own(inventory: Inventory) -> Iterator[Names]:
+    """The names of the stack; a finding to come is that they are gone."""
+    if inventory:
+        with errors("projects"):
+            yield from own(inventory["stack"])
+
+
+def project(inventory: Inventory) -> Iterator[Finding]:
+    """Whether LXD has the stack at all."""
+    if inventory and not list(_own(inventory)):
+        yield broken(f"LXD has no project of stack {inventory['stack']} of this checkout", "pulumi up")
+
+
+CHECKS: Mapping[str, Check] = {
+    "daemon": daemon,
+    "project": project,
+    "kernel": kernel,
+    "firewall": firewall,
+    "hosts": hosts,
+    "disks": disks,
+    "orphans": belongings,
+}

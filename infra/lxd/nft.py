@@ -1,0 +1,85 @@
+"""nft on this machine: tables of the bridge family, and whether one of them is what its script says."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+import threading
+
+from infra.lxd.api import LxdError
+
+
+def _nft(*arguments: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    path = shutil.which("nft") or "/usr/sbin/nft"
+    command = [path, *arguments] if os.geteuid() == 0 else ["sudo", "-n", path, *arguments]
+    try:
+        return subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise LxdError(f"{error.filename} is missing: install it with `make lxd`") from None
+
+
+def version() -> str:
+    """What nft says of itself."""
+    return " ".join(_nft("--version").stdout.split()[:2])
+
+
+def load(script: str) -> None:
+    """Runs a script, all of it or nothing; raises LxdError with nft's reason."""
+    done = _nft("-f", "-", script=script)
+    if done.returncode:
+        reason = " ".join(done.stderr.split("^", 1)[0].split())
+        hint = "" if os.geteuid() == 0 else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
+        raise LxdError(f"nft refused the firewall: {reason}{hint}")
+
+
+def remove(table: str) -> None:
+    """Removes a table of the bridge family; nothing to do where it is gone."""
+    # Declared first, so that a table that is gone already is no error.
+    load(f"table bridge {table}\ndelete table bridge {table}\n")
+
+
+def listed(table: str) -> str | None:
+    """A table as nft writes it, without what it has counted; None where it is not there."""
+    done = _nft("--stateless", "list", "table", "bridge", table)
+    return done.stdout if done.returncode == 0 else None
+
+
+def tables() -> list[str]:
+    """All tables of the bridge family."""
+    return [line.split()[2] for line in _nft("list", "tables", "bridge").stdout.splitlines()]
+
+
+def list_chains() -> str:
+    """nft's chains of all tables, as JSON; empty where it does not say."""
+    done = _nft("--json", "list", "chains")
+    return done.stdout if done.returncode == 0 else ""
+
+
+def differences(table: str, script: str) -> list[str] | None:
+    """What was taken from the table that the script makes (`- rule`), and added to it (`+ rule`); None where it is not there.
+
+    nft itself says how it writes the script's rules: it loads them into a table that is asleep, and that is gone at once.
+    """
+    there = listed(table)
+    if there is None:
+        return None
+    asleep = f"{table}_asleep_{os.getpid()}_{threading.get_ident()}"
+    renamed = script.replace(f"table bridge {table}", f"table bridge {asleep}")
+    opening = f"table bridge {asleep} {{\n"
+    try:
+        load(renamed.replace(opening, f"{opening}\tflags dormant;\n", 1))
+        wanted = listed(asleep) or ""
+    finally:
+        remove(asleep)
+    return changed(_rules(wanted.replace(asleep, table).replace("\tflags dormant\n", "", 1)), _rules(there))
+
+
+def _rules(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() not in ("", "}")]
+
+
+def changed(wanted: list[str], there: list[str]) -> list[str]:
+    """Lines that are missing, with `- ` in front, and those too many, with `+ `; order counts. Pure."""
+    return [line for line in difflib.ndiff(wanted, there) if line.startswith(("- ", "+ "))]

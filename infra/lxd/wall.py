@@ -1,0 +1,33 @@
+"""The second wall: each host refuses by itself what the firewall refuses, so that no flushed table of the machine opens it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from infra.lxd.layout import block
+from infra.spec import Allow, Role
+from infra.templates import render
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as a host has it; `who` is an address or a range of them, as nft writes it."""
+
+    who: str
+    port: int
+    why: str
+
+
+def wall(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Role) -> str:
+    """The nftables script that a host of the role loads at each boot; pure.
+
+    It is of the whole table and of the addresses that roles may have: no host that comes or goes changes it.
+    """
+
+    def end(other: Role | None) -> str:
+        return "-".join(map(str, block(network, other))) if other else str(network[1])
+
+    takes = [Row(end(row.source), row.port, row.why) for row in rows if row.destination == role]
+    sends = [Row(end(row.destination), row.port, row.why) for row in rows if row.source == role]
+    return render("wall.nft.j2", takes=takes, sends=sends)

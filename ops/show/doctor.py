@@ -1,0 +1,166 @@
+"""`fab doctor`: what may be wrong with the cluster, a line each with the command that mends it; `--fix` does what is safe.
+
+What is to be asked of hosts is here, by ssh; all else infra asks, in a process of its own, and only shows here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from infra.findings import Check, Finding, Severity, broken, look, ok, warning
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import HERE, ROOT, load
+from ops.errors import DONE, FAILED, OpsError, one_line
+
+SECONDS = 60.0
+_HOST_SECONDS = 30.0
+_PRIVATE = 0o077
+_OFFSET_MS = 1000
+_FULL, _NEARLY = 98, 90
+# Its clock, how full its disk is, and its units that failed: a line, a line, and the rest.
+ASK = (
+    "date +%s.%N; df --output=pcent / | tail -n 1; systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1"
+)
+_COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.BROKEN: "red"}
+
+
+def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
+    """Look at all there is; FAILED where something is broken."""
+    before = _look(root, fix=True, what="mending what is safe") if fix else []
+    mended = [finding for finding in before if finding.mended]
+    found = [*mended, *_look(root, fix=False, what="looking")]
+    still = [finding for finding in found if finding.severity is Severity.BROKEN and not finding.mended]
+    if as_json:
+        terminal.as_json({"broken": len(still), "findings": [finding.to_dict() for finding in found]})
+    else:
+        for finding in found:
+            terminal.out(line(finding))
+        warnings = sum(finding.severity is Severity.WARNING and not finding.mended for finding in found)
+        terminal.note(f"{len(still)} broken, {terminal.plural(warnings, 'warning')}")
+    return FAILED if still else DONE
+
+
+def line(finding: Finding) -> str:
+    """A finding as a line."""
+    word = "mended" if finding.mended else str(finding.severity)
+    colour = "green" if finding.mended else _COLOURS[finding.severity]
+    mend = f": {finding.mend}" if finding.mend and not finding.mended else ""
+    return f"{terminal.paint(f'{word:<8}', colour)} {finding.check:<9} {finding.what}{mend}"
+
+
+def _look(root: Path, fix: bool, what: str) -> list[Finding]:
+    found: list[Finding] = []
+    with terminal.Step(what) as step:
+        for finding in look(_checks(root, fix), SECONDS, fix):
+            found.append(finding)
+            step.count = f"({terminal.plural(len(found), 'finding')})"
+    # In the order of severity, and of what belongs together.
+    order = list(Severity)
+    return sorted(found, key=lambda finding: (-order.index(finding.severity), finding.check))
+
+
+def _checks(root: Path, fix: bool) -> Mapping[str, Check]:
+    try:
+        inventory = load(root)
+    except (OpsError, OSError, ValueError) as error:
+        return {"stack": partial(_no_stack, one_line(error)), "infra": partial(of_infra, None, fix)}
+    return {
+        "keys": partial(keys, inventory.folder),
+        "ssh": partial(hosts, Cluster(inventory)),
+        "infra": partial(of_infra, inventory.stack, fix),
+    }
+
+
+def _no_stack(why: str) -> Iterator[Finding]:
+    yield warning(why)
+
+
+def keys(folder: Path) -> Iterator[Finding]:
+    """The files by which hosts are reached: there, and for nobody else to read."""
+    wrong = 0
+    for path in (folder, folder / "id_ed25519", folder / "known_hosts", folder / "ssh_config"):
+        try:
+            mode = path.stat().st_mode & 0o777
+        except OSError as error:
+            wrong += 1
+            yield broken(f"{path} cannot be used ({error.strerror})", "fab connect")
+            continue
+        if mode & _PRIVATE and path.name not in ("known_hosts", "ssh_config"):
+            wrong += 1
+            right = 0o700 if path.is_dir() else 0o600
+            said = f"{path} has mode {mode:04o}, and others may read it: ssh refuses such a key"
+            yield broken(said, f"chmod {right:04o} {path}", partial(path.chmod, right))
+    if not wrong:
+        yield ok("the stack's key is there, and private")
+
+
+def hosts(cluster: Cluster) -> Iterator[Finding]:
+    """Each host by ssh: whether it answers, its clock against this one, its disk, its units."""
+    names = cluster.inventory.names
+
+    def ask(name: str) -> tuple[float, float, str]:
+        cluster.fleet.connection(name)
+        sent = time.time()
+        ran = cluster.fleet.run(name, ASK)
+        took = time.time() - sent
+        return sent + took / 2, took, ran.output
+
+    outcome = cluster.fleet.each(names, ask, _HOST_SECONDS)
+    for name, error in outcome.failures.items():
+        yield broken(one_line(error) if name in str(error) else f"{name}: {one_line(error)}", "pulumi up")
+    offsets = {}
+    for name, (moment, took, output) in outcome.results.items():
+        try:
+            offsets[name] = offset = clock(output, moment)
+        except (ValueError, IndexError):
+            yield broken(f"{name} gives an answer that is none of a host", f"fab shell {name}")
+            continue
+        if abs(offset) > _OFFSET_MS + took * 500:
+            yield warning(f"the clock of {name} is {offset:+.0f} ms off this one's", f"fab shell {name} -- timedatectl")
+        yield from _state(name, output)
+    if offsets and not outcome.failures:
+        worst = max(offsets, key=lambda name: abs(offsets[name]))
+        yield ok(f"all {len(offsets)} hosts answer; the clock that is most off is that of {worst}, {offsets[worst]:+.0f} ms")
+
+
+def clock(output: str, moment: float) -> float:
+    """How many ms a host's clock is ahead of this one's, which showed `moment` at the same time; ValueError for no answer."""
+    return (float(output.splitlines()[0]) - moment) * 1000
+
+
+def _state(name: str, output: str) -> Iterator[Finding]:
+    _, full, *failed = output.splitlines()
+    percent = int(full.strip().removesuffix("%"))
+    if percent >= _NEARLY:
+        said = broken if percent >= _FULL else warning
+        yield said(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
+    for unit in filter(None, map(str.strip, failed)):
+        yield broken(f"{unit} failed on {name}", f"fab shell {name} -- sudo systemctl restart {unit}")
+
+
+def of_infra(stack: str | None, fix: bool) -> Iterator[Finding]:
+    """What infra finds, of the stack's target and of this machine."""
+    argv = [sys.executable, "-m", "infra.doctor", *([stack] if stack else []), *(["--fix"] if fix else [])]
+    env = {**os.environ, **({"PULUMI_STACK": stack} if stack else {})}
+    env["PATH"] = f"{Path(sys.prefix, 'bin')}{os.pathsep}{env.get('PATH', os.defpath)}"
+    with subprocess.Popen(
+        argv, cwd=HERE, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        for text in process.stdout:
+            try:
+                yield Finding.from_dict(json.loads(text))
+            except (ValueError, KeyError, TypeError):
+                continue  # a library's own word
+        if process.wait() != 0:
+            last = process.stderr.read().strip().splitlines()[-1:]
+            yield broken(f"infra cannot look ({' '.join(last) or process.returncode})", "make venv")

@@ -1,0 +1,65 @@
+"""Jobs that fill what they may write: the limit of their host's disk holds, or the bucket's, and nobody else is short of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from stacks import Stack
+from test_jobs import TINY
+
+from infra.lxd.api import client
+
+_FILLING = ("--package", "tests/trainers/filling", "--module", "filling.task", "--args")
+_FULL = "Disk quota exceeded"
+
+
+def _free(pool: str = "scaletier") -> int:
+    space: dict[str, Any] = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
+    return int(space["total"] - space["used"])
+
+
+def _written(record: dict[str, Any]) -> int:
+    """MiB that the trainer said it had written, by the end of its log, which is in the error."""
+    return max(map(int, re.findall(r"(\d+) MiB are written", record["errorMessage"])))
+
+
+def test_a_job_that_fills_its_hosts_disk_fails_and_the_others_go_on(cluster: Stack) -> None:
+    cluster.pulumi("config", "set", "--path", "disk.worker", "1GiB")
+    try:
+        assert cluster.changes() == {"update": 2}
+        cluster.up()
+        before = _free()
+        result = cluster.fab("train", "--job", "fills_its_disk", *_FILLING, "--on worker-0")
+        assert result.code == 1, result.text
+        record = cluster.describe("fills_its_disk")
+        assert record["state"] == "FAILED"
+        assert "worker 0" in record["errorMessage"]
+        assert _FULL in record["errorMessage"]
+        assert 256 < _written(record) < 1024
+        assert before - _free() < 2**30 + 2**28
+        # Its host too is as good as new for the next job, as what it wrote is gone with it.
+        assert cluster.fab("train", "--job", "after_a_full_disk", *TINY, "--args", "--seconds 1").code == 0
+    finally:
+        cluster.pulumi("config", "rm", "--path", "disk.worker")
+        cluster.up()
+    assert cluster.changes() == {}
+
+
+def test_a_job_that_fills_the_bucket_fills_no_other_stacks(cluster: Stack) -> None:
+    usage = cluster.ssh("master-0", "sudo du -s --block-size=1M /bucket").out.split()[0]
+    cluster.configure(bucketSize=f"{int(usage) + 1536}MiB")
+    try:
+        cluster.up()
+        before = _free()
+        result = cluster.fab("train", "--job", "fills_the_bucket", *_FILLING, "--on worker-0 --into /bucket/full")
+        assert result.code == 1, result.text
+        assert before - _free() < 2**31
+        assert cluster.ssh("worker-1", "dd if=/dev/zero of=/tmp/own bs=1M count=64 && rm /tmp/own").code == 0
+    finally:
+        cluster.ssh("master-0", "sudo rm -rf /bucket/full")
+        cluster.pulumi("config", "rm", "bucketSize")
+        cluster.up()
+    record = cluster.wait("fills_the_bucket", "FAILED")
+    assert _FULL in record["errorMessage"]
+    assert cluster.fab("train", "--job", "after_a_full_bucket", *TINY, "--args", "--seconds 1").code == 0

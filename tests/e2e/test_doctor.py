@@ -1,0 +1,70 @@
+"""`fab doctor` on real hosts: things are broken, it says so, and `--fix` mends what it may."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stacks import Stack
+
+from infra.lxd import nft
+from infra.lxd.api import client
+
+
+def _look(stack: Stack, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    result = stack.fab("doctor", "--json", *flags)
+    assert "Traceback" not in result.text
+    found: list[dict[str, Any]] = json.loads(result.out)["findings"]
+    return result.code, found
+
+
+def _wrong(found: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(each["check"], each["what"].partition(" (")[0]) for each in found if each["severity"] == "broken"}
+
+
+def test_nothing_is_broken_in_a_cluster_that_is_up(cluster: Stack) -> None:
+    code, found = _look(cluster)
+    assert (code, _wrong(found)) == (0, set())
+    said = {each["check"] for each in found if each["severity"] == "ok"}
+    assert {"daemon", "firewall", "hosts", "keys", "kernel", "machine", "pulumi", "python", "ssh"} <= said
+    assert not [each for each in found if each["check"] == "orphans" and "e2e" in each["what"]]
+
+
+def test_what_is_broken_is_said_and_what_is_safe_is_mended(cluster: Stack) -> None:
+    key, table = cluster.folder / "id_ed25519", cluster.names.table
+    before = nft.listed(table)
+    instance = client(cluster.names.project).instances.get("worker-1")
+    try:
+        key.chmod(0o644)
+        instance.stop(force=True, wait=True)
+        nft.load(f"insert rule bridge {table} between accept\n")
+        assert cluster.ssh("ps-1", "sudo systemd-run --unit breaks false; sleep 1").code == 0
+        code, found = _look(cluster)
+        assert code == 1
+        assert {check for check, _ in _wrong(found)} == {"keys", "hosts", "firewall", "ssh"}
+        whats = " ".join(what for _, what in _wrong(found))
+        for said in ("id_ed25519 has mode 0644", "host worker-1 is stopped", "+ accept", "breaks.service failed on ps-1"):
+            assert said in whats
+        code, found = _look(cluster, "--fix")
+        assert {each["check"] for each in found if each["mended"]} == {"keys", "hosts", "firewall"}
+        assert nft.listed(table) == before
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert cluster.ssh("ps-1", "sudo systemctl reset-failed breaks").code == 0
+        assert cluster.hosts() == ["ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0"]
+        code, found = _look(cluster)
+        assert (code, _wrong(found)) == (0, set())
+    finally:
+        key.chmod(0o600)
+        cluster.up()
+
+
+def test_without_a_firewall_and_without_a_stack(cluster: Stack, empty_stack: Stack) -> None:
+    nft.remove(cluster.names.table)
+    try:
+        code, found = _look(cluster)
+        assert (code, {check for check, _ in _wrong(found)}) == (1, {"firewall"})
+        assert _look(cluster, "--fix")[0] == 0
+    finally:
+        cluster.up()
+    code, found = _look(empty_stack)
+    assert {"stack", "daemon", "pulumi"} <= {each["check"] for each in found}

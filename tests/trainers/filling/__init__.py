@@ -1,0 +1,1 @@
+"""A trainer that writes to its host's disk until there is no room left."""

@@ -1,0 +1,109 @@
+"""The firewall's table against what is there, rule by rule; nft is a fake here, and real in tests/e2e/test_firewall.py."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from subprocess import CompletedProcess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.lxd import firewall, nft
+from infra.lxd.api import LxdError
+from infra.spec import ScaleTier, preset
+
+TABLE = "scaletier_abcdef"
+RULES = firewall.rules(preset(ScaleTier.STANDARD_1), TABLE, "stabcdef", ipaddress.IPv4Network("10.77.0.0/24"))
+
+
+class Kernel:
+    """Tables of the bridge family as their lines; written without comments and empty lines, as a normal form of its own."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[str]] = {}
+
+    def nft(self, *arguments: str, script: str | None = None) -> CompletedProcess[str]:
+        if arguments[-4:-1] == ("list", "table", "bridge"):
+            found = self.tables.get(arguments[-1])
+            text = "\n".join([f"table bridge {arguments[-1]} {{", *(f"\t{line}" for line in found or []), "}"])
+            return CompletedProcess(arguments, 0 if found is not None else 1, text, "No such file or directory")
+        assert arguments == ("-f", "-")
+        assert script is not None
+        if "oops" in script:
+            return CompletedProcess(arguments, 1, "", "stdin:1:1: Error: syntax error\n oops\n ^^^^")
+        for name in re.findall(r"^delete table bridge (\w+)$", script, re.MULTILINE):
+            self.tables.pop(name, None)
+        for name, body in re.findall(r"^table bridge (\w+) \{\n(.*?)^\}", script, re.MULTILINE | re.DOTALL):
+            self.tables[name] = [" ".join(line.split()).removesuffix(";") for line in body.splitlines() if line.strip()]
+        return CompletedProcess(arguments, 0, "", "")
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    found = Kernel()
+    monkeypatch.setattr(nft, "_nft", found.nft)
+    return found
+
+
+def test_a_table_that_is_as_it_was_made_is_read_as_it_was(kernel: Kernel) -> None:
+    props = {"table": TABLE, "rules": RULES}
+    assert firewall.read(TABLE, props) is None
+    firewall.create(props)
+    assert firewall.read(TABLE, props) == props
+    assert list(kernel.tables) == [TABLE], "nothing is left of the comparison"
+    firewall.delete(TABLE, props)
+    firewall.delete(TABLE, props)
+    assert firewall.read(TABLE, props) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: lines.remove("counter drop"), ["- counter drop"]),
+        (lambda lines: lines.insert(-1, "ip protocol udp accept"), ["+ ip protocol udp accept"]),
+        (lambda lines: lines.insert(0, "flags dormant"), ["+ flags dormant"]),
+        (
+            lambda lines: lines.__setitem__(lines.index("ether type != ip drop"), "ether type != ip accept"),
+            ["- ether type != ip drop", "+ ether type != ip accept"],
+        ),
+    ],
+)
+def test_a_changed_table_is_a_drift_that_up_mends(kernel: Kernel, change: object, said: list[str]) -> None:
+    props = {"table": TABLE, "rules": RULES}
+    firewall.create(props)
+    change(kernel.tables[TABLE])  # type: ignore[operator]
+    assert nft.differences(TABLE, RULES) == said
+    found = firewall.read(TABLE, props)
+    assert found
+    assert found["rules"] != RULES
+    assert firewall.update(TABLE, found, props) == props
+    assert nft.differences(TABLE, RULES) == []
+
+
+def test_the_table_of_another_stack_is_not_looked_at(kernel: Kernel) -> None:
+    firewall.create({"table": TABLE, "rules": RULES})
+    kernel.tables["scaletier_123456"] = ["counter accept"]
+    assert nft.differences(TABLE, RULES) == []
+
+
+def test_what_nft_refuses_is_one_line(kernel: Kernel) -> None:
+    with pytest.raises(LxdError, match=r"^nft refused the firewall: stdin:1:1: Error: syntax error oops"):
+        nft.load("oops")
+    firewall.create({"table": TABLE, "rules": RULES})
+    with pytest.raises(LxdError, match="nft refused"):
+        firewall.read(TABLE, {"table": TABLE, "rules": f"{RULES}oops"})
+    assert list(kernel.tables) == [TABLE]
+
+
+LINES = st.lists(st.sampled_from(["a", "b", "- a", "? b", "counter drop"]), max_size=8)
+
+
+@given(LINES, LINES)
+def test_two_tables_are_the_same_or_it_is_said_how_they_differ(wanted: list[str], there: list[str]) -> None:
+    found = nft.changed(wanted, there)
+    assert (found == []) is (wanted == there)
+    gone, come = ([line[2:] for line in found if line.startswith(sign)] for sign in ("- ", "+ "))
+    assert len(wanted) - len(gone) == len(there) - len(come)
+    assert sorted([*wanted, *come]) == sorted([*there, *gone])
