@@ -13,7 +13,7 @@ from typing import Protocol
 from jobs.lease import Clock
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
-from replica import memory, restart
+from replica import restart
 from replica.decide import killer
 
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
@@ -31,6 +31,10 @@ class Child(Protocol):
     @property
     def out_of_memory(self) -> bool:
         """True where the kernel killed one of its processes for want of memory."""
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that it may have; None where nobody tells."""
 
     @property
     def tail(self) -> str:
@@ -163,7 +167,7 @@ class Supervisor:
             return
         ran = self._ended_at - self._started_at
         record = restart.after_exit(
-            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, memory.limit()
+            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, child.memory_limit
         )
         self._record = record
         wait = restart.wait_before_start(record)

@@ -23,6 +23,7 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
+        self.memory_limit: int | None = None
         self.code: int | None = None
         self.stops: list[float] = []
         self.next = 9.0

@@ -38,6 +38,7 @@ class Child:
     """A trial that reports at each look what it is to, and ends with a code."""
 
     out_of_memory = False
+    terminated = 0
 
     def __init__(self, looks: Sequence[Callable[[], None]] = (), code: int = 0) -> None:
         self.looks, self.code, self.stopped = list(looks), code, False
@@ -47,6 +48,9 @@ class Child:
             return self.code
         self.looks.pop(0)()
         return None
+
+    def terminate(self) -> None:
+        self.terminated += 1
 
     def stop(self, _: float) -> None:
         self.stopped, self.looks = True, []
