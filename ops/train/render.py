@@ -29,6 +29,8 @@ SECRETS = "/var/lib/scaletier/secrets"
 OWN_PATHS = " ".join(f"/var/lib/scaletier/{name}" for name in ("fetched", "logs", "secrets", "trials"))
 # What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
 MEMORY_SHARE = 0.9
+# Threads that a trainer may have: libraries start a pool of each kind for every processor.
+_TASKS, _TASKS_A_CPU = 512, 256
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
         "accelerator": host.accelerator,
         "bucket_path": inventory.bucket if inventory.bucket.startswith("/") else None,
         "memory_max": int(host.memory_bytes * MEMORY_SHARE),
+        "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
         "idle_seconds": idle_seconds(inventory.poll_seconds),
         "own_paths": OWN_PATHS,
     }

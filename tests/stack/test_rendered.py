@@ -44,6 +44,7 @@ def _neutral(inventory: Inventory, text: str) -> str:
         text = text.replace(f'"{host.address}:', f'"ADDRESS-OF-{host.name}:')
         text = f"MASTER_ADDR={host.name}" if text == f"MASTER_ADDR={host.address}" else text
     text = re.sub(r'"pollSeconds":[0-9.]+', "POLL", re.sub(r"OnUnitInactiveSec=[0-9]+", "IDLE", text))
+    text = re.sub(r"TasksMax=[0-9]+", "TASKS", text)  # by processors, of which a local host has its share, too
     text = re.sub(r'"power":(null|\{.*\}(?=\}))', "POWER", text)
     return text.replace(f' "{inventory.bucket}"\n', "\n").replace(inventory.bucket, "BUCKET")
 
