@@ -83,6 +83,7 @@ def test_what_a_job_is_shown_of_the_bucket() -> None:
         f'BindPaths="{HOME}/package":"{HOME}/package"',
         f'BindPaths="{HOME}/home":"{HOME}/home"',
         'BindPaths="/bucket/jobs/job01/output":"/bucket/jobs/job01/output"',
+        f'BindPaths="{HOME}/tmp":"/var/tmp"',
         "BindsTo=scaletier-launch@1.service",
         "After=scaletier-launch@1.service",
     ]
