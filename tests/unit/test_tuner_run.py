@@ -56,6 +56,16 @@ class Child:
         self.stopped, self.looks = True, []
 
 
+def test_what_stops_the_tuner_stops_its_trial(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    tuner: list[Any] = []
+    child = Child([lambda: tuner[0].terminate()], 143)
+    world.child = lambda *_: child
+    tuner.append(world.tuner("master-0"))
+    assert tuner[0].run() == 143
+    assert child.terminated == 1
+
+
 def report(environment: Mapping[str, str], step: int, value: float, tag: str = "score") -> None:
     """As cloudml-hypertune has it."""
     line = {"timestamp": step, "trial": environment["CLOUD_ML_TRIAL_ID"], tag: str(value), "global_step": str(step)}
