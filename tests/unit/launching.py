@@ -65,6 +65,7 @@ class Host:
         user, script = getpass.getuser(), root / "launch"
         text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
+        enter = (SCRIPT.parent / "enter").read_text().replace("/usr/bin/python3", sys.executable)
         text = text.replace("/etc/scaletier/host.json", str(root / "etc/host.json"))
         text = text.replace('"replica", "trainer"', f'"{caller or user}", "{user}"')
         if caller:
@@ -72,6 +73,7 @@ class Host:
         places = {"python": sys.executable, "root": root, "script": script}
         for file, content in {
             script: text,
+            root / "enter": enter,
             root / "bin/systemd-run": _SYSTEMD_RUN.format(**places),
             root / "bin/systemctl": _SYSTEMCTL.format(**places),
         }.items():

@@ -146,13 +146,13 @@ def bomb(_: str) -> str:
     try:
         while True:
             if os.fork() == 0:
-                end = time.monotonic() + 8
+                end = time.monotonic() + 3
                 while time.monotonic() < end:
                     pass
                 os._exit(0)
             started += 1
     except OSError as error:
-        time.sleep(8)
+        time.sleep(3)
         return f"refused: {error} after {started}"
 
 
