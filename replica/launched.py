@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,35 @@ _START_SECONDS = 20.0
 _PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
 
 
-@dataclass(frozen=True)
 class Launcher:
     """The launcher of this host, and the bucket as it is seen there."""
 
-    address: str
-    bucket: str
+    def __init__(self, address: str, bucket: str) -> None:
+        self._address, self._bucket = address, bucket
+        self._waiting: list[socket.socket] = []
+
+    def warm(self) -> None:
+        """Have the launcher wait for a program that is about to be there: its own start takes time."""
+        with suppress(OSError):
+            if not self._waiting:
+                self._waiting.append(_connected(self._address))
 
     def __call__(self, run: Run, output: int) -> Launched:
         """Start a program; OSError where the launcher refuses."""
-        return Launched(self.address, request(run, self.bucket), output)
+        return Launched(self._channel(), request(run, self._bucket), output)
+
+    def _channel(self) -> socket.socket:
+        while self._waiting:
+            channel = self._waiting.pop()
+            if not select.select([channel], [], [], 0)[0]:
+                return channel
+            channel.close()  # it has said something, or ended: there is nobody any more
+        return _connected(self._address)
 
     def tidy(self, keep: Collection[str]) -> None:
         """Take away what all jobs but these have left on this host: packages and homes; OSError where that cannot be now."""
-        with _asked(self.address, {"keep": sorted(keep)}, []) as channel:
+        with _connected(self._address) as channel:
+            _ask(channel, {"keep": sorted(keep)}, [])
             _answer(channel)
 
 
@@ -60,13 +75,14 @@ def request(run: Run, bucket: str) -> dict[str, Any]:
 class Launched:
     """A program behind the launcher. Where this process ends, so does it."""
 
-    def __init__(self, address: str, asked: dict[str, Any], output: int) -> None:
+    def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int) -> None:
         """OSError where it did not begin."""
+        self._channel = channel
         self.out_of_memory, self.memory_limit = False, None
         self._code: int | None = None
         self._over = threading.Event()
-        self._channel = _asked(address, asked, [output])
         try:
+            _ask(channel, asked, [output])
             self.pid = int(_answer(self._channel)["pid"])
             self._channel.settimeout(None)
         except BaseException:
@@ -98,18 +114,21 @@ class Launched:
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
 
 
-def _asked(address: str, asked: dict[str, Any], descriptors: list[int]) -> socket.socket:
+def _connected(address: str) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         channel.settimeout(_START_SECONDS)
         channel.connect(address)
-        data = json.dumps(asked).encode() + b"\n"
-        sent = socket.send_fds(channel, [data], descriptors)
-        channel.sendall(data[sent:])
     except BaseException:
         channel.close()
         raise
     return channel
+
+
+def _ask(channel: socket.socket, asked: dict[str, Any], descriptors: list[int]) -> None:
+    data = json.dumps(asked).encode() + b"\n"
+    sent = socket.send_fds(channel, [data], descriptors)
+    channel.sendall(data[sent:])
 
 
 def _answer(channel: socket.socket) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class HostSite:
 
     def _prepared(self, plan: Plan, name: str) -> Assignment:
         self.finish()  # of a job, or an attempt, before
+        if self._launcher and not plan.study:
+            self._launcher.warm()
         folder = self._package(plan)
         environment = self._environment(plan, plan.tasks[name], folder)
         if environment.get("JOB_DIR", "").startswith("/"):

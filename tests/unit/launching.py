@@ -28,7 +28,7 @@ try:
 except ProcessLookupError:
     pass
 how = ("exited", str(code)) if code >= 0 else ("killed", signal.Signals(-code).name.removeprefix("SIG"))
-subprocess.run(["{script}", "ended"], env=os.environ | dict(zip(("EXIT_CODE", "EXIT_STATUS"), how)))
+subprocess.run(["{root}/ended"], env=os.environ | dict(zip(("EXIT_CODE", "EXIT_STATUS"), how)))
 os.unlink("{root}/transient/scaletier-trainer.service")
 """
 _SYSTEMCTL = """#!{python}
@@ -37,10 +37,10 @@ os.killpg(int(open("{root}/transient/scaletier-trainer.service").read()), int(sy
 """
 
 
-def module() -> ModuleType:
-    """The launcher's functions."""
-    loader = SourceFileLoader("launch", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("launch", loader)
+def module(name: str) -> ModuleType:
+    """The functions of the launcher, or of a program beside it."""
+    loader = SourceFileLoader(name, str(SCRIPT.with_name(name)))
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec
     found = importlib.util.module_from_spec(spec)
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
@@ -65,6 +65,7 @@ class Host:
         user, script = getpass.getuser(), root / "launch"
         text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
+        ended = (SCRIPT.parent / "ended").read_text().replace("/usr/bin/python3", sys.executable)
         enter = (SCRIPT.parent / "enter").read_text().replace("/usr/bin/python3", sys.executable)
         text = text.replace("/etc/scaletier/host.json", str(root / "etc/host.json"))
         text = text.replace('"replica", "trainer"', f'"{caller or user}", "{user}"')
@@ -74,6 +75,7 @@ class Host:
         for file, content in {
             script: text,
             root / "enter": enter,
+            root / "ended": ended.replace("/run/scaletier", f"{root}/run"),
             root / "bin/systemd-run": _SYSTEMD_RUN.format(**places),
             root / "bin/systemctl": _SYSTEMCTL.format(**places),
         }.items():

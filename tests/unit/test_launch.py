@@ -20,12 +20,13 @@ from launching import Host, module
 from replicahosts import PATIENCE, until
 
 from jobs import paths
+from replica import launched
 from replica.launched import Launched, Launcher, request
 from replica.log import Log
 from replica.process import Run
 from replica.trainer import Trainer
 
-launch = module()
+launch, at_the_end = module("launch"), module("ended")
 HOME = "/var/lib/scaletier/jobs/job01"
 GOOD: dict[str, Any] = {
     "job": "job01",
@@ -272,7 +273,9 @@ def test_a_stop_is_a_request_first_and_then_none(host: Host, tmp_path: Path) -> 
 
 def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) -> None:
     first = Launched(
-        host.address, request(run(host, "import time; time.sleep(600)"), str(host.bucket)), os.open(os.devnull, os.O_WRONLY)
+        launched._connected(host.address),
+        request(run(host, "import time; time.sleep(600)"), str(host.bucket)),
+        os.open(os.devnull, os.O_WRONLY),
     )
     first._channel.shutdown(socket.SHUT_RDWR)
     second = started(host, tmp_path, "print('next')")
@@ -281,11 +284,27 @@ def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) 
         os.kill(first.pid, 0)
 
 
+def test_a_launcher_that_waits_is_used_and_one_that_is_gone_is_not(host: Host, tmp_path: Path) -> None:
+    starts = Launcher(host.address, str(host.bucket))
+    log = Log(tmp_path / "logs", "job01", "master-0")
+    starts.warm()
+    starts.warm()
+    until(lambda: len(host.served) == 1)
+    assert finished(Trainer(run(host, "print(1)"), log, starts)) == 0
+    assert len(host.served) == 1
+    starts.warm()
+    until(lambda: len(host.served) == 2)
+    host.served[1].kill()
+    host.served[1].wait()
+    assert finished(Trainer(run(host, "print(2)"), log, starts)) == 0
+    assert printed(tmp_path) == ["1", "2"]
+
+
 def test_what_is_refused_is_said(host: Host, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"'/bucket/jobs/b/job.json' is no place|not in the package"):
-        Launched(host.address, {**GOOD, "cwd": "/etc"}, 1)
+        Launched(launched._connected(host.address), {**GOOD, "cwd": "/etc"}, 1)
     with pytest.raises(OSError, match=r"not whole, or too large|Broken pipe|reset"):
-        Launched(host.address, {**GOOD, "env": {"A": "x" * (9 << 20)}}, 1)
+        Launched(launched._connected(host.address), {**GOOD, "env": {"A": "x" * (9 << 20)}}, 1)
     with pytest.raises(ValueError, match="null"):
         started(host, tmp_path, "a\0b")
 
@@ -330,4 +349,4 @@ def test_what_the_kernel_says_of_memory(tmp_path: Path, own: str, files: dict[st
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert launch.memory(tmp_path / "own", tmp_path) == found
+    assert at_the_end.memory(tmp_path / "own", tmp_path) == found
