@@ -135,7 +135,10 @@ def _answer(channel: socket.socket) -> dict[str, Any]:
     """The next line; OSError where it tells of an error, or none comes."""
     line = b""
     while not line.endswith(b"\n"):
-        piece = channel.recv(1)
+        try:
+            piece = channel.recv(1)
+        except TimeoutError:
+            raise TimeoutError(f"the host's launcher did not answer in {_START_SECONDS:g} s") from None
         if not piece:
             raise OSError("the host's launcher ended without a word")
         line += piece

@@ -16,6 +16,7 @@ from jobs.states import ReplicaState
 from replica import restart
 from replica.decide import killer
 
+_KILLED = 137
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
 
 
@@ -221,7 +222,9 @@ class Supervisor:
             program = self._assignment.argv[0]
             reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             why = f"the trainer cannot start: {reason}"
-            record = restart.after_exit(self._assignment.plan, record, 127, 0.0, self._now(), why)
+            code = _KILLED if isinstance(error, TimeoutError) else 127  # a host that is slow is no verdict on the program
+            record = restart.after_exit(self._assignment.plan, record, code, 0.0, self._now(), why)
+            self._start_at = self._clock() + restart.wait_before_start(record)
             log.say(record.errorMessage, "ERROR")
         else:
             log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._assignment.argv)}")

@@ -85,6 +85,18 @@ def host() -> Host:
     return host
 
 
+def test_a_host_that_does_not_get_to_it_is_asked_again() -> None:
+    host = Host()
+    host.fails = TimeoutError("the launcher did not answer")
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    assert (host.record.state, host.record.exitCode, host.record.restarts) == ("PREPARING", 137, 1)
+    host.fails = None
+    host.clock.pass_(60)
+    host.supervisor.step()
+    assert host.record.state == "RUNNING"
+
+
 def test_nothing_runs_before_the_job_s_record_was_read() -> None:
     host = Host()
     assert host.supervisor.step() == float("inf")
