@@ -164,6 +164,11 @@ def test_what_is_no_request_is_refused(change: dict[str, Any], why: str) -> None
         launch.run_of({**GOOD, **change}, "/bucket")
 
 
+def test_a_folder_may_have_any_name_that_folders_have() -> None:
+    found = launch.run_of({**GOOD, "cwd": f"{HOME}/package/it's 100 %", "output": "/bucket/it's (né)"}, "/bucket")
+    assert 'BindPaths="/bucket/it\'s (né)":"/bucket/it\'s (né)"' in launch.command(found, "/bucket", "")
+
+
 @given(st.text(max_size=30))
 @example("/bucket/a\nExecStart=x")
 @example('"/bucket/a":"/"')
