@@ -13,9 +13,10 @@ from typing import Protocol
 from jobs.lease import Clock
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
-from replica import memory, restart
+from replica import restart
 from replica.decide import killer
 
+_KILLED = 137
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
 
 
@@ -31,6 +32,10 @@ class Child(Protocol):
     @property
     def out_of_memory(self) -> bool:
         """True where the kernel killed one of its processes for want of memory."""
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that it may have; None where nobody tells."""
 
     @property
     def tail(self) -> str:
@@ -163,7 +168,7 @@ class Supervisor:
             return
         ran = self._ended_at - self._started_at
         record = restart.after_exit(
-            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, memory.limit()
+            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, child.memory_limit
         )
         self._record = record
         wait = restart.wait_before_start(record)
@@ -217,7 +222,9 @@ class Supervisor:
             program = self._assignment.argv[0]
             reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             why = f"the trainer cannot start: {reason}"
-            record = restart.after_exit(self._assignment.plan, record, 127, 0.0, self._now(), why)
+            code = _KILLED if isinstance(error, TimeoutError) else 127  # a host that is slow is no verdict on the program
+            record = restart.after_exit(self._assignment.plan, record, code, 0.0, self._now(), why)
+            self._start_at = self._clock() + restart.wait_before_start(record)
             log.say(record.errorMessage, "ERROR")
         else:
             log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._assignment.argv)}")

@@ -9,6 +9,7 @@ from typing import Any
 from jobs.records import JobRecord
 from jobs.store import StoreError
 from ops import terminal
+from ops.cluster import aside
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import replica_names
 from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, Output, find
@@ -85,7 +86,8 @@ def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple
         return {}
     with terminal.Step(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host
-        command = shlex.join([PYTHON, "-c", _SCALARS, output.job_dir, str(most)])
+        reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
+        command = shlex.join(aside.reading(cluster.inventory.host(host), reader))
         printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
     try:
         found: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])

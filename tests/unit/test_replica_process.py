@@ -147,19 +147,20 @@ def test_the_package_comes_from_the_bucket(make: Make) -> None:
     (cluster.job_folder / "plan.json").write_bytes(plan.to_json())
     jobs = cluster.host("master-0") / "state" / "jobs"
     (jobs / "job01" / "package").unlink()
-    (jobs / "job00").mkdir()
+    fetched = jobs.parent / "fetched"
+    (fetched / "job00").mkdir(parents=True)
     whole, damaged = packed.read_bytes(), packed.read_bytes()[:-9]
     packed.write_bytes(damaged)
     cluster.start()
-    until(lambda: (jobs / "job01" / ".fetched.tar.gz").exists())
+    until(lambda: (fetched / "job01" / ".package.tar.gz").exists())
     packed.write_bytes(whole)
     assert cluster.wait() == [0]
     assert "from the bucket" in cluster.log("master-0")
     assert cluster.job.state == "SUCCEEDED"
-    assert sorted(path.name for path in jobs.rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == [
-        "deep", "er.py", "fetched", "fetched.sha256", "job01", "package.sha256", "task.py"
+    assert sorted(path.name for path in fetched.rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == [
+        "deep", "er.py", "job01", "package", "package.sha256", "task.py"
     ]  # fmt: skip
-    assert (jobs / "job01" / "fetched.sha256").read_text() == plan.packageSha256
+    assert (fetched / "job01" / "package.sha256").read_text() == plan.packageSha256
 
 
 @pytest.mark.parametrize("evil", ["../evil.py", "/evil.py", "link"])
@@ -177,7 +178,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path
     with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
         site.prepare(plan, "master-0")
     assert not list(tmp_path.rglob("evil.py"))
-    assert not (tmp_path / "state/jobs/job01/fetched").exists()
+    assert not (tmp_path / "state/fetched/job01/package").exists()
 
 
 def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> None:

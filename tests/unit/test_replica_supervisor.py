@@ -23,6 +23,7 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
+        self.memory_limit: int | None = None
         self.code: int | None = None
         self.stops: list[float] = []
         self.next = 9.0
@@ -82,6 +83,18 @@ def host() -> Host:
     host.supervisor.order(0, "")
     host.supervisor.step()
     return host
+
+
+def test_a_host_that_does_not_get_to_it_is_asked_again() -> None:
+    host = Host()
+    host.fails = TimeoutError("the launcher did not answer")
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    assert (host.record.state, host.record.exitCode, host.record.restarts) == ("PREPARING", 137, 1)
+    host.fails = None
+    host.clock.pass_(60)
+    host.supervisor.step()
+    assert host.record.state == "RUNNING"
 
 
 def test_nothing_runs_before_the_job_s_record_was_read() -> None:

@@ -38,6 +38,7 @@ class Child:
     """A trial that reports at each look what it is to, and ends with a code."""
 
     out_of_memory = False
+    terminated = 0
 
     def __init__(self, looks: Sequence[Callable[[], None]] = (), code: int = 0) -> None:
         self.looks, self.code, self.stopped = list(looks), code, False
@@ -48,8 +49,21 @@ class Child:
         self.looks.pop(0)()
         return None
 
+    def terminate(self) -> None:
+        self.terminated += 1
+
     def stop(self, _: float) -> None:
         self.stopped, self.looks = True, []
+
+
+def test_what_stops_the_tuner_stops_its_trial(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    tuner: list[Any] = []
+    child = Child([lambda: tuner[0].terminate()], 143)
+    world.child = lambda *_: child
+    tuner.append(world.tuner("master-0"))
+    assert tuner[0].run() == 143
+    assert child.terminated == 1
 
 
 def report(environment: Mapping[str, str], step: int, value: float, tag: str = "score") -> None:
