@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from jobs import lease
+from jobs import chunks, lease
 from jobs.checked import Record, RecordError
 from jobs.lease import Lease
 from jobs.placement import Placed
@@ -200,7 +200,8 @@ class Plan(Record):
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
-    counts as killed. Who leads holds its lease for leaseSeconds without a sign of life.
+    counts as killed. Of each replica's log logLimit bytes are kept. Who leads holds its lease for leaseSeconds without a sign
+    of life.
     """
 
     kind: ClassVar[str] = "plan.json"
@@ -225,6 +226,7 @@ class Plan(Record):
     maxRunningTime: float = 604800.0
     stallTimeout: float | None = None
     preparingSeconds: float = 300.0
+    logLimit: int = chunks.LIMIT
     stopSeconds: float = 10.0
     command: list[str] = field(default_factory=list)
     folder: str = ""

@@ -17,7 +17,7 @@ from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from jobs.store import Files, StoreError
 from replica import processors
-from replica.archive import Archive
+from replica.archive import Archive, archived
 from replica.log import Log
 from replica.manifest import Manifest
 from replica.supervisor import Assignment
@@ -27,7 +27,7 @@ _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PI
 
 
 class HostSite:
-    """Below `state`: `logs/<job>.jsonl`, `secrets/<job>.json`, `jobs/<job>/package` and, once it is whole, `package.sha256`."""
+    """Below `state`: `logs/<job>/`, `secrets/<job>.json`, `jobs/<job>/package` and, once it is whole, `package.sha256`."""
 
     def __init__(self, host: HostFile, state: Path, ledger: Ledger, files: Files, environ: Mapping[str, str]) -> None:
         """`files` is the bucket for what may take long: packages and logs."""
@@ -52,13 +52,13 @@ class HostSite:
         environment = self._environment(plan, plan.tasks[name], folder)
         if environment.get("JOB_DIR", "").startswith("/"):
             Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
-        archive = paths.log(plan.jobId, name)
+        folder_of_log = paths.log(plan.jobId, name)
+        there = archived(self._files, folder_of_log)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
-            self._log = Log(self._state / "logs", plan.jobId, name)
-        self._log.adopt(self._files, archive)
-        self._archive = Archive(self._log, self._files, archive)
+            self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, there)
+        self._archive = Archive(self._log, self._files, folder_of_log, there)
         python = self._python(plan)
         self._manifest = Manifest(plan, python, self._ledger) if name == plan.chief else None
         return Assignment(plan, name, folder / plan.folder, environment, python, self._log)

@@ -139,7 +139,8 @@ def _remove(cluster: Cluster, job_id: str) -> None:
 def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
     """What those hosts that answer have kept: another job of that id must not go on in it."""
     fleet = cluster.fleet
-    line = shlex.join(["sudo", "-n", "rm", "-f", "--", *(f"{STATE_DIR}/logs/{job_id}.jsonl" for job_id in job_ids)])
+    logs = [f"{STATE_DIR}/logs/{job_id}" for job_id in job_ids]
+    line = shlex.join(["sudo", "-n", "rm", "-rf", "--", *logs, *(f"{log}.jsonl" for log in logs)])
     failures = fleet.each(
         cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
     ).failures

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from opsdata import put_job
 
+from jobs.chunks import Wanted
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
@@ -45,8 +46,8 @@ def test_what_is_meant(cluster: Cluster, word: str | None, job: str | None, repl
 
 def test_a_word_that_is_neither(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"there is no replica and no job 'job02'; did you mean job01[?]; replicas are ps-0, "):
-        show_logs(cluster, "job02", None, None, follow=False, as_json=False)
+        show_logs(cluster, "job02", None, Wanted(), follow=False, as_json=False)
     with pytest.raises(
         UsageError, match=r"job worker has no replica 'worker-7'; did you mean worker-\d[?]; valid are master-0, "
     ):
-        show_logs(cluster, "worker-7", None, None, follow=False, as_json=False)
+        show_logs(cluster, "worker-7", None, Wanted(), follow=False, as_json=False)

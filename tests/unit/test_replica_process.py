@@ -40,8 +40,8 @@ def test_success(make: Make) -> None:
     assert cluster.log("master-0", "WARNING") == ["WARNING:root:careful"]
     assert cluster.queue.entries == []
     local = cluster.host("master-0") / "state" / "logs"
-    assert (local / "newest").readlink() == Path("job01.jsonl")
-    assert cluster.archive("master-0") == (local / "job01.jsonl").read_bytes()
+    assert (local / "newest").readlink() == Path("job01")
+    assert cluster.archive("master-0") == b"".join(path.read_bytes() for path in sorted((local / "job01").iterdir()))
     assert b"<4>WARNING:root:careful\n" in (cluster.host("master-0") / "journal").read_bytes()
     assert not [path.name for path in cluster.job_folder.rglob(".*")]
 
