@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,14 +98,15 @@ class Trainer:
 
     def _read(self, log: Log) -> None:
         splitter, messages = Splitter(), Messages()
-        for data in self._output():
+        for data in self._output(lambda: splitter.due(time.time())):
             moment = time.time()
-            self._take(log, [messages.add(text, moment) for text in splitter.feed(data, moment)])
+            texts = splitter.feed(data, moment) if data else splitter.half(moment)
+            self._take(log, [messages.add(text, moment) for text in texts])
         moment = time.time()
         self._take(log, [messages.add(text, moment) for text in splitter.end()])
 
-    def _output(self) -> Iterator[bytes]:
-        """All that the trainer writes, in pieces.
+    def _output(self, due: Callable[[], float | None]) -> Iterator[bytes]:
+        """All that the trainer writes, in pieces; an empty one where none comes within the seconds that are `due`.
 
         Not to the end of the pipe but to the end of the trainer and what is in the pipe by then: a process that left the
         trainer's session may hold the pipe open.
@@ -116,7 +117,10 @@ class Trainer:
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
             left = _PIPE
             while left > 0:
-                ready = select.select([pipe, ended], [], [])[0]
+                ready = select.select([pipe, ended], [], [], due())[0]
+                if not ready:
+                    yield b""
+                    continue
                 if pipe not in ready or not (data := os.read(pipe.fileno(), _READ)):
                     return
                 if ended in ready:

@@ -128,11 +128,12 @@ class Format:
 
     def __call__(self, line: Line) -> str:
         severity, replica = f"{line.severity:<7}", f"{line.replica:<{self._width}}"
+        message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # a line is one line
         if not self._colours:
-            return f"{clock(line.time)} {severity} {replica}  {line.message}"
+            return f"{clock(line.time)} {severity} {replica}  {message}"
         loud = _SEVERITY.get(line.severity)
         time, replica = _paint(clock(line.time), "2"), _paint(replica, self._colours.get(line.replica))
-        return f"{time} {_paint(severity, loud)} {replica}  {_paint(line.message, loud)}"
+        return f"{time} {_paint(severity, loud)} {replica}  {_paint(message, loud)}"
 
 
 def _paint(text: str, code: str | None) -> str:

@@ -152,6 +152,8 @@ def test_a_line_is_shown_in_columns() -> None:
         r"\d\d:\d\d:01\.500 WARNING ps-0       hello", form(Line("2026-01-31T12:00:01.500Z", "WARNING", "ps-0", "hello"))
     )
     assert form(Line("", "INFO", "ps-0", "half")) == "             INFO    ps-0       half"
+    assert form(Line("", "INFO", "ps-0", "two\nlines")) == "             INFO    ps-0       two␊lines"
+    assert form(Line("2026-01-31T12:00:01Z", "INFO", "ps-0", "")).split()[0].endswith(":01.000")
     error = Line("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
     plain, coloured = (lines.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
     assert coloured != plain

@@ -46,6 +46,15 @@ def test_success(make: Make) -> None:
     assert not [path.name for path in cluster.job_folder.rglob(".*")]
 
 
+def test_what_waits_for_the_end_of_its_line_is_seen(make: Make) -> None:
+    cluster = make("print('loading …', end='', flush=True)\n" + GOES.replace("print('up')", "pass"))
+    cluster.start()
+    until(lambda: "loading …" in cluster.log("master-0"))
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0]
+    assert cluster.log("master-0").count("loading …") == 1
+
+
 def test_arguments_and_environment_arrive_byte_for_byte(make: Make) -> None:
     args = [
         "--a b",
