@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jobs.firsterror import TRACEBACK, hangs
+
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
 HALF_SECONDS = 1.0
@@ -34,7 +36,6 @@ _SEVERITY = {
     "Warning": "WARNING",
     "error": "ERROR",
 }
-_TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -140,13 +141,13 @@ class Messages:
 
     def add(self, text: str, now: float) -> Line:
         """This line with the time and severity of its message."""
-        traceback = _TRACEBACK.match(text) is not None
+        traceback = TRACEBACK.match(text) is not None
         severity = "ERROR" if traceback else severity_of(text)
         if not self._continues(text, severity, now, traceback):
             self._first = Line(now, severity or "INFO", text)
             self._raised = self._chained = False
         self._last = now
-        in_traceback = traceback or (self._in_traceback and _hangs(text))
+        in_traceback = traceback or (self._in_traceback and hangs(text))
         self._raised = self._raised or (self._in_traceback and not in_traceback)
         self._in_traceback = in_traceback
         self._chained = self._chained or text.startswith(_CHAINED)
@@ -158,11 +159,11 @@ class Messages:
             return False
         if traceback:
             # logging.exception writes its message first; one exception leads to the next.
-            logged = self._first.severity in ("ERROR", "CRITICAL") and not _TRACEBACK.match(self._first.message)
+            logged = self._first.severity in ("ERROR", "CRITICAL") and not TRACEBACK.match(self._first.message)
             return self._chained or logged
         if severity is not None:
             return False
-        return self._in_traceback or _hangs(text) or (self._raised and pause < RAISED_SECONDS)
+        return self._in_traceback or hangs(text) or (self._raised and pause < RAISED_SECONDS)
 
 
 def severity_of(text: str) -> str | None:
@@ -171,10 +172,6 @@ def severity_of(text: str) -> str | None:
         if found := mark.match(text):
             return _SEVERITY.get(found[1], found[1])
     return None
-
-
-def _hangs(text: str) -> bool:
-    return not text or text[0].isspace()
 
 
 def _text(line: bytes) -> str:

@@ -96,7 +96,7 @@ class Log:
         try:
             if self._lost:
                 said = (
-                    f"… {self._lost_count} lines lost from {_moment(self._lost[0])} to {_moment(self._lost[-1])}: {self._why} …"
+                    f"… {self._lost_count} lines lost from {moment(self._lost[0])} to {moment(self._lost[-1])}: {self._why} …"
                 )
                 self._put([Line(time.time(), "WARNING", said)])
                 self._lost, self._lost_count = [], 0
@@ -151,11 +151,12 @@ class Log:
             (self.path / gone.name).unlink(missing_ok=True)
 
     def _json(self, line: Line) -> str:
-        record = {"time": _moment(line), "severity": line.severity, "replica": self._replica, "message": line.message}
+        record = {"time": moment(line), "severity": line.severity, "replica": self._replica, "message": line.message}
         return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def _moment(line: Line) -> str:
+def moment(line: Line) -> str:
+    """Its time as a log has it."""
     return datetime.fromtimestamp(line.time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

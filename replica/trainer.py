@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from jobs.firsterror import ErrorFinder, FirstError
 from replica.lines import Line, Messages, Splitter
-from replica.log import Log
+from replica.log import Log, moment
 from replica.memory import oom_kills
 from replica.noise import is_quiet, is_remark
 
@@ -35,6 +36,7 @@ class Trainer:
         self._oom_kills = oom_kills()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
+        self._errors = ErrorFinder()
         self._process = subprocess.Popen(
             [argument.encode("utf-8", "surrogateescape") for argument in argv],
             cwd=cwd,
@@ -65,6 +67,11 @@ class Trainer:
     def tail(self) -> str:
         """The last lines of its output."""
         return "\n".join(self._tail)
+
+    @property
+    def first_error(self) -> FirstError | None:
+        """The first error that it has printed."""
+        return self._errors.found
 
     def stop(self, seconds: float) -> None:
         """SIGTERM to all its processes now, and SIGKILL after so many seconds."""
@@ -132,5 +139,7 @@ class Trainer:
             lines = [line for line in lines if not is_remark(line.message)]
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
+            for line in lines:
+                self._errors.see(line.time, line.severity, line.message, moment(line))
             log.write(lines)
             self.lines += len(lines)

@@ -31,10 +31,10 @@ class Line:
     replica: str
     message: str
 
-    def to_json(self) -> str:
-        """In one line, in which nothing steers a terminal."""
+    def to_json(self, first_error: bool = False) -> str:
+        """In one line, in which nothing steers a terminal; whether it is the job's first error."""
         data = {"time": self.time, "severity": self.severity, "replica": self.replica, "message": self.message}
-        text = json.dumps(data, ensure_ascii=False)
+        text = json.dumps({**data, "firstError": True} if first_error else data, ensure_ascii=False)
         return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -114,6 +114,7 @@ def _second(moment: str) -> str:
     return datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S")
 
 
+FIRST = "  ← the job's first error"
 _SEVERITY = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1", "DEBUG": "2"}
 _REPLICA = ("36", "32", "35", "34", "33", "96", "92", "95", "94")
 
@@ -126,9 +127,11 @@ class Format:
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _REPLICA[i % len(_REPLICA)] for i, name in enumerate(names)} if colours else {}
 
-    def __call__(self, line: Line) -> str:
+    def __call__(self, line: Line, first_error: bool = False) -> str:
+        """The line; `first_error` says that it is the job's first, which is said behind it."""
         severity, replica = f"{line.severity:<7}", f"{line.replica:<{self._width}}"
         message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # a line is one line
+        message += FIRST if first_error else ""
         if not self._colours:
             return f"{clock(line.time)} {severity} {replica}  {message}"
         loud = _SEVERITY.get(line.severity)

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 from jobs import paths
+from jobs.checked import RecordError
 from jobs.chunks import NO_LOG, OLD, TOO_SLOW, Position, SlowError, Wanted
+from jobs.firsterror import earliest
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
+from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
@@ -18,6 +21,7 @@ from ops.cluster.inventory import EVERY
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
 from ops.errors import HostError, OpsError, UsageError, meant
+from ops.logs.firsterror import FirstOf
 from ops.logs.lines import Format, Line, of_source, parse_printed, read_command, too_slow
 
 _READ_SECONDS = 60.0
@@ -49,7 +53,7 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wan
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
     from ops.logs.follow import Follower, Note
 
-    write, end = writer(replicas, as_json), None
+    write, end = writer(replicas, as_json, first_of(cluster, record, live=True)), None
     state = ""
     for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
         for event in events:
@@ -66,12 +70,21 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wan
     return end
 
 
-def writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
-    """What prints the lines of these replicas."""
+def writer(replicas: Iterable[str], as_json: bool, first: Callable[[Line], bool]) -> Callable[[Line], None]:
+    """What prints the lines of these replicas, and marks the one that is the job's first error."""
     if as_json:
-        return lambda line: terminal.write(sys.stdout, line.to_json())
+        return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
     form = Format(replicas, terminal.colourful(sys.stdout))
-    return lambda line: terminal.write(sys.stdout, form(line))
+    return lambda line: terminal.write(sys.stdout, form(line, first(line)))
+
+
+def first_of(cluster: Cluster, record: JobRecord, live: bool = False) -> FirstOf:
+    """What knows the job's first error when it is shown; nothing is marked where the bucket cannot be asked."""
+    try:
+        replicas = cluster.ledger.replicas(record.jobId, replica_names(record))
+    except (StoreError, RecordError, OpsError):
+        replicas = {}
+    return FirstOf(earliest((name, replica.firstError) for name, replica in replicas.items()), live)
 
 
 def selected(record: JobRecord, text: str) -> list[str]:

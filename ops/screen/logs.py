@@ -35,7 +35,7 @@ def show_logs(
     replicas = read.selected(record, selection)
     if follow and not record.final:
         return _follow(cluster, record, replicas, wanted, as_json, plain)
-    write = read.writer(replicas, as_json)
+    write = read.writer(replicas, as_json, read.first_of(cluster, record))
     for line in merge(read.read_logs(cluster, record, replicas, wanted).values()):
         write(line)
     sys.stdout.flush()

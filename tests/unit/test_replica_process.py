@@ -110,6 +110,11 @@ def test_a_traceback_is_in_the_error(make: Make) -> None:
     lines = cluster.job.errorMessage.splitlines()
     assert lines[:2] == ["The replica master 0 exited with a non-zero status of 1.", "Traceback (most recent call last):"]
     assert lines[-1] == "ValueError: bad shape"
+    first = cluster.record("master-0").firstError
+    assert first is not None
+    assert first.message == "ValueError: bad shape"
+    said = [json.loads(line) for line in cluster.archive("master-0").splitlines()]
+    assert (first.time, first.message) in [(line["time"], line["message"]) for line in said]
     assert {"Traceback (most recent call last):", "ValueError: bad shape"} <= set(cluster.log("master-0", "ERROR"))
 
 
