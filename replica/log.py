@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 from jobs.chunks import LARGEST, LIMIT, Chunk, Folder, chunks_of, cut
@@ -95,9 +96,8 @@ class Log:
     def _keep(self, lines: list[Line]) -> None:
         try:
             if self._lost:
-                said = (
-                    f"… {self._lost_count} lines lost from {moment(self._lost[0])} to {moment(self._lost[-1])}: {self._why} …"
-                )
+                begin, end = (moment(line.time) for line in self._lost)
+                said = f"… {self._lost_count} lines lost from {begin} to {end}: {self._why} …"
                 self._put([Line(time.time(), "WARNING", said)])
                 self._lost, self._lost_count = [], 0
         except OSError:
@@ -151,13 +151,14 @@ class Log:
             (self.path / gone.name).unlink(missing_ok=True)
 
     def _json(self, line: Line) -> str:
-        record = {"time": moment(line), "severity": line.severity, "replica": self._replica, "message": line.message}
+        record = {"time": moment(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
         return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def moment(line: Line) -> str:
-    """Its time as a log has it."""
-    return datetime.fromtimestamp(line.time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+@lru_cache(64)
+def moment(time: float) -> str:
+    """Seconds of the epoch as a log has them; lines that come together have one time."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _pieces(lines: list[Line]) -> Iterator[list[Line]]:

@@ -140,6 +140,6 @@ class Trainer:
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
             for line in lines:
-                self._errors.see(line.time, line.severity, line.message, moment(line))
+                self._errors.see(line.time, line.severity, line.message, moment(line.time))
             log.write(lines)
             self.lines += len(lines)
