@@ -34,6 +34,7 @@ _SILENT_SECONDS = 30
 _CHUNK = 1 << 15
 _BURST = 1 << 18
 _WINDOW = 1 << 18
+_BREAKS = (paramiko.SSHException, EOFError, OSError)
 ADVICE = "run pulumi up, which brings back what is missing"
 
 
@@ -78,19 +79,20 @@ class Stream:
 
     def finish(self) -> None:
         """Its stdin ends."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it broke off, which who reads it will hear
+        with contextlib.suppress(*_BREAKS):  # who reads it will hear of that
             self._channel.shutdown_write()
 
     def close(self) -> None:
         """Be done with it, whether it has ended or not."""
-        self._channel.close()
+        with contextlib.suppress(*_BREAKS):
+            self._channel.close()
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
         try:
             yield
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise HostError(self.host, f"broke off: {error or type(error).__name__}") from error
+        except _BREAKS as error:
+            raise HostError(self.host, f"broke off: {str(error) or type(error).__name__}") from error
 
 
 class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types

@@ -25,7 +25,7 @@ _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
-# So often a host is asked for its last lines where the connection breaks at the end.
+# So often a host is asked for its last lines where the connection breaks at the end; one that never answered once.
 _LAST_TRIES = 3
 
 
@@ -118,7 +118,7 @@ class Follower:
         try:
             work(*args)
         except Exception as error:  # noqa: BLE001  a thread's error must be seen, and must not leave the reader waiting
-            self._merge.tell(Note(f"{threading.current_thread().name}: {error}"))
+            self._merge.tell(Note(f"{threading.current_thread().name}: {str(error) or type(error).__name__}"))
         finally:
             for name in args:
                 self._merge.end(name)
@@ -128,7 +128,7 @@ class Follower:
         position: Position | None = None
         broken, tries = False, 0
         self._placed.wait()  # for its hosts, or for the end
-        while not self._ending.is_set() or (position and tries < _LAST_TRIES and not self._left.is_set()):
+        while not self._ending.is_set() or (tries < (_LAST_TRIES if position else 1) and not self._left.is_set()):
             try:
                 for reached in self._bring(name, position):
                     position, tries = reached, 0
@@ -138,9 +138,10 @@ class Follower:
                     self._merge.tell(Note(f"{error}; trying again"))
                 broken = True
                 tries += self._ending.is_set()
-                (self._left if self._ending.is_set() else self._ending).wait(_AGAIN_SECONDS)
-        if position and not self._left.is_set():
-            self._merge.tell(Note(f"{name}: its last lines are not here; fab logs {name} --job {self._job_id} looks again"))
+                if tries < _LAST_TRIES and (position or not tries):
+                    (self._left if tries else self._ending).wait(_AGAIN_SECONDS)
+        if not self._left.is_set():
+            self._merge.tell(Note(f"{name}: not all of its lines were shown; fab logs {name} --job {self._job_id} looks again"))
 
     def _bring(self, name: str, position: Position | None) -> Iterator[Position]:
         """Put lines among those that are to be shown, until the follower ends, and tell each time the place that was reached;

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -154,7 +156,10 @@ def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
             put_job(ledger, record.to(JobState.SUCCEEDED))
     notes = [event for event in seen if isinstance(event, Note)]
     assert [event for event in seen if isinstance(event, lines.Line)] == there[1:]
-    assert [note.text for note in notes] == ["evaluator-0 (10.0.0.96) does not answer; trying again"]
+    assert [note.text for note in notes] == [
+        "evaluator-0 (10.0.0.96) does not answer; trying again",
+        "evaluator-0: not all of its lines were shown; fab logs evaluator-0 --job job01 looks again",
+    ]
     assert [event for event in seen if isinstance(event, str)] == ["PREPARING", "SUCCEEDED", "SUCCEEDED"]
 
 
@@ -208,6 +213,32 @@ def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
             notes.append(event.text)
     assert seen[1:] == [text for n in range(4000) for text in ("equal", "equal", str(n))]
     assert [note for note in notes if "broke off" in note]
+
+
+@pytest.mark.parametrize("error", [EOFError(), OSError("Socket is closed"), paramiko.SSHException("gone")])
+def test_whatever_of_a_connection_breaks_is_one_error(error: Exception) -> None:
+    class Broken:
+        """A channel that fails in each of its calls but the first."""
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*_: Any) -> Any:
+                if name != "exec_command":
+                    raise error
+
+            return call
+
+    class Connection:
+        class transport:  # noqa: N801
+            @staticmethod
+            def open_session(window_size: int) -> Broken:
+                assert window_size <= 1 << 20
+                return Broken()
+
+    stream = remote.Stream("ps-0", Connection, "true")
+    with pytest.raises(HostError, match=f"ps-0 broke off: {str(error) or 'EOFError'}"):
+        next(stream.pieces())
+    stream.finish()
+    stream.close()
 
 
 def test_reading_logs_from_hosts_and_from_the_bucket_where_a_host_breaks_off(
