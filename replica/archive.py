@@ -47,11 +47,10 @@ class Archive:
 
     def _run(self) -> None:
         began = rolled = time.monotonic()
-        pause = SECONDS
         with suppress(OSError):
             self._adopt()
         while True:
-            last = self._ending.wait(pause)
+            last = self._ending.wait(SECONDS)
             now = time.monotonic()
             try:
                 if last or now - rolled >= min(max(SECONDS, (now - began) / _OF_THE_LOG), _MOST_SECONDS):
@@ -66,7 +65,6 @@ class Archive:
                     return
                 if last:
                     time.sleep(1.0)
-            pause = max(SECONDS, 10 * (time.monotonic() - now))  # a huge log shall not fill the day
 
     def _copy(self) -> None:
         """Bring the bucket what comes behind what it has, and take out of its middle what is more than the limit."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from jobs.chunks import LARGEST, LIMIT, Chunk, Folder, chunks_of, cut
+from jobs.chunks import LARGEST, LIMIT, OLD, Chunk, Folder, chunks_of, cut
 from replica.lines import Line
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
@@ -35,6 +35,8 @@ class Log:
         self.path.mkdir(parents=True, exist_ok=True)
         self._replica, self._largest = replica, min(LARGEST, max(limit // _IN_A_LOG, 1))
         self._lock = threading.Lock()
+        with suppress(OSError):  # an earlier version's, of the same job
+            self.path.with_name(f"{job_id}.jsonl").rename(self.path / OLD.name)
         self._chunks = chunks_of(Folder(self.path).sizes())
         self._file = -1
         self._open_chunk, self._lines = self._next(archived), 0

@@ -52,6 +52,20 @@ def test_the_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
     assert [chunk.line for chunk in chunks_of(Chunks(again.path).sizes())] == [0, 2]
 
 
+def test_the_log_goes_on_behind_that_of_an_earlier_version(tmp_path: Path) -> None:
+    Log(tmp_path / "logs", "other", "ps-0").say("one")
+    (line,) = (tmp_path / "logs" / "other").iterdir()
+    line.rename(tmp_path / "logs" / "job01.jsonl")
+    log = Log(tmp_path / "logs", "job01", "ps-0")
+    log.say("two")
+    assert messages(log.path) == ["one", "two"]
+    until(copies(log, Once(tmp_path)).finish)
+    assert messages(tmp_path / NAME) == ["one", "two"]
+    again = Log(tmp_path / "logs", "job01", "ps-0")
+    again.say("three")
+    assert messages(log.path) == ["one", "two", "three"]
+
+
 def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
     for job in ("job01", "job02"):
         Log(tmp_path, job, "ps-0").say(job)
