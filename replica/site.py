@@ -17,7 +17,7 @@ from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from jobs.store import Conflict, Files, StoreError
 from replica import processors
-from replica.archive import Archive
+from replica.archive import Archive, archived
 from replica.broker import Broker, Mint, access, mint
 from replica.launched import SOCKET, Launcher
 from replica.log import Log
@@ -37,7 +37,7 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class HostSite:
-    """Below `state`: `logs/<job>.jsonl`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256`
+    """Below `state`: `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256`
     beside it: in `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
     """
 
@@ -77,16 +77,16 @@ class HostSite:
         if self._launcher and not plan.study:
             self._launcher.warm()
         folder = self._package(plan)
+        folder_of_log = paths.log(plan.jobId, name)
+        there = archived(self._files, folder_of_log)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
-            self._log = Log(self._state / "logs", plan.jobId, name)
+            self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, there)
         environment = self._environment(plan, plan.tasks[name], folder)
         if environment.get("JOB_DIR", "").startswith("/"):
             Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
-        archive = paths.log(plan.jobId, name)
-        self._log.adopt(self._files, archive)
-        self._archive = Archive(self._log, self._files, archive)
+        self._archive = Archive(self._log, self._files, folder_of_log, there)
         python = self._python(plan)
         self._manifest = Manifest(plan, python, self._ledger) if name == plan.chief else None
         return Assignment(plan, name, folder / plan.folder, environment, python, self._log)

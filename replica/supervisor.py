@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from jobs.firsterror import FirstError
 from jobs.lease import Clock
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
@@ -44,6 +45,10 @@ class Child(Protocol):
     @property
     def lines(self) -> int:
         """How many lines it has printed."""
+
+    @property
+    def first_error(self) -> FirstError | None:
+        """The first error that it has printed."""
 
     def stop(self, seconds: float) -> None:
         """SIGTERM now, SIGKILL after so many seconds."""
@@ -110,6 +115,7 @@ class Supervisor:
         """How it is now, but for what it has printed since the trainer started."""
         with self._lock:
             self._see_recovery()
+            self._see_error()
             return self._record
 
     @property
@@ -160,6 +166,7 @@ class Supervisor:
         if child is None or (code := child.poll()) is None:
             return
         self._see_recovery()
+        self._see_error()
         self._printed_before = self.lines
         self._child = None
         self._ended_at = self._clock()
@@ -180,6 +187,12 @@ class Supervisor:
         if self._child and self._ended_at is not None and self._child.lines:
             self._record = restart.recovered(self._record, self._clock() - self._ended_at)
             self._ended_at = None
+
+    def _see_error(self) -> None:
+        """Take note of the first error of all, which is told as soon as it begins and may have its last line yet to come."""
+        found, known = self._child.first_error if self._child else None, self._record.firstError
+        if found and found != known and (known is None or known.time == found.time):
+            self._record = replace(self._record, firstError=found)
 
     def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
         log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0

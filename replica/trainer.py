@@ -9,11 +9,12 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from jobs.firsterror import ErrorFinder, FirstError
 from replica.lines import Line, Messages, Splitter
-from replica.log import Log
+from replica.log import Log, moment
 from replica.noise import is_quiet, is_remark
 from replica.process import Child, Run, Start
 
@@ -32,6 +33,7 @@ class Trainer:
         self._quiet = is_quiet(run.env)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
+        self._errors = ErrorFinder()
         self._pipe, output = os.pipe()
         try:
             self._process = start(run, output)
@@ -66,6 +68,11 @@ class Trainer:
         """The last lines of its output."""
         return "\n".join(self._tail)
 
+    @property
+    def first_error(self) -> FirstError | None:
+        """The first error that it has printed."""
+        return self._errors.found
+
     def stop(self, seconds: float) -> None:
         """SIGTERM to all its processes now, and SIGKILL after so many seconds."""
         if self._stop_at is None:
@@ -92,14 +99,15 @@ class Trainer:
 
     def _read(self, log: Log) -> None:
         splitter, messages = Splitter(), Messages()
-        for data in self._output():
+        for data in self._output(lambda: splitter.due(time.time())):
             moment = time.time()
-            self._take(log, [messages.add(text, moment) for text in splitter.feed(data, moment)])
+            texts = splitter.feed(data, moment) if data else splitter.half(moment)
+            self._take(log, [messages.add(text, moment) for text in texts])
         moment = time.time()
         self._take(log, [messages.add(text, moment) for text in splitter.end()])
 
-    def _output(self) -> Iterator[bytes]:
-        """All that the trainer writes, in pieces.
+    def _output(self, due: Callable[[], float | None]) -> Iterator[bytes]:
+        """All that the trainer writes, in pieces; an empty one where none comes within the seconds that are `due`.
 
         Not to the end of the pipe but to the end of the trainer and what is in the pipe by then: a process that left the
         trainer's session may hold the pipe open.
@@ -109,7 +117,10 @@ class Trainer:
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
             left = _PIPE
             while left > 0:
-                ready = select.select([pipe, ended], [], [])[0]
+                ready = select.select([pipe, ended], [], [], due())[0]
+                if not ready:
+                    yield b""
+                    continue
                 if pipe not in ready or not (data := os.read(pipe.fileno(), _READ)):
                     return
                 if ended in ready:
@@ -121,5 +132,7 @@ class Trainer:
             lines = [line for line in lines if not is_remark(line.message)]
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
+            for line in lines:
+                self._errors.see(line.time, line.severity, line.message, moment(line.time))
             log.write(lines)
             self.lines += len(lines)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jobs.checked import RecordError
+from jobs.chunks import Folder, Wanted, newest
 from jobs.ledger import Ledger, Stored
 from jobs.limited import Limited
 from jobs.open import open_store
@@ -38,7 +39,7 @@ from tuner.stopping import lags
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
 _STORE_SECONDS = 20.0
 _SUMMARIES_SECONDS = 5.0
-_LOG_SECONDS, _LOG_BYTES, _LOG_LINES, _LOG_CHARACTERS = 0.3, 32_000, 20, 300
+_LOG_SECONDS, _LOG_LINES, _LOG_CHARACTERS = 0.3, 20, 300
 
 
 class Child(Protocol):
@@ -75,7 +76,7 @@ def main(job_id: str, name: str, said: str) -> int:
     except (config.ConfigError, RecordError, StoreError) as error:
         return _fail(str(error))
     assert plan.study
-    log = state / "logs" / f"{job_id}.jsonl"
+    log = state / "logs" / job_id
     told = json.loads(said)
     starts = launcher(host.bucket, os.environ)
     spawn = launching(starts, job_id, Path(told["cwd"])) if starts else Process
@@ -359,9 +360,9 @@ def last_words(log: Path) -> str:
     """
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
-    with suppress(OSError, ValueError), log.open("rb") as file:
-        file.seek(max(log.stat().st_size - _LOG_BYTES, 0))
-        lines = [json.loads(line) for line in file.read().splitlines()[-_LOG_LINES:] if line.startswith(b"{")]
+    with suppress(OSError, ValueError):
+        entries, _ = newest(Folder(log), Wanted(_LOG_LINES))
+        lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
     said = [line for line in lines if line.get("message", "").strip()]
     loud = [line for line in said if line.get("severity") in ("ERROR", "CRITICAL")]
     return (loud or said or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]

@@ -142,7 +142,7 @@ def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
     kept = [
         f"{STATE_DIR}/{place}"
         for job_id in job_ids
-        for place in (f"logs/{job_id}.jsonl", f"jobs/{job_id}", f"fetched/{job_id}")
+        for place in (f"logs/{job_id}", f"logs/{job_id}.jsonl", f"jobs/{job_id}", f"fetched/{job_id}")
     ]
     line = shlex.join(["sudo", "-n", "rm", "-rf", "--", *kept])
     failures = fleet.each(

@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import Any
 
+from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from jobs.store import StoreError
 from ops import terminal
@@ -51,7 +52,7 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
     if not (names := replica_names(record)):
         return {}
     try:
-        log = read_logs(cluster, record, names[:1], None)
+        log = read_logs(cluster, record, names[:1], Wanted())
         if said := progress.final_metrics(line.message for line in log.get(names[0], [])):
             return said
         output = find(cluster, record)

@@ -40,10 +40,19 @@ def test_success(make: Make) -> None:
     assert cluster.log("master-0", "WARNING") == ["WARNING:root:careful"]
     assert cluster.queue.entries == []
     local = cluster.host("master-0") / "state" / "logs"
-    assert (local / "newest").readlink() == Path("job01.jsonl")
-    assert cluster.archive("master-0") == (local / "job01.jsonl").read_bytes()
+    assert (local / "newest").readlink() == Path("job01")
+    assert cluster.archive("master-0") == b"".join(path.read_bytes() for path in sorted((local / "job01").iterdir()))
     assert b"<4>WARNING:root:careful\n" in (cluster.host("master-0") / "journal").read_bytes()
     assert not [path.name for path in cluster.job_folder.rglob(".*")]
+
+
+def test_what_waits_for_the_end_of_its_line_is_seen(make: Make) -> None:
+    cluster = make("print('loading …', end='', flush=True)\n" + GOES.replace("print('up')", "pass"))
+    cluster.start()
+    until(lambda: "loading …" in cluster.log("master-0"))
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0]
+    assert cluster.log("master-0").count("loading …") == 1
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(make: Make) -> None:
@@ -101,6 +110,11 @@ def test_a_traceback_is_in_the_error(make: Make) -> None:
     lines = cluster.job.errorMessage.splitlines()
     assert lines[:2] == ["The replica master 0 exited with a non-zero status of 1.", "Traceback (most recent call last):"]
     assert lines[-1] == "ValueError: bad shape"
+    first = cluster.record("master-0").firstError
+    assert first is not None
+    assert first.message == "ValueError: bad shape"
+    said = [json.loads(line) for line in cluster.archive("master-0").splitlines()]
+    assert (first.time, first.message) in [(line["time"], line["message"]) for line in said]
     assert {"Traceback (most recent call last):", "ValueError: bad shape"} <= set(cluster.log("master-0", "ERROR"))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jobs.chunks import Chunk
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan
@@ -232,12 +233,14 @@ def test_too_many_that_fail_end_it(
 
 
 def test_what_a_program_said_last_is_why_it_failed(tmp_path: Path) -> None:
-    log = tmp_path / "job01.jsonl"
+    log = tmp_path / "job01"
     assert last_words(log) == ""
     said = [("INFO", "step 1"), ("ERROR", "ValueError: no such thing"), ("INFO", "bye"), ("INFO", "")]
-    log.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in said))
+    log.mkdir()
+    chunk = log / Chunk(1769860800, 0, 0, 0).name
+    chunk.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in said))
     assert last_words(log) == "ValueError: no such thing"
-    log.write_text('{"severity": "INFO", "message": "bye"}\n')
+    chunk.write_text('{"severity": "INFO", "message": "bye"}\n')
     assert last_words(log) == "bye"
 
 
