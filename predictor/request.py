@@ -12,10 +12,9 @@ FILE = "predictor/request.json"
 
 @dataclass(frozen=True)
 class Request:
-    """`inputs` are files as the hosts see them, in order; `files` are the model's, each path in `folder` with its SHA-256."""
+    """`inputs` are files as the hosts see them, in order; `files` are the model's, each path in its folder with its SHA-256."""
 
     inputs: tuple[str, ...]
-    folder: str
     files: Mapping[str, str]
 
     def to_json(self) -> bytes:
@@ -24,7 +23,7 @@ class Request:
     @classmethod
     def from_json(cls, content: bytes) -> Request:
         given = json.loads(content)
-        return cls(tuple(given["inputs"]), given["folder"], given["files"])
+        return cls(tuple(given["inputs"]), given["files"])
 
     @classmethod
     def of_package(cls) -> Request:

@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit code."""
     parser = argparse.ArgumentParser(prog="python -m predictor.task", description="Predict a batch.")
     parser.add_argument("--data", required=True, help="the files of the input, as they were asked for")
+    parser.add_argument("--model", required=True, help="the folder of the model")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR"), help="the output")
     parser.add_argument("--signature", default=SIGNATURE, help="signature of the model")
     flags = parser.parse_args(arguments)
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank, replicas = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     errors = tensorflow().errors
     try:
-        _run(Request.of_package(), Output(flags.job_dir), flags.signature, rank, replicas)
+        _run(Request.of_package(), flags.model, Output(flags.job_dir), flags.signature, rank, replicas)
     except BatchError as error:
         return _fail(str(error), error.code)
     except UnreadableError as error:
@@ -64,12 +65,12 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _run(request: Request, output: Output, signature: str, rank: int, replicas: int) -> None:
+def _run(request: Request, model: str, output: Output, signature: str, rank: int, replicas: int) -> None:
     start = time.monotonic()
     if output.metrics is None:
         if rank == 0 and output.plan() is None:
             output.keep_plan([looked_at(path) for path in request.inputs])
-        _predict_mine(request, output, signature, rank, replicas)
+        _predict_mine(request, model, output, signature, rank, replicas)
     if rank > 0:
         return
     counts = output.metrics or _summed_up(output, replicas)
@@ -78,7 +79,7 @@ def _run(request: Request, output: Output, signature: str, rank: int, replicas: 
     _say(f"Predicted {counts['instances']} instances, {counts['errors']} errors ({seconds:.1f} sec)")
 
 
-def _predict_mine(request: Request, output: Output, signature: str, rank: int, replicas: int) -> None:
+def _predict_mine(request: Request, model: str, output: Output, signature: str, rank: int, replicas: int) -> None:
     """The shards of this replica, but for those that are done already."""
     files = _plan(output)
     if files is None:
@@ -92,7 +93,7 @@ def _predict_mine(request: Request, output: Output, signature: str, rank: int, r
     if not todo:
         return
     with tempfile.TemporaryDirectory(prefix="model-") as scratch:
-        predicting = _loaded(request, signature, Path(scratch))
+        predicting = _loaded(request, model, signature, Path(scratch))
         reader = Reader()
         for shard in todo:
             _predict(predicting, reader, output, files[shard.file], shard, len(shards))
@@ -107,12 +108,12 @@ def _plan(output: Output) -> list[File] | None:
     return files
 
 
-def _loaded(request: Request, signature: str, scratch: Path) -> Predicting:
+def _loaded(request: Request, model: str, signature: str, scratch: Path) -> Predicting:
     file_io, errors = tensorflow().file_io, tensorflow().errors
 
     def download(path: str, target: Path) -> bool:
         try:
-            file_io.copy_v2(f"{request.folder}/{path}", str(target), overwrite=True)
+            file_io.copy_v2(f"{model}/{path}", str(target), overwrite=True)
         except errors.NotFoundError:
             return False
         return True
@@ -121,7 +122,7 @@ def _loaded(request: Request, signature: str, scratch: Path) -> Predicting:
         fetch(request.files, scratch / "model", download)
         return Predicting(Saved(scratch / "model"), signature)
     except ValueError as error:
-        raise BatchError(f"the model in {request.folder} cannot be loaded: {error}") from None
+        raise BatchError(f"the model in {model} cannot be loaded: {error}") from None
     except RestError as error:
         raise BatchError(str(error), 2) from None
 

@@ -68,13 +68,17 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
     check_job_dir(output, inventory.bucket, f"{inventory.bucket}/predictions", "--output")
     inputs = matching(cluster, asked.pattern)
     _check_output(cluster, output, list(inputs))
-    request = Request(tuple(inputs), f"{inventory.bucket}/{source}", version.files)
+    request = Request(tuple(inputs), version.files)
     flags = Flags(
         job_id=asked.job_id,
         module=_MODULE,
         replicas=_replicas(inventory, sum(inputs.values()), asked.replicas),
         job_dir=output,
-        more_args=["--data", asked.pattern, *(["--signature", asked.signature] if asked.signature is not None else [])],
+        # By name, as hosts show a program what its command line names.
+        more_args=[
+            *("--data", asked.pattern, "--model", f"{inventory.bucket}/{source}"),
+            *(["--signature", asked.signature] if asked.signature is not None else []),
+        ],
     )
     return prepare_program(inventory, flags, program(request))
 

@@ -60,13 +60,12 @@ def test_what_the_job_is(cluster: Cluster) -> None:
     job = submission.job
     assert (job.id, job.module, job.job_dir) == ("batch1", "predictor.task", f"{bucket}/predicted")
     assert list(job.args) == [
-        *("--data", f"{bucket}/data/in/*.json", "--signature", "serving_default", "--job-dir", f"{bucket}/predicted"),
+        *("--data", f"{bucket}/data/in/*.json", "--model", f"{bucket}/models/digits/versions/v1"),
+        *("--signature", "serving_default", "--job-dir", f"{bucket}/predicted"),
     ]
     assert list(submission.part.replicas) == ["master-0", *(host.name for host in cluster.inventory.of_role(Role.WORKER))]
     request = Request.from_json(submission.package.files[FILE])
-    assert request == Request(
-        (f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), f"{bucket}/models/digits/versions/v1", DIGITS
-    )
+    assert request == Request((f"{bucket}/data/in/a.json", f"{bucket}/data/in/b.json"), DIGITS)
     assert json.loads(submission.package.files[FILE])["inputs"] == list(request.inputs)
     served = {path for path in submission.package.files if path.startswith("serving/")}
     assert served == {f"serving/{name}.py" for name in ("__init__", "fetched", "rest")}

@@ -40,5 +40,5 @@ def test_what_is_written_is_read_again() -> None:
     assert plan_from_json(plan_to_json(files)) == files
     done = Done(3, [{"file": "/bucket/a", "line": 2, "error": "é"}])
     assert Done.from_json(done.to_json()) == done
-    request = Request(("/bucket/a", "/bucket/b"), "/bucket/models/m/versions/v1", {"saved_model.pb": "00"})
+    request = Request(("/bucket/a", "/bucket/b"), {"saved_model.pb": "00"})
     assert Request.from_json(request.to_json()) == request

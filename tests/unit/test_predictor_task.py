@@ -52,7 +52,7 @@ def asked(model: Path, tmp_path: Path) -> Asked:
             for path in model.rglob("*")
             if path.is_file()
         }
-        return Request(tuple(str(tmp_path / name) for name in sorted(contents)), str(model), files)
+        return Request(tuple(str(tmp_path / name) for name in sorted(contents)), files)
 
     return make
 
@@ -80,11 +80,11 @@ def errors(folder: Path) -> list[tuple[str, int]]:
     return [(Path(error["file"]).name, error["line"]) for error in told]
 
 
-def test_lines_and_records_packed_or_not(asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_records_packed_or_not(asked: Asked, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = tfrecords(tmp_path / "scratch", range(10, 20))
     request = asked(a=lines(1, "odd", 2), b=gzip.compress(records), c=records, d=gzip.compress(lines(30, 31)), e=b"")
     out = tmp_path / "out"
-    task._run(request, Output(str(out)), DEFAULT, 0, 1)
+    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
     assert results(out) == [2.0 * x for x in (1, 2, *range(10, 20), *range(10, 20), 30, 31)]
     assert errors(out) == [("a", 2)]
     assert json.loads((out / "metrics.json").read_text()) == {"instances": 24, "errors": 1}
@@ -92,7 +92,7 @@ def test_lines_and_records_packed_or_not(asked: Asked, tmp_path: Path, capsys: p
     assert capsys.readouterr().out.splitlines()[-1].startswith("Predicted 24 instances, 1 errors (")
 
 
-def test_several_replicas_share_the_work(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_replicas_share_the_work(asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
     request, out = asked(a=lines(*range(100))), tmp_path / "out"
     workers = [
@@ -100,14 +100,14 @@ def test_several_replicas_share_the_work(asked: Asked, tmp_path: Path, monkeypat
     ]
     for worker in workers:
         worker.start()  # they wait for the chief's plan, and it for their shards
-    task._run(request, Output(str(out)), DEFAULT, 0, 3)
+    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 3)
     for worker in workers:
         worker.join(30)
         assert not worker.is_alive()
     assert results(out) == [2.0 * x for x in range(100)]
     assert len(list(out.glob("prediction.results-*"))) == 12
     for rank in range(3):  # started again when all is done
-        task._run(request, Output(str(out)), DEFAULT, rank, 3)
+        task._run(request, str(model), Output(str(out)), DEFAULT, rank, 3)
     assert results(out) == [2.0 * x for x in range(100)]
     assert not (out / ".parts").exists()
 
@@ -118,7 +118,7 @@ class KilledError(BaseException):
 
 @pytest.mark.parametrize("at", range(11))
 def test_killed_anywhere_it_goes_on_where_it_was(
-    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """The writes are the plan, two for each of four shards, the errors and the counts; it is killed in front of one."""
     request, out = asked(a=lines(*range(6), -1, "odd")), tmp_path / "out"
@@ -135,41 +135,41 @@ def test_killed_anywhere_it_goes_on_where_it_was(
 
     monkeypatch.setattr(Output, "_write", dying)
     with pytest.raises(KilledError):
-        task._run(request, Output(str(out)), DEFAULT, 0, 1)
-    task._run(request, Output(str(out)), DEFAULT, 0, 1)
+        task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
+    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
     assert results(out) == [*(2.0 * x for x in range(6)), -2.0]
     assert errors(out) == [("a", 8)]
     done = [name for name in written if name.startswith(".parts/0")]
     assert len(done) == len(set(done)) == 4, "what is done is not done again"
 
 
-def test_what_is_there_is_not_computed_again(asked: Asked, tmp_path: Path) -> None:
+def test_what_is_there_is_not_computed_again(asked: Asked, model: Path, tmp_path: Path) -> None:
     request, out = asked(a=lines(1, 2, 3, 4)), tmp_path / "out"
     output = Output(str(out))
     output.keep_plan([task.looked_at(request.inputs[0])])
     output.keep_results(Shard(1, 0, 1, 1, 1), 4, [b"77.0\n"])
     output.keep_done(Shard(1, 0, 1, 1, 1), Done(1))
-    task._run(request, output, DEFAULT, 0, 1)
+    task._run(request, str(model), output, DEFAULT, 0, 1)
     assert results(out) == [2.0, 77.0, 6.0, 8.0]
 
 
-def test_what_comes_into_the_input_later_is_no_part_of_it(asked: Asked, tmp_path: Path) -> None:
+def test_what_comes_into_the_input_later_is_no_part_of_it(asked: Asked, model: Path, tmp_path: Path) -> None:
     request, out = asked(a=lines(1, 2)), tmp_path / "out"
     output = Output(str(out))
     output.keep_plan([task.looked_at(request.inputs[0])])
     Path(request.inputs[0]).write_bytes(lines(1, 2, 3))
-    task._run(request, output, DEFAULT, 0, 1)
+    task._run(request, str(model), output, DEFAULT, 0, 1)
     assert results(out) == [2.0, 4.0]
     shard = Shard(0, 0, 0, 2, 0)
     assert output.not_done([shard]) == [], "who looks when all is put together has nothing to do"
 
 
-def test_a_damaged_file_gives_what_it_has(asked: Asked, tmp_path: Path) -> None:
+def test_a_damaged_file_gives_what_it_has(asked: Asked, model: Path, tmp_path: Path) -> None:
     whole = tfrecords(tmp_path / "scratch", range(10))
     broken = bytearray(whole)
     broken[len(whole) // 10 * 7 + 14] ^= 1
     request, out = asked(a=bytes(broken), b=b"\x1f\x8b\xff\xff", c=lines(5)), tmp_path / "out"
-    task._run(request, Output(str(out)), DEFAULT, 0, 1)
+    task._run(request, str(model), Output(str(out)), DEFAULT, 0, 1)
     assert results(out) == [*(2.0 * x for x in range(7)), 10.0]
     assert errors(out) == [("a", 8), ("b", 1)]
 
@@ -204,14 +204,14 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
     return fail
 
 
-def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, tmp_path: Path, failing: Fail) -> None:
+def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Path, tmp_path: Path, failing: Fail) -> None:
     request, out = asked(a=lines(*range(20))), tmp_path / "out"
     output = Output(str(out))
     pauses = failing(tf.errors.UnavailableError(None, None, "HTTP response code 503"), 7, 2)
     output.keep_plan([task.looked_at(request.inputs[0])])
     assert pauses == [1, 2]
     pauses = failing(tf.errors.DeadlineExceededError(None, None, "timed out"), 7, 4)
-    task._run(request, output, DEFAULT, 0, 1)
+    task._run(request, str(model), output, DEFAULT, 0, 1)
     assert pauses == [1, 2, 4, 8]
     assert results(out) == [2.0 * x for x in range(20)]
     assert errors(out) == []
@@ -243,7 +243,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(
     if counted:
         Output(str(tmp_path / "out")).keep_plan([task.looked_at(path) for path in request.inputs])
     pauses = failing(error(None, None, "not now\nand more"), 1, 99)
-    assert task.main(["--data", "a", "--job-dir", str(tmp_path / "out")]) == code
+    assert task.main(["--data", "a", "--model", "m", "--job-dir", str(tmp_path / "out")]) == code
     assert capsys.readouterr().err == f"error: {request.inputs[0]} cannot be read: not now\n"
     assert sum(pauses) == 30
     assert not (tmp_path / "out" / "metrics.json").exists()
@@ -257,11 +257,11 @@ def test_an_output_that_does_not_answer(
 
     monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
     monkeypatch.setattr(Output, "_write", unavailable)
-    assert task.main(["--data", "a", "--job-dir", str(tmp_path / "out")]) == 143
+    assert task.main(["--data", "a", "--model", "m", "--job-dir", str(tmp_path / "out")]) == 143
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
 
 
-def test_a_file_that_got_shorter_says_so(asked: Asked, tmp_path: Path) -> None:
+def test_a_file_that_got_shorter_says_so(asked: Asked, model: Path, tmp_path: Path) -> None:
     """Of four shards the second lacks some, and the third and the fourth are behind what is damaged now."""
     packed = gzip.compress(lines(*range(40)))
     request, out = asked(a=lines(*range(40)), b=packed), tmp_path / "out"
@@ -269,7 +269,7 @@ def test_a_file_that_got_shorter_says_so(asked: Asked, tmp_path: Path) -> None:
     output.keep_plan([task.looked_at(path) for path in request.inputs])
     Path(request.inputs[0]).write_bytes(lines(*range(25)))
     Path(request.inputs[1]).write_bytes(packed[:20])
-    task._run(request, output, DEFAULT, 0, 1)
+    task._run(request, str(model), output, DEFAULT, 0, 1)
     assert results(out) == [2.0 * x for x in range(25)]
     assert errors(out) == [("a", 26), ("b", 1), ("b", 21)]
     told = (out / ERRORS).read_text()
@@ -278,42 +278,46 @@ def test_a_file_that_got_shorter_says_so(asked: Asked, tmp_path: Path) -> None:
     assert json.loads((out / "metrics.json").read_text()) == {"instances": 25, "errors": 3}
 
 
-def test_nothing_that_could_be_read(asked: Asked, tmp_path: Path) -> None:
+def test_nothing_that_could_be_read(asked: Asked, model: Path, tmp_path: Path) -> None:
     with pytest.raises(task.BatchError, match=r"nothing could be read: .*/b cannot be read from here on: is broken") as caught:
-        task._run(asked(a=b"", b=b"\x1f\x8b\xff\xff"), Output(str(tmp_path / "out")), DEFAULT, 0, 2)
+        task._run(asked(a=b"", b=b"\x1f\x8b\xff\xff"), str(model), Output(str(tmp_path / "out")), DEFAULT, 0, 2)
     assert caught.value.code == 1
-    task._run(asked(a=b""), Output(str(tmp_path / "out")), DEFAULT, 1, 2)  # a worker leaves the verdict to the chief
+    task._run(
+        asked(a=b""), str(model), Output(str(tmp_path / "out")), DEFAULT, 1, 2
+    )  # a worker leaves the verdict to the chief
 
 
-def test_a_model_that_is_not_what_was_deployed(asked: Asked, tmp_path: Path) -> None:
+def test_a_model_that_is_not_what_was_deployed(asked: Asked, model: Path, tmp_path: Path) -> None:
     request = asked(a=lines(1))
-    other = Request(request.inputs, request.folder, {**request.files, "saved_model.pb": "0" * 64})
+    other = Request(request.inputs, {**request.files, "saved_model.pb": "0" * 64})
     with pytest.raises(task.BatchError, match=r"cannot be loaded: saved_model.pb is damaged: it is not what was deployed"):
-        task._run(other, Output(str(tmp_path / "out")), DEFAULT, 0, 1)
-    gone = Request(request.inputs, request.folder, {"gone": "0"})
+        task._run(other, str(model), Output(str(tmp_path / "out")), DEFAULT, 0, 1)
+    gone = Request(request.inputs, {"gone": "0"})
     with pytest.raises(task.BatchError, match="gone is not in the bucket"):
-        task._run(gone, Output(str(tmp_path / "out")), DEFAULT, 0, 1)
+        task._run(gone, str(model), Output(str(tmp_path / "out")), DEFAULT, 0, 1)
     with pytest.raises(task.BatchError, match="there is no signature 'other'"):
-        task._run(request, Output(str(tmp_path / "out")), "other", 0, 1)
+        task._run(request, str(model), Output(str(tmp_path / "out")), "other", 0, 1)
 
 
-def test_the_command(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
     monkeypatch.setenv("JOB_DIR", str(tmp_path / "out"))
-    assert task.main(["--data", "a"]) == 0
+    assert task.main(["--data", "a", "--model", str(model)]) == 0
     monkeypatch.setattr(Request, "of_package", lambda: asked(a=b""))
-    assert task.main(["--data", "a", "--job-dir", str(tmp_path / "other")]) == 1
+    assert task.main(["--data", "a", "--model", "m", "--job-dir", str(tmp_path / "other")]) == 1
     assert capsys.readouterr().err == "error: nothing could be read: all is empty\n"
 
 
-def test_a_part_of_tensorflow_is_enough(asked: Asked, tmp_path: Path) -> None:
+def test_a_part_of_tensorflow_is_enough(asked: Asked, model: Path, tmp_path: Path) -> None:
     """In a process of its own, where nothing else has imported all of it."""
     request, out = asked(a=gzip.compress(lines(1, 2)), b=tfrecords(tmp_path / "scratch", range(3))), tmp_path / "out"
     script = f"""
 import sys
 from predictor import task
 from predictor.library import tensorflow
-task._run(task.Request.from_json(sys.stdin.buffer.read()), task.Output({str(out)!r}), {DEFAULT!r}, 0, 1)
+task._run(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, task.Output({str(out)!r}), {DEFAULT!r}, 0, 1)
 print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)
 """
     ran = subprocess.run([sys.executable, "-c", script], input=request.to_json(), capture_output=True, check=True)
