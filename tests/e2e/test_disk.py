@@ -10,6 +10,7 @@ from typing import Any
 from stacks import Stack
 from test_jobs import TINY
 
+from infra.lxd import quotas
 from infra.lxd.api import client
 
 _FILLING = ("--package", "tests/trainers/filling", "--module", "filling.task", "--args")
@@ -31,6 +32,7 @@ def test_a_job_that_fills_its_hosts_disk_fails_and_the_others_go_on(cluster: Sta
     try:
         assert cluster.changes() == {"update": 2}
         cluster.up()
+        assert quotas.counted("scaletier")
         before = _free()
         result = cluster.fab("train", "--job", "fills_its_disk", *_FILLING, "--on worker-0")
         assert result.code == 1, result.text
