@@ -50,7 +50,7 @@ def test_a_job_that_fills_the_bucket_fills_no_other_stacks(cluster: Stack) -> No
         train = cluster.fab("train", "--job", "fills_the_bucket", "--no-follow", *_FILLING, "--on worker-0 --into /bucket/full")
         assert train.code == 0, train.text
         assert _until_full(cluster)
-        assert int(cluster.ssh("worker-0", "du -s --block-size=1M /bucket/full").out.split()[0]) <= 1024
+        assert int(cluster.ssh("worker-0", "du -s --block-size=1M /bucket/full").out.split()[0]) < 1100
         said = json.loads(cluster.fab("doctor", "--json").out)["findings"]
         assert [each["what"] for each in said if each["severity"] == "broken"] == ["the bucket is 100% full"]
         # Nothing can be written down now. With more room the job ends, as it would have.
