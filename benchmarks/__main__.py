@@ -23,6 +23,7 @@ SUITE = (
     "push",
     "commands",
     "jobs",
+    "logs",
     "parts",
     "truth",
     "serving",

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from benchmarks.jobs import together
 from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, run, running
 from benchmarks.registry import Figure, benchmark
-from benchmarks.stack import ROOT, BenchStack, job_id, say
+from benchmarks.stack import ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
-from ops.train.push import PYTHON, STATE_DIR
+from ops.train.push import PYTHON
 from ops.train.render import DATA
 
 _HELLO = "print('hello', flush=True)\n"
@@ -72,7 +72,7 @@ def side_by_side(stack: BenchStack) -> Figure:
     must(stack.run(*train, "--job", first, *arguments), "the first training")  # it brings the package and the data
     peer = stack.ssh(
         "master-0",
-        f"cd {STATE_DIR}/jobs/{first}/package && rm -rf /tmp/peer && SCALETIER_DATA=/bucket/{DATA} "
+        f"{unpacked(first)} && rm -rf /tmp/peer && SCALETIER_DATA=/bucket/{DATA} "
         f"{PYTHON} -m trainer.task --job-dir /tmp/peer {_TRAINING}",
     )
 

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     inventory = load()
     submission = prepare(inventory, Flags(JOB), None)
     code, version = push.code(ROOT)
-    shared = push.shared_stream(code, JOB, submission.package.pushed, "bench")
+    shared = push.shared_stream(code, submission.package.pushed, "bench")
     files = render(inventory)
 
     def stream(name: str) -> bytes:

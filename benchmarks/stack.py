@@ -128,6 +128,12 @@ def job_id(label: str) -> str:
     return f"bench_{re.sub(r'[^a-z0-9]', '_', label)}_{time.time_ns() // 1_000_000}"
 
 
+def unpacked(job: str) -> str:
+    """A line of shell by which a host goes into a job's package, of which it keeps none when the job is over."""
+    folder = f"/tmp/package-{job}"
+    return f"mkdir -p {folder} && tar -xzf /bucket/jobs/{job}/package.tar.gz -C {folder} && cd {folder}"
+
+
 def login(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
     """Runs these ssh commands, one a host, all at once, each again until it succeeds; MeasureError after a minute."""
     deadline = time.monotonic() + _LOGIN_SECONDS

@@ -131,7 +131,7 @@ def _restarted(stack: BenchStack) -> float:
             log = root / "state" / "logs" / "newest"
             deadline = time.monotonic() + _START_SECONDS
             while time.monotonic() < deadline:
-                text = log.read_text() if log.exists() else ""
+                text = "".join(chunk.read_text() for chunk in sorted(log.glob("*.jsonl")))
                 pids[:] = [int(pid) for pid in re.findall(r"started trainer pid (\d+):", text)]
                 times = re.findall(r"step 1: at (\d+\.\d+)", text)
                 if len(times) >= count:

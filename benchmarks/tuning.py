@@ -12,9 +12,9 @@ import yaml
 
 from benchmarks.measure import medians, must, run
 from benchmarks.registry import Figure, benchmark
-from benchmarks.stack import ROOT, BenchStack, job_id, say
+from benchmarks.stack import ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
-from ops.train.push import PYTHON, STATE_DIR
+from ops.train.push import PYTHON
 from ops.train.render import DATA
 
 _TRIALS, _AT_ONCE = 16, 5
@@ -62,7 +62,7 @@ def tuning_trials(stack: BenchStack) -> Figure:
             told = json.loads(stack.fab("describe", jobs[-1], "--json").out)["trainingOutput"]["trials"]
             rates = [trial["hyperparameters"]["learning-rate"] for trial in sorted(told, key=lambda trial: trial["trialId"])]
             say(f"{_TRIALS} runs one after another")
-            package = f"cd {STATE_DIR}/jobs/{jobs[-1]}/package"
+            package = unpacked(jobs[-1])
             train = f"{PYTHON} -m trainer.task --job-dir /tmp/peer {' '.join(_TRAINING)}"
             began = time.monotonic()
             for rate in rates:

@@ -110,6 +110,27 @@ class Folder:
                 part.unlink(missing_ok=True)
         return True
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        with _errors(self._root):
+            try:
+                found = list((self._root / folder).iterdir())
+            except _NOTHING:
+                self._check_there()
+                return {}
+            sizes = {}
+            for path in found:
+                with suppress(*_NOTHING):
+                    if not path.name.startswith(".") and path.is_file():
+                        sizes[path.name] = path.stat().st_size
+            return sizes
+
+    def delete(self, name: str) -> None:
+        with _errors(self._root):
+            try:
+                (self._root / name).unlink()
+            except _NOTHING:
+                self._check_there()
+
     def _check_there(self) -> None:
         if not self._root.is_dir():
             raise StoreError(f"{self._root} is not there")  # an unmounted bucket is not an empty one

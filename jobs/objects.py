@@ -132,6 +132,29 @@ class Objects:
             part.unlink(missing_ok=True)
         return found
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        prefix = f"{self._prefix}{folder}/"
+
+        async def work() -> dict[str, int]:
+            found: dict[str, int] = {}
+            page: dict[str, Any] = {"nextPageToken": None}
+            while "nextPageToken" in page:
+                asked = {"prefix": prefix, "delimiter": "/", "fields": "items(name,size),nextPageToken"}
+                page = await self._objects(**asked, pageToken=page["nextPageToken"])
+                found |= {item["name"].removeprefix(prefix): int(item["size"]) for item in page.get("items", [])}
+            return {name: size for name, size in found.items() if name}
+
+        return self._run(work)
+
+    def delete(self, name: str) -> None:
+        async def work() -> None:
+            try:
+                await self._fs._call("DELETE", "b/{}/o/{}", self._bucket, self._prefix + name)
+            except FileNotFoundError:
+                await self._check_there()
+
+        self._run(work)
+
     def _path(self, name: str) -> str:
         return f"{self._bucket}/{self._prefix}{name}"
 

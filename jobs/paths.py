@@ -49,8 +49,8 @@ def replica(job_id: str, name: str) -> str:
 
 
 def log(job_id: str, name: str) -> str:
-    """The archive of a replica's log."""
-    return f"{JOBS}/{job_id}/logs/{name}.jsonl"
+    """The folder with the chunks of a replica's log; earlier versions wrote one object of that name and `.jsonl`."""
+    return f"{JOBS}/{job_id}/logs/{name}"
 
 
 def trial(job_id: str, number: int) -> str:

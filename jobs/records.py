@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from jobs import lease
+from jobs import chunks, lease
 from jobs.checked import Record, RecordError
+from jobs.firsterror import FirstError
 from jobs.lease import Lease
 from jobs.placement import Placed
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
@@ -54,7 +55,8 @@ class ReplicaRecord(Record):
     was being taken back when its unit was stopped, until a trainer starts again. `restarts` counts all of this
     attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
     says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host,
-    None before that was looked at, and of an older version. facts are the chief's alone: what its host found for the manifest.
+    None before that was looked at, and of an older version. firstError is the first that its trainers printed. facts are the
+    chief's alone: what its host found for the manifest.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -79,6 +81,7 @@ class ReplicaRecord(Record):
     life: str = ""
     beat: int = 0
     errorMessage: str = ""
+    firstError: FirstError | None = None
     events: list[Event] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -200,7 +203,8 @@ class Plan(Record):
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
-    counts as killed. Who leads holds its lease for leaseSeconds without a sign of life.
+    counts as killed. Of each replica's log logLimit bytes are kept. Who leads holds its lease for leaseSeconds without a sign
+    of life.
     """
 
     kind: ClassVar[str] = "plan.json"
@@ -225,6 +229,7 @@ class Plan(Record):
     maxRunningTime: float = 604800.0
     stallTimeout: float | None = None
     preparingSeconds: float = 300.0
+    logLimit: int = chunks.LIMIT
     stopSeconds: float = 10.0
     command: list[str] = field(default_factory=list)
     folder: str = ""

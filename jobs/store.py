@@ -61,3 +61,9 @@ class Files(Protocol):
 
     def download(self, name: str, target: Path) -> bool:
         """Write an object to a file; False where there is no such object."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """What lies in a folder, by name, with its size in bytes; empty where there is no such folder."""
+
+    def delete(self, name: str) -> None:
+        """Take an object away, which may be gone already."""

@@ -18,6 +18,8 @@ RESTART_POLICIES = ("replica", "all")
 LOSABLE = (Role.WORKER, Role.PS, Role.EVALUATOR)
 # A duration as Google's APIs spell it: "3600s", "3.5s".
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(MB|GB|TB)")
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def read_yaml(content: bytes, path: str) -> Any:
@@ -105,6 +107,15 @@ def seconds(value: Any, path: str) -> float:
     found = float(spelt[1]) if spelt else value
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < float("inf"):
         raise UsageError(f"{path} must be a number of seconds above 0, such as 3600 or 3600s, not {value!r}")
+    return found
+
+
+def size(value: Any, path: str) -> int:
+    """Bytes, 1 MB at least: a whole number, or one with a unit."""
+    spelt = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    found = round(float(spelt[1]) * _UNITS[spelt[2]]) if spelt else value
+    if isinstance(found, bool) or not isinstance(found, int) or found < _UNITS["MB"]:
+        raise UsageError(f"{path} must be a size of 1 MB at least, such as 500MB, 2GB or 2000000000 for bytes, not {value!r}")
     return found
 
 

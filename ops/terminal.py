@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -33,9 +34,34 @@ def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
     return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and colourful(stream or sys.stdout) else text
 
 
+_SGR = r"\033\[[0-9;:]{0,64}m"
+_STEERS = re.compile(rf"({_SGR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_PLAIN = "\033[0m"
+
+
+def harmless(text: str, colours: bool = False) -> str:
+    """Text of whomever, in which nothing steers a terminal: colours stay where they are wanted, none of them past its line, and
+    go elsewhere; any other control character but the end of a line and the tab is shown, ESC as ␛.
+    """
+    if text.isprintable() or not _STEERS.search(text):
+        return text
+    shown = _STEERS.sub(lambda found: (found[0] if colours else "") if found[1] else _visible(found[0]), text)
+    if "\033" not in shown:
+        return shown
+    return "\n".join(line + _PLAIN if "\033" in line and not line.endswith(_PLAIN) else line for line in shown.split("\n"))
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
 def write(stream: TextIO, line: str) -> None:
-    """A line to a stream; one that cannot show a character shows another in its place."""
+    """A line to a stream, made harmless; one that cannot show a character shows another in its place."""
     encoding = stream.encoding or "utf-8"
+    line = harmless(line, colourful(stream))
     stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
     if stream is sys.stderr:
         stream.flush()

@@ -6,6 +6,7 @@ version of this program, and systemd starts that.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from jobs.ledger import Ledger
@@ -25,9 +27,11 @@ from jobs.store import StoreError
 from jobs.times import now
 from replica import config
 from replica.agent import Agent
+from replica.launched import Launcher, launcher
 from replica.log import Log
 from replica.notify import notify
-from replica.site import HostSite
+from replica.process import Child, Run
+from replica.site import HostSite, own_environment
 from replica.supervisor import Assignment
 from replica.trainer import Trainer
 from replica.usage import Meter
@@ -50,14 +54,15 @@ def main() -> int:
         sys.stderr.write(f"<3>replica: {error}\n")
         return 2
     ledger = Ledger(Limited(store, STORE_SECONDS))
-    site = HostSite(host, state, ledger, store, os.environ)
+    starts = launcher(host.bucket, os.environ)
+    site = HostSite(host, state, ledger, store, os.environ, starts)
     asker = Asker(host.power) if host.power else None
     agent = Agent(
         host.name,
         os.urandom(4).hex(),
         ledger,
         site,
-        spawn,
+        partial(spawn, starts),
         time.monotonic,
         now,
         host.pollSeconds,
@@ -72,10 +77,14 @@ def main() -> int:
     return AGAIN if loop.woken_late or _version() != version else 0
 
 
-def spawn(assignment: Assignment) -> Trainer:
-    """The trainer's process."""
+def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
+    """The trainer, or what runs it as trials: that is of this program, and no job's, so it is as the replica is."""
     assert isinstance(assignment.log, Log)
-    return Trainer(assignment.argv, assignment.directory, assignment.environment, assignment.log)
+    job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
+    if assignment.plan.study:
+        said = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
+        return Trainer(Run(job, argv, cwd, own_environment(os.environ), said=said), assignment.log, Child)
+    return Trainer(Run(job, argv, cwd, env), assignment.log, starts or Child)
 
 
 def _version() -> str:

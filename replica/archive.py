@@ -1,22 +1,38 @@
-"""A replica's log into the bucket, in a thread of its own: a log of any size delays no heartbeat."""
+"""A replica's log into the bucket, chunk by chunk, in a thread of its own: a log of any size delays no heartbeat."""
 
 from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
+from jobs.chunks import Chunk, chunks_of, cut
 from jobs.store import Files
 from replica.log import Log
 
 SECONDS = 30.0
+_MOST_SECONDS = 300.0
+_OF_THE_LOG = 100
 _LAST_SECONDS = 60.0
 
 
-class Archive:
-    """Copies the log every SECONDS, less often where that takes long, and once more at the end."""
+def archived(store: Files, folder: str) -> list[Chunk]:
+    """What the bucket has of a log; StoreError."""
+    return chunks_of(store.sizes(folder))
 
-    def __init__(self, log: Log, store: Files, name: str) -> None:
-        self._log, self._store, self._name = log, store, name
+
+class Archive:
+    """Copies what is closed of the log every SECONDS, what is being written too, but seldom, and all of it at the end.
+
+    No chunk is written twice. What is being written is closed every SECONDS at first, and after a hundredth of the time that it
+    has taken so far, as a long job would have more chunks than anybody wants.
+    """
+
+    def __init__(self, log: Log, store: Files, folder: str, there: list[Chunk]) -> None:
+        """`there` is what the bucket has of the log already."""
+        self._log, self._store, self._folder = log, store, folder
+        self._there = there
+        self._lives = {chunk.life for chunk in there} - {chunk.life for chunk in log.closed()}
         self._ending = threading.Event()
         self._give_up_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
@@ -30,17 +46,44 @@ class Archive:
         return not self._thread.is_alive() or time.monotonic() > self._give_up_at
 
     def _run(self) -> None:
-        pause = SECONDS
+        began = rolled = time.monotonic()
+        with suppress(OSError):
+            self._adopt()
         while True:
-            last = self._ending.wait(pause)
-            begun = time.monotonic()
+            last = self._ending.wait(SECONDS)
+            now = time.monotonic()
             try:
-                self._log.archive(self._store, self._name)
+                if last or now - rolled >= min(max(SECONDS, (now - began) / _OF_THE_LOG), _MOST_SECONDS):
+                    self._log.roll()
+                    rolled = now
+                self._copy()
                 if last:
                     return
+                self._adopt()
             except OSError:
                 if last and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                     return
                 if last:
                     time.sleep(1.0)
-            pause = max(SECONDS, 10 * (time.monotonic() - begun))  # a huge log shall not fill the day
+
+    def _copy(self) -> None:
+        """Bring the bucket what comes behind what it has, and take out of its middle what is more than the limit."""
+        behind = max(self._there, default=None)
+        for chunk in self._log.closed():
+            if behind is None or chunk[:2] > behind[:2]:
+                if not (path := self._log.path / chunk.name).exists():
+                    continue  # cut out just now
+                self._store.upload(f"{self._folder}/{chunk.name}", path)
+                self._there.append(chunk)
+        for chunk in cut(self._there, self._log.limit):
+            self._store.delete(f"{self._folder}/{chunk.name}")
+            self._there.remove(chunk)
+
+    def _adopt(self) -> None:
+        """Fetch what earlier hosts of the replica have written: who reads the log here is to find it whole."""
+        for chunk in [chunk for chunk in self._there if chunk.life in self._lives]:
+            if not (path := self._log.path / chunk.name).exists() and self._store.download(
+                f"{self._folder}/{chunk.name}", path
+            ):
+                self._log.adopt(chunk)
+        self._lives = set()

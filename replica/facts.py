@@ -105,6 +105,8 @@ def _sha256(content: IO[bytes]) -> str:
 def main() -> None:
     """Print the facts about the data of the command line."""
     os.nice(_NICE)
+    installed = Path(sys.executable).parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    sys.path.append(str(installed))  # and no code of its .pth files
     found = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name)}
     versions = {"python": platform.python_version(), "tensorflow": next(iter(found.values()), None)}
     sys.stdout.write(json.dumps({"versions": versions, "data": digest(sys.argv[1:])}))

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jobs.firsterror import TRACEBACK, hangs
+
 LONGEST_LINE = 64 * 1024
 BAR_SECONDS = 5.0
+HALF_SECONDS = 1.0
 MESSAGE_SECONDS = 1.0
 RAISED_SECONDS = 0.05
 
@@ -33,7 +36,6 @@ _SEVERITY = {
     "Warning": "WARNING",
     "error": "ERROR",
 }
-_TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -48,21 +50,31 @@ class Line(NamedTuple):
 class Splitter:
     """Bytes to lines, whatever the pieces they arrive in; what is kept between pieces is bounded.
 
-    Ends of lines are \\n and \\r\\n. A lone \\r draws a progress bar anew: of its states one in BAR_SECONDS is a line.
+    Ends of lines are \\n and \\r\\n. A lone \\r draws a progress bar anew: of its states one in BAR_SECONDS is a line. What has
+    no end for HALF_SECONDS is a line as it is, and what follows it is another.
     """
 
     def __init__(self) -> None:
         self._rest = b""
-        self._bar_at = 0.0
+        self._since = 0.0
+        self._bar, self._bar_at = False, 0.0
+        self._told = False  # whether the beginning of this line was one already
 
     def feed(self, data: bytes, now: float) -> Iterator[str]:
         """The lines that end in these bytes."""
+        if not self._rest:
+            self._since = now
         *complete, rest = (self._rest + data).split(b"\n")
         for line in complete:
-            yield from self._cut(line.removesuffix(b"\r").rpartition(b"\r")[2])
+            shown = line.removesuffix(b"\r").rpartition(b"\r")[2]
+            if shown or not self._told:
+                yield from self._cut(shown)
+            self._told = self._bar = False
+            self._since = now
         # A last \r may be half of \r\n: it waits for what follows.
         before, drawn_over, _ = rest.removesuffix(b"\r").rpartition(b"\r")
         if drawn_over:
+            self._bar = True
             bar = before.rpartition(b"\r")[2]
             if bar and now - self._bar_at >= BAR_SECONDS:
                 self._bar_at = now
@@ -73,6 +85,30 @@ class Splitter:
             yield _text(rest[:cut])
             rest = rest[cut:]
         self._rest = rest
+        if self._rest and self.due(now) == 0.0:
+            yield from self.half(now)
+
+    def due(self, now: float) -> float | None:
+        """Seconds until `half` has something to say; None while nothing waits for its end."""
+        if not self._rest:
+            return None
+        at = self._since + HALF_SECONDS
+        left = max(at, self._bar_at + BAR_SECONDS) - now if self._bar else at - now
+        return min(max(left, 0.0), BAR_SECONDS)  # a clock may be set back
+
+    def half(self, now: float) -> Iterator[str]:
+        """What has waited for its end for long enough; half a character goes on waiting."""
+        if self.due(now) != 0.0:
+            return
+        self._since = now
+        self._bar = self._bar or self._rest.endswith(b"\r")
+        if self._bar:
+            self._bar_at = now
+        shown = self._rest.removesuffix(b"\r").rpartition(b"\r")[2]
+        whole = shown[: len(shown) - _unfinished(shown)]
+        if whole:
+            yield from self._cut(whole)
+            self._rest, self._told = shown[len(whole) :], True
 
     def end(self) -> Iterator[str]:
         """The line that had no end."""
@@ -105,13 +141,13 @@ class Messages:
 
     def add(self, text: str, now: float) -> Line:
         """This line with the time and severity of its message."""
-        traceback = _TRACEBACK.match(text) is not None
+        traceback = TRACEBACK.match(text) is not None
         severity = "ERROR" if traceback else severity_of(text)
         if not self._continues(text, severity, now, traceback):
             self._first = Line(now, severity or "INFO", text)
             self._raised = self._chained = False
         self._last = now
-        in_traceback = traceback or (self._in_traceback and _hangs(text))
+        in_traceback = traceback or (self._in_traceback and hangs(text))
         self._raised = self._raised or (self._in_traceback and not in_traceback)
         self._in_traceback = in_traceback
         self._chained = self._chained or text.startswith(_CHAINED)
@@ -123,11 +159,11 @@ class Messages:
             return False
         if traceback:
             # logging.exception writes its message first; one exception leads to the next.
-            logged = self._first.severity in ("ERROR", "CRITICAL") and not _TRACEBACK.match(self._first.message)
+            logged = self._first.severity in ("ERROR", "CRITICAL") and not TRACEBACK.match(self._first.message)
             return self._chained or logged
         if severity is not None:
             return False
-        return self._in_traceback or _hangs(text) or (self._raised and pause < RAISED_SECONDS)
+        return self._in_traceback or hangs(text) or (self._raised and pause < RAISED_SECONDS)
 
 
 def severity_of(text: str) -> str | None:
@@ -138,12 +174,17 @@ def severity_of(text: str) -> str | None:
     return None
 
 
-def _hangs(text: str) -> bool:
-    return not text or text[0].isspace()
-
-
 def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace")
+
+
+def _unfinished(text: bytes) -> int:
+    """How many bytes at the end are the beginning of a character of UTF-8."""
+    for length in range(1, min(4, len(text) + 1)):
+        first = text[-length]
+        if first & 0xC0 != 0x80:
+            return length if first >= 0xC0 and length < (2 if first < 0xE0 else 3 if first < 0xF0 else 4) else 0
+    return 0
 
 
 def _boundary(line: bytes) -> int:

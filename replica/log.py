@@ -1,36 +1,48 @@
-"""A replica's log: JSON lines in a file that followers read as it grows, the journal, and an archive in the bucket."""
+"""A replica's log on its host: chunks of JSON lines that followers read as they grow, and the journal."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
-from jobs.store import Files
+from jobs.chunks import LARGEST, LIMIT, OLD, Chunk, Folder, chunks_of, cut
 from replica.lines import Line
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+_PIECE = 1 << 18
+_IN_A_LOG = 16
 
 
 class Log:
-    """`<directory>/<job>.jsonl`, appended to from more than one thread; `newest` beside it links to it."""
+    """The chunks in `<directory>/<job>/`, written to from more than one thread; `newest` beside it links to that folder."""
 
-    def __init__(self, directory: Path, job_id: str, replica: str) -> None:
-        """Open the log, or go on with the one that a former life of this replica left."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self.job_id = job_id
-        self.path = directory / f"{job_id}.jsonl"
-        self._replica = replica
+    def __init__(self, directory: Path, job_id: str, replica: str, limit: int = LIMIT, archived: Iterable[Chunk] = ()) -> None:
+        """Open the log, or go on with the one that a former life of this replica left; `archived` is what the bucket has of it.
+
+        Of this log, and of those of other jobs together, `limit` bytes are kept.
+        """
+        self.job_id, self.limit = job_id, limit
+        self.path = directory / job_id
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._replica, self._largest = replica, min(LARGEST, max(limit // _IN_A_LOG, 1))
         self._lock = threading.Lock()
-        self._archived = -1
-        self._file = self._open()
-        self.is_new = self.size() == 0
+        with suppress(OSError):  # an earlier version's, of the same job
+            self.path.with_name(f"{job_id}.jsonl").rename(self.path / OLD.name)
+        self._chunks = chunks_of(Folder(self.path).sizes())
+        self._file = -1
+        self._open_chunk, self._lines = self._next(archived), 0
+        self._lost: list[Line] = []  # the first and the last of them
+        self._lost_count, self._why = 0, ""
+        _forget_others(self.path, limit)
         link = directory / ".newest"
         link.unlink(missing_ok=True)
         link.symlink_to(self.path.name)
@@ -41,56 +53,140 @@ class Log:
         self.write([Line(time.time(), severity, line) for line in message.splitlines()])
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Write lines to the file and to the journal, at once. A full disk loses lines and stops no trainer."""
+        """Write lines to the chunk and to the journal, at once. A full disk loses lines, which is told, and stops nobody."""
         lines = list(lines)
-        records = "".join(self._json(line) for line in lines)
         journal = "".join(f"<{_PRIORITY[line.severity]}>{line.message}\n" for line in lines)
         with self._lock:
-            for descriptor, text in ((self._file, records), (sys.stdout.fileno(), journal)):
-                with suppress(OSError):
-                    _write(descriptor, text.encode("utf-8", "replace"))
+            self._keep(lines)
+            with suppress(OSError):
+                _write(sys.stdout.fileno(), journal.encode("utf-8", "replace"))
 
-    def size(self) -> int:
-        """Bytes in the file."""
-        return os.fstat(self._file).st_size
+    def closed(self) -> list[Chunk]:
+        """The chunks that nothing is written to any more, in order."""
+        with self._lock:
+            return list(self._chunks)
 
-    def archive(self, store: Files, name: str) -> None:
-        """Copy the log to the bucket where it has grown since the last time; StoreError where the bucket fails."""
-        if (size := self.size()) != self._archived:
-            store.upload(name, self.path)
-            self._archived = size
+    def roll(self) -> None:
+        """Close the chunk that is being written, so that it can be copied; what comes goes into another."""
+        with self._lock:
+            self._roll()
 
-    def adopt(self, store: Files, name: str) -> None:
-        """Put the archive in front of a log that is new: the host was made anew, the replica was not."""
-        if not self.is_new:
-            return
-        former = self.path.with_name(f".{self.path.name}")
-        if store.download(name, former):
-            with self._lock:
-                with former.open("ab") as whole:
-                    whole.write(self.path.read_bytes())
-                former.replace(self.path)
-                os.close(self._file)
-                self._file = self._open()
-        self.is_new = False
+    def adopt(self, chunk: Chunk) -> None:
+        """Take note of a chunk of an earlier host's that was put into the folder."""
+        with self._lock:
+            self._chunks = sorted([*self._chunks, chunk])
 
     def close(self) -> None:
         """No line is written any more."""
-        with self._lock:
-            os.close(self._file)
-            self._file = -1
+        self.roll()
 
-    def _open(self) -> int:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o664)
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            os.write(descriptor, b"\n")  # a replica that was killed may have left half a line
-        return descriptor
+    def _next(self, archived: Iterable[Chunk]) -> Chunk:
+        """Where the log goes on: behind what is here, and on a new host behind all that others kept."""
+        if not self._chunks:
+            last = max((chunk.life for chunk in archived), default=0)
+            return Chunk(max(int(time.time()), last + 1), 0, 0, 0)
+        *_, last_chunk = self._chunks
+        path = self.path / last_chunk.name
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            with suppress(OSError), path.open("ab") as file:
+                file.write(b"\n")  # a replica that was killed may have left half a line
+            content = path.read_bytes()
+            self._chunks[-1] = last_chunk = last_chunk._replace(size=len(content))
+        return Chunk(last_chunk.life, last_chunk.end, last_chunk.line + content.count(b"\n"), 0)
+
+    def _keep(self, lines: list[Line]) -> None:
+        try:
+            if self._lost:
+                begin, end = (moment(line.time) for line in self._lost)
+                said = f"… {self._lost_count} lines lost from {begin} to {end}: {self._why} …"
+                self._put([Line(time.time(), "WARNING", said)])
+                self._lost, self._lost_count = [], 0
+        except OSError:
+            self._lose(lines)
+        else:
+            self._put_or_lose(lines)
+
+    def _put_or_lose(self, lines: list[Line]) -> None:
+        done = 0
+        try:
+            for piece in _pieces(lines):
+                self._put(piece)
+                done += len(piece)
+        except OSError as error:
+            self._why = error.strerror or str(error)
+            self._lose(lines[done:])
+
+    def _lose(self, lines: list[Line]) -> None:
+        if lines:
+            self._lost = [*self._lost[:1], lines[-1]] if self._lost else [lines[0], lines[-1]]
+            self._lost_count += len(lines)
+
+    def _put(self, lines: list[Line]) -> None:
+        """Append lines to the chunk, all of them or none; OSError."""
+        content = "".join(map(self._json, lines)).encode("utf-8", "replace")
+        chunk = self._open_chunk
+        if self._file < 0:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._file = os.open(self.path / chunk.name, flags, 0o664)
+        try:
+            _write(self._file, content)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, chunk.size)
+            raise
+        self._lines += len(lines)
+        self._open_chunk = chunk._replace(size=chunk.size + len(content))
+        if self._open_chunk.size >= self._largest:
+            self._roll()
+
+    def _roll(self) -> None:
+        if self._file < 0 or not self._open_chunk.size:
+            return
+        chunk = self._open_chunk
+        os.close(self._file)
+        self._file = -1
+        self._chunks.append(chunk)
+        self._open_chunk, self._lines = Chunk(chunk.life, chunk.end, chunk.line + self._lines, 0), 0
+        for gone in cut(self._chunks, self.limit):
+            self._chunks.remove(gone)
+            (self.path / gone.name).unlink(missing_ok=True)
 
     def _json(self, line: Line) -> str:
-        moment = datetime.fromtimestamp(line.time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        record = {"time": moment, "severity": line.severity, "replica": self._replica, "message": line.message}
+        record = {"time": moment(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
         return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+@lru_cache(64)
+def moment(time: float) -> str:
+    """Seconds of the epoch as a log has them; lines that come together have one time."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _pieces(lines: list[Line]) -> Iterator[list[Line]]:
+    """Of so many characters or a little more each, as a chunk is to be of some size."""
+    piece: list[Line] = []
+    size = 0
+    for line in lines:
+        piece.append(line)
+        size += len(line.message) + 100
+        if size >= _PIECE:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def _forget_others(own: Path, limit: int) -> None:
+    """Of the logs of other jobs, all of which are in the bucket, keep the newest that fit."""
+    with suppress(OSError):
+        others = [path for path in own.parent.iterdir() if path != own and not path.is_symlink()]
+        kept = 0
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+            files = path.iterdir() if path.is_dir() else [path]
+            kept += sum(file.stat().st_size for file in files)
+            if kept > limit:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write(descriptor: int, content: bytes) -> None:

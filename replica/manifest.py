@@ -21,7 +21,7 @@ class Manifest:
         self._plan, self._ledger = plan, ledger
         self._process: subprocess.Popen[bytes] | None = None
         self._facts: dict[str, Any] = {}
-        argv = [python, "-m", "replica.facts", *plan.data]
+        argv = [python, "-S", "-m", "replica.facts", *plan.data]  # -S: what a job brought along runs at no start of Python
         with suppress(OSError):  # a Python that is not there keeps the trainer from starting, too, and that is said there
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 

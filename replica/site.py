@@ -15,23 +15,49 @@ from typing import Any
 from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
-from jobs.store import Files, StoreError
+from jobs.store import Conflict, Files, StoreError
 from replica import processors
-from replica.archive import Archive
+from replica.archive import Archive, archived
+from replica.broker import Broker, Mint, access, mint
+from replica.launched import SOCKET, Launcher
 from replica.log import Log
 from replica.manifest import Manifest
 from replica.supervisor import Assignment
 
 # Said by systemd to the replica alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
+# What is true of the replica, and not of another user.
+_OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
+_TRAINER = "trainer"
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """That of this process, without what systemd says to it alone."""
+    return {key: value for key, value in environ.items() if key not in _PRIVATE}
 
 
 class HostSite:
-    """Below `state`: `logs/<job>.jsonl`, `secrets/<job>.json`, `jobs/<job>/package` and, once it is whole, `package.sha256`."""
+    """Below `state`: `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256`
+    beside it: in `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
+    """
 
-    def __init__(self, host: HostFile, state: Path, ledger: Ledger, files: Files, environ: Mapping[str, str]) -> None:
-        """`files` is the bucket for what may take long: packages and logs."""
+    def __init__(
+        self,
+        host: HostFile,
+        state: Path,
+        ledger: Ledger,
+        files: Files,
+        environ: Mapping[str, str],
+        launcher: Launcher | None = None,
+        mint: Mint = mint,
+    ) -> None:
+        """`files` is the bucket for what may take long: packages and logs. Without a `launcher` a trainer is this user. `mint`
+        makes tokens for Google's clients.
+        """
+        self._launcher = launcher
         self._host, self._state, self._ledger, self._files, self._environ = host, state, ledger, files, environ
+        self._mint = mint
+        self._broker: Broker | None = None
         self._secrets = state / "secrets"
         self._archive: Archive | None = None
         self._manifest: Manifest | None = None
@@ -48,17 +74,19 @@ class HostSite:
 
     def _prepared(self, plan: Plan, name: str) -> Assignment:
         self.finish()  # of a job, or an attempt, before
+        if self._launcher and not plan.study:
+            self._launcher.warm()
         folder = self._package(plan)
-        environment = self._environment(plan, plan.tasks[name], folder)
-        if environment.get("JOB_DIR", "").startswith("/"):
-            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
-        archive = paths.log(plan.jobId, name)
+        folder_of_log = paths.log(plan.jobId, name)
+        there = archived(self._files, folder_of_log)
         if self._log is None or self._log.job_id != plan.jobId:
             if self._log:
                 self._log.close()
-            self._log = Log(self._state / "logs", plan.jobId, name)
-        self._log.adopt(self._files, archive)
-        self._archive = Archive(self._log, self._files, archive)
+            self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, there)
+        environment = self._environment(plan, plan.tasks[name], folder)
+        if environment.get("JOB_DIR", "").startswith("/"):
+            Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
+        self._archive = Archive(self._log, self._files, folder_of_log, there)
         python = self._python(plan)
         self._manifest = Manifest(plan, python, self._ledger) if name == plan.chief else None
         return Assignment(plan, name, folder / plan.folder, environment, python, self._log)
@@ -68,11 +96,14 @@ class HostSite:
         return self._manifest.told() if self._manifest else None
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Forget the secrets of every job but these, which have this host or may get it."""
+        """Forget secrets, package and home of every job but these, which have this host or may get it."""
         with suppress(OSError):  # there are none
             for file in self._secrets.iterdir():
                 if file.stem not in job_ids:
                     file.unlink()
+        with suppress(OSError):  # the next look tries again
+            if self._launcher and {each.name for each in (self._state / "jobs").iterdir()} - set(job_ids):
+                self._launcher.tidy(job_ids)
 
     def finish(self) -> bool:
         """True once the log is in the bucket, or was waited for long enough."""
@@ -82,15 +113,15 @@ class HostSite:
 
     def _package(self, plan: Plan) -> Path:
         """The trainer package, whole: as `fab train` left it here, or else from the bucket."""
-        home = self._state / "jobs" / plan.jobId
         # Each in a folder of its own: a push that comes late must not write into what a trainer runs from.
-        for name in ("package", "fetched"):
-            folder, mark = home / name, home / f"{name}.sha256"
+        home = self._state / "fetched" / plan.jobId
+        for place in (self._state / "jobs" / plan.jobId, home):
+            folder, mark = place / "package", place / "package.sha256"
             if mark.exists() and mark.read_text().strip() == plan.packageSha256:
                 return folder
         home.mkdir(parents=True, exist_ok=True)
         self._forget_others(home)
-        packed, unpacked = home / ".fetched.tar.gz", home / ".fetched"
+        packed, unpacked = home / ".package.tar.gz", home / ".package"
         if not self._files.download(paths.package(plan.jobId), packed):
             raise StoreError(f"{paths.package(plan.jobId)} is not there yet")
         if (found := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
@@ -101,7 +132,7 @@ class HostSite:
             for member in tar.getmembers():
                 if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
                     raise StoreError(f"{paths.package(plan.jobId)} holds {member.name!r}, which is no file of a package")
-            tar.extractall(unpacked)  # noqa: S202  each name was looked at, and it is the trainer's own user who unpacks
+            tar.extractall(unpacked)  # noqa: S202  each name was looked at, and it is no privileged user who unpacks
         shutil.rmtree(folder, ignore_errors=True)
         unpacked.rename(folder)
         packed.unlink()
@@ -109,7 +140,7 @@ class HostSite:
         return folder
 
     def _forget_others(self, home: Path) -> None:
-        """The packages of earlier jobs: their hosts have no further use for them."""
+        """What was fetched for earlier jobs: their hosts have no further use for it."""
         for other in home.parent.iterdir():
             if other != home:
                 shutil.rmtree(other, ignore_errors=True)
@@ -119,11 +150,39 @@ class HostSite:
 
     def _environment(self, plan: Plan, task: Task, folder: Path) -> dict[str, str]:
         """The trainer's: that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH."""
-        env = {key: value for key, value in self._environ.items() if key not in _PRIVATE} | task.environment
+        env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | task.environment
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
         usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}
-        return usual | env | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins} | self._told_secrets(plan)
+        return (
+            usual
+            | env
+            | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins}
+            | self._rights(plan, task)
+            | self._told_secrets(plan)
+        )
+
+    def _rights(self, plan: Plan, task: Task) -> dict[str, str]:
+        """Where Google's clients get this trainer's token; nothing where the bucket is a folder of the host."""
+        if self._broker:
+            self._broker.close()
+            self._broker = None
+        scheme, _, bucket = self._host.bucket.partition("://")
+        if scheme != "gs":
+            return {}
+        may = access(plan, task, bucket)
+        # A client that makes a folder looks for those above it, which are not this trainer's to look at.
+        with suppress(Conflict):
+            self._ledger.store.create(f"{may.writes[0]}/", b"")
+        log = self._log
+        assert log is not None  # of this job
+        self._broker = Broker(may, self._mint, lambda text: log.say(text, "WARNING"))
+        return self._broker.environment
+
+    def _others(self, plan: Plan) -> dict[str, str]:
+        """What this process was told, and what is true of the user that trainers are: a home, which goes with its job."""
+        kept = {key: value for key, value in own_environment(self._environ).items() if key not in _OWN}
+        return kept | {"HOME": str(self._state / "jobs" / plan.jobId / "home"), "LOGNAME": _TRAINER, "USER": _TRAINER}
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:
         """The variables that `fab train` brought to this host alone."""

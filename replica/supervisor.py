@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from jobs.firsterror import FirstError
 from jobs.lease import Clock
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
-from replica import memory, restart
+from replica import restart
 from replica.decide import killer
 
+_KILLED = 137
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
 
 
@@ -33,12 +35,20 @@ class Child(Protocol):
         """True where the kernel killed one of its processes for want of memory."""
 
     @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that it may have; None where nobody tells."""
+
+    @property
     def tail(self) -> str:
         """The last lines of its output."""
 
     @property
     def lines(self) -> int:
         """How many lines it has printed."""
+
+    @property
+    def first_error(self) -> FirstError | None:
+        """The first error that it has printed."""
 
     def stop(self, seconds: float) -> None:
         """SIGTERM now, SIGKILL after so many seconds."""
@@ -105,6 +115,7 @@ class Supervisor:
         """How it is now, but for what it has printed since the trainer started."""
         with self._lock:
             self._see_recovery()
+            self._see_error()
             return self._record
 
     @property
@@ -155,6 +166,7 @@ class Supervisor:
         if child is None or (code := child.poll()) is None:
             return
         self._see_recovery()
+        self._see_error()
         self._printed_before = self.lines
         self._child = None
         self._ended_at = self._clock()
@@ -163,7 +175,7 @@ class Supervisor:
             return
         ran = self._ended_at - self._started_at
         record = restart.after_exit(
-            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, memory.limit()
+            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, child.memory_limit
         )
         self._record = record
         wait = restart.wait_before_start(record)
@@ -175,6 +187,12 @@ class Supervisor:
         if self._child and self._ended_at is not None and self._child.lines:
             self._record = restart.recovered(self._record, self._clock() - self._ended_at)
             self._ended_at = None
+
+    def _see_error(self) -> None:
+        """Take note of the first error of all, which is told as soon as it begins and may have its last line yet to come."""
+        found, known = self._child.first_error if self._child else None, self._record.firstError
+        if found and found != known and (known is None or known.time == found.time):
+            self._record = replace(self._record, firstError=found)
 
     def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
         log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0
@@ -217,7 +235,9 @@ class Supervisor:
             program = self._assignment.argv[0]
             reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             why = f"the trainer cannot start: {reason}"
-            record = restart.after_exit(self._assignment.plan, record, 127, 0.0, self._now(), why)
+            code = _KILLED if isinstance(error, TimeoutError) else 127  # a host that is slow is no verdict on the program
+            record = restart.after_exit(self._assignment.plan, record, code, 0.0, self._now(), why)
+            self._start_at = self._clock() + restart.wait_before_start(record)
             log.say(record.errorMessage, "ERROR")
         else:
             log.say(f"started trainer pid {self._child.pid}: {shlex.join(self._assignment.argv)}")

@@ -1,4 +1,4 @@
-"""What this host's unit uses of processors and memory, its trainer and the replica itself, as the kernel counts it.
+"""What the units of this host's job use of processors and memory, the trainer's and the replica's own, as the kernel counts it.
 
 A few small files of the control group, a tenth of a millisecond to read: nothing looks at processes one by one.
 """
@@ -14,6 +14,7 @@ from jobs.lease import Clock
 from jobs.records import Usage
 
 _OWN, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_REPLICA, _TRAINER = "scaletier.service", "scaletier-trainer.service"
 Read = Callable[[], Usage | None]
 
 
@@ -22,11 +23,15 @@ def nothing() -> None:
 
 
 class Meter:
-    """Reads what the control group of this process uses; between two readings it knows how many processors were busy."""
+    """Reads what the control group of this process uses, and that of the trainer beside it, where it has one of its own.
+
+    Between two readings it knows how many processors were busy. A trainer's processor time is kept when it ends.
+    """
 
     def __init__(self, clock: Clock, own: Path = _OWN, root: Path = _ROOT) -> None:
         self._clock, self._own, self._root = clock, own, root
         self._before: tuple[float, float] | None = None
+        self._trainers, self._ended = 0.0, 0.0
 
     def read(self) -> Usage | None:
         """What is used now; None where the kernel tells nothing of it."""
@@ -34,7 +39,19 @@ class Meter:
         seconds, memory = cpu_seconds(groups, self._root), memory_bytes(groups, self._root)
         if seconds is None and memory is None:
             return None
+        trainer = {name: str(Path(path).with_name(_TRAINER)) for name, path in groups.items() if Path(path).name == _REPLICA}
+        if seconds is not None:
+            seconds += self._of_trainers(cpu_seconds(trainer, self._root) if trainer else None)
+        if memory is not None:
+            memory += (memory_bytes(trainer, self._root) if trainer else None) or 0
         return Usage(seconds, self._cpus(seconds), memory)
+
+    def _of_trainers(self, seconds: float | None) -> float:
+        """Processor time of all trainers, of which this one has had so much; None where none runs."""
+        if (seconds or 0.0) < self._trainers:
+            self._ended += self._trainers
+        self._trainers = seconds or 0.0
+        return self._ended + self._trainers
 
     def _cpus(self, seconds: float | None) -> float | None:
         """Processors that were busy on average since the last reading."""

@@ -126,10 +126,14 @@ def describe(_: Any, job: str | None = None, json: bool = False) -> int:
 @task(
     words=["replica", "job"],
     help={
-        "replica": "a replica such as master-0, a role such as worker, or all, which is the default; or a job's id",
+        "replica": "replicas such as master-0,worker-1, a role such as worker, or all, which is the default; or a job's id",
         "job": JOB,
         "follow": "show lines as they come, until the job ends",
-        "lines": "how many of the last lines of each replica, or all (default: 100)",
+        "lines": "how many of the last lines of each replica, or all (default: 100; all where one of the next four is said)",
+        "since": "only what was printed from then on: 10m or 2h ago, 14:30:05 today, or 2026-01-31T12:00:00Z",
+        "until": "only what was printed until then, said alike",
+        "grep": "only lines in which this regular expression is found",
+        "severity": "only lines of that severity and above: DEBUG, INFO, WARNING, ERROR or CRITICAL",
         "plain": "with --follow on a terminal too, lines that stay, and no screen",
         "json": "print each line as JSON with the full time, for programs",
     },
@@ -139,7 +143,11 @@ def logs(
     replica: str | None = None,
     job: str | None = None,
     follow: bool = False,
-    lines: str = "100",
+    lines: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    grep: str | None = None,
+    severity: str | None = None,
     plain: bool = False,
     json: bool = False,
 ) -> int:
@@ -150,15 +158,18 @@ def logs(
     fab logs master-0
     fab logs worker --lines 20
     fab logs all --job job01 --follow
+    fab logs worker-0,worker-1 --since 10m --severity WARNING
+    fab logs job01 --grep "loss: nan"
 
     Each line has the time of this machine's time zone, the severity and the replica in front. With --follow, the exit code is 0
     only if the job SUCCEEDED.
     """
     from ops.cluster.cluster import Cluster
-    from ops.logs.read import parse_lines
+    from ops.logs.wanted import wanted
     from ops.screen.logs import show_logs
 
-    return show_logs(Cluster.load(), replica, job, parse_lines(lines), follow, json, plain)
+    asked = wanted(lines, since, until, grep, severity)
+    return show_logs(Cluster.load(), replica, job, asked, follow, json, plain)
 
 
 @task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})

@@ -1,7 +1,7 @@
 """`python -I tuner/__main__.py JOB REPLICA`: the trials that this replica of a job runs.
 
-In isolation, as the trainer's PYTHONPATH is in the environment, where its trials find it, and a package of a user's may have a
-module of any name.
+In isolation, as it runs in the folder of a package of a user's, which may have a module of any name. What its trials find in
+their environment comes by stdin.
 """
 
 import sys
@@ -12,4 +12,5 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tuner.run import main
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    job, replica = sys.argv[1:]
+    sys.exit(main(job, replica, sys.stdin.read()))

@@ -1,17 +1,23 @@
-"""A trial's process and all that it starts, in the group of this process, so that who kills that group misses none."""
+"""A trial: in a unit of its own where the host has a launcher, else a process of this one's group, with all that it starts, so
+that who kills that group misses none.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from replica.launched import Launcher
 from replica.memory import oom_kills
+from replica.process import Run
 
+METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"
 _LOOK_SECONDS = 0.1
 
 
@@ -43,10 +49,50 @@ class Process:
         _end_others()
         self._process.wait()
 
+    def terminate(self) -> None:
+        """Nothing: it is of the group that has got the signal."""
+
     @property
     def out_of_memory(self) -> bool:
         """True where the kernel killed one of its processes for want of memory."""
         return oom_kills() > self._oom_kills
+
+
+class Unit:
+    """A trial in a unit of its own; its output is this process's."""
+
+    def __init__(self, starts: Launcher, run: Run) -> None:
+        """Start it; OSError where that cannot be."""
+        self._launched = starts(run, sys.stdout.fileno())
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code as a shell gives it, once nothing is left of the trial; None after so many seconds."""
+        return self._launched.reap() if self._launched.wait(seconds) else None
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM now, and SIGKILL after so many seconds."""
+        self._launched.signal(signal.SIGTERM)
+        while not self._launched.wait(seconds):
+            self._launched.signal(signal.SIGKILL)
+            seconds = _LOOK_SECONDS
+
+    def terminate(self) -> None:
+        """Pass on a SIGTERM."""
+        self._launched.signal(signal.SIGTERM)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+        return self._launched.out_of_memory
+
+
+def launching(starts: Launcher, job: str, cwd: Path) -> Callable[[Sequence[str], Mapping[str, str]], Unit]:
+    """Starts trials of a job in that folder; a trial tells of its metrics in a file of a folder of its own."""
+
+    def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> Unit:
+        return Unit(starts, Run(job, argv, cwd, environment, Path(environment[METRIC_FILE]).parent))
+
+    return spawn
 
 
 def _end_others() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jobs.checked import RecordError
+from jobs.chunks import Folder, Wanted, newest
 from jobs.ledger import Ledger, Stored
 from jobs.limited import Limited
 from jobs.open import open_store
@@ -30,14 +31,15 @@ from jobs.times import now
 from jobs.trials import Trials
 from replica import config
 from replica.decide import end_of
+from replica.launched import launcher, scratch_folder
 from tuner.measure import Metrics
-from tuner.process import Process
+from tuner.process import METRIC_FILE, Process, launching
 from tuner.stopping import lags
 
 FAILED, TERMINATED = 1, 128 + signal.SIGTERM
 _STORE_SECONDS = 20.0
 _SUMMARIES_SECONDS = 5.0
-_LOG_SECONDS, _LOG_BYTES, _LOG_LINES, _LOG_CHARACTERS = 0.3, 32_000, 20, 300
+_LOG_SECONDS, _LOG_LINES, _LOG_CHARACTERS = 0.3, 20, 300
 
 
 class Child(Protocol):
@@ -53,12 +55,17 @@ class Child(Protocol):
     def stop(self, seconds: float) -> None:
         """SIGTERM now, SIGKILL after so many seconds."""
 
+    def terminate(self) -> None:
+        """Pass on a SIGTERM, where it has not got the same one."""
+
 
 Spawn = Callable[[Sequence[str], Mapping[str, str]], Child]
 
 
-def main(job_id: str, name: str) -> int:
-    """The exit code: 0 when all trials are done, 1 where too many of them FAILED, 143 where it was stopped."""
+def main(job_id: str, name: str, said: str) -> int:
+    """`said` is what the replica tells of the trials' environment.
+
+    The exit code: 0 when all trials are done, 1 where too many of them FAILED, 143 where it was stopped."""
     try:
         host, state = config.load(os.environ)
         ledger = Ledger(Limited(open_store(host.bucket), _STORE_SECONDS))
@@ -69,8 +76,12 @@ def main(job_id: str, name: str) -> int:
     except (config.ConfigError, RecordError, StoreError) as error:
         return _fail(str(error))
     assert plan.study
-    log = state / "logs" / f"{job_id}.jsonl"
-    tuner = Tuner(ledger, plan, plan.study, name, host, propose, Process, lambda: last_words(log))
+    log = state / "logs" / job_id
+    told = json.loads(said)
+    starts = launcher(host.bucket, os.environ)
+    spawn = launching(starts, job_id, Path(told["cwd"])) if starts else Process
+    scratch = scratch_folder(state) if starts else None
+    tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), told["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()
 
@@ -98,19 +109,27 @@ class Tuner:
         propose: Callable[[Study, Sequence[Trial], int], dict[str, str]],
         spawn: Spawn,
         last_words: Callable[[], str] = str,
+        environ: Mapping[str, str] = os.environ,
+        scratch: Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`last_words` are those of the trial that has just ended, as the replica's log has them."""
+        """`last_words` are those of the trial that has just ended, as the replica's log has them; `environ` is what all trials
+        find; in `scratch` is a folder for what each of them tells, where that may not be anywhere.
+        """
+        self._environ, self._scratch = environ, scratch
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
         self._propose, self._spawn, self._last_words, self._sleep = propose, spawn, last_words, sleep
         self._trials = Trials(ledger, plan.jobId)
         # What this life has tried to claim: it has it where the answer was lost, and it was not killed in it.
         self._wanted: Trial | None = None
+        self._child: Child | None = None
         self._terminated = False
 
     def terminate(self) -> None:
-        """The job, or this host's part of it, is being stopped; its trial is told so by the same signal."""
+        """The job, or this host's part of it, is being stopped, and so is its trial."""
         self._terminated = True
+        if self._child:
+            self._child.terminate()
 
     def run(self) -> int:
         """Run trials for as long as there are any to run; the exit code."""
@@ -193,7 +212,9 @@ class Tuner:
         """Run a trial to its end, or until another replica has it, or this one is stopped."""
         trial, study = stored.record, self._study
         self._wanted = None
-        with tempfile.TemporaryDirectory(prefix="trial-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="trial-", dir=self._scratch) as scratch:
+            if self._scratch:
+                Path(scratch).chmod(0o770)  # for the trial, which is another user of this folder's group
             file = Path(scratch, "output.metrics")
             metrics = Metrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
@@ -203,11 +224,16 @@ class Tuner:
             except (OSError, ValueError) as error:
                 self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
                 return
+            self._child = child
+            if self._terminated:  # looked at last: terminate() may come at any moment
+                child.terminate()
             try:
                 watched = self._watch(stored, child, metrics)
             except BaseException:
                 child.stop(self._plan.stopSeconds)  # whatever it was: the trial is run again, and not beside itself
                 raise
+            finally:
+                self._child = None
             if watched is None or self._terminated:
                 return
             code, stored, early = watched
@@ -321,10 +347,10 @@ class Tuner:
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
         """As Cloud ML had it: that of the job, with the trial's number, also in TF_CONFIG, and the file for its reports."""
         folder, number = self._study.folder(trial.trialId), str(trial.trialId)
-        told = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        told = json.loads(self._environ.get("TF_CONFIG") or "{}")
         told["task"] = {**told.get("task", {}), "trial": number}
-        ours = {"CLOUD_ML_TRIAL_ID": number, "CLOUD_ML_HP_METRIC_FILE": str(file), "JOB_DIR": folder}
-        return {**os.environ, **ours, "TF_CONFIG": json.dumps(told)}
+        ours = {"CLOUD_ML_TRIAL_ID": number, METRIC_FILE: str(file), "JOB_DIR": folder}
+        return {**self._environ, **ours, "TF_CONFIG": json.dumps(told)}
 
 
 def last_words(log: Path) -> str:
@@ -334,9 +360,9 @@ def last_words(log: Path) -> str:
     """
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
-    with suppress(OSError, ValueError), log.open("rb") as file:
-        file.seek(max(log.stat().st_size - _LOG_BYTES, 0))
-        lines = [json.loads(line) for line in file.read().splitlines()[-_LOG_LINES:] if line.startswith(b"{")]
+    with suppress(OSError, ValueError):
+        entries, _ = newest(Folder(log), Wanted(_LOG_LINES))
+        lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
     said = [line for line in lines if line.get("message", "").strip()]
     loud = [line for line in said if line.get("severity") in ("ERROR", "CRITICAL")]
     return (loud or said or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]

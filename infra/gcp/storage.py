@@ -54,7 +54,7 @@ class Storage(ComponentResource):
             public_access_prevention="enforced",
             versioning=BucketVersioningArgs(enabled=True),
             lifecycle_rules=[
-                # Records and logs are written over many times in a job: versions are for mistakes, not for history.
+                # Records are written over many times in a job: versions are for mistakes, not for history.
                 BucketLifecycleRuleArgs(
                     action=BucketLifecycleRuleActionArgs(type="Delete"),
                     condition=BucketLifecycleRuleConditionArgs(

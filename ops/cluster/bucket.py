@@ -38,6 +38,14 @@ class Bucket:
             return None
         return content
 
+    def read_part(self, name: str, start: int, end: int) -> bytes:
+        """These bytes of an object, or what there is of them; empty where there is no such object."""
+        try:
+            content: bytes = self._fs.cat_file(self.path(name), start=start, end=end)
+        except FileNotFoundError:
+            return b""
+        return content
+
     def delete(self, name: str) -> None:
         """Take an object away; FileNotFoundError where there is none."""
         self._fs.rm_file(self.path(name))

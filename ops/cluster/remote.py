@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,8 @@ _STAGGER_SECONDS = 0.7
 _SILENT_SECONDS = 30
 _CHUNK = 1 << 15
 _BURST = 1 << 18
+_WINDOW = 1 << 18
+_BREAKS = (paramiko.SSHException, EOFError, OSError)
 ADVICE = "run pulumi up, which brings back what is missing"
 
 
@@ -43,6 +45,54 @@ class Ran:
     host: str
     exited: int
     output: str
+
+
+class Stream:
+    """A command that runs on a host, and what it prints as it comes; no more than a window of it is ever under way.
+
+    HostError wherever the connection breaks.
+    """
+
+    def __init__(self, host: str, connection: Any, command: str) -> None:
+        self.host = host
+        with self._breaking():
+            self._channel = connection.transport.open_session(window_size=_WINDOW)
+            self._channel.exec_command(command)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Its output, until it has ended by itself."""
+        with self._breaking():
+            while data := self._channel.recv(_CHUNK):
+                yield data
+        if self.exited < 0:
+            raise HostError(self.host, "broke off")
+
+    @property
+    def exited(self) -> int:
+        """Its exit code, once the output is read; below 0 where the connection broke."""
+        return int(self._channel.recv_exit_status())
+
+    @property
+    def complaint(self) -> str:
+        """What it has printed on stderr, of which little is kept."""
+        return str(self._channel.recv_stderr(_CHUNK).decode("utf-8", "replace")) if self._channel.recv_stderr_ready() else ""
+
+    def finish(self) -> None:
+        """Its stdin ends."""
+        with contextlib.suppress(*_BREAKS):  # who reads it will hear of that
+            self._channel.shutdown_write()
+
+    def close(self) -> None:
+        """Be done with it, whether it has ended or not."""
+        with contextlib.suppress(*_BREAKS):
+            self._channel.close()
+
+    @contextlib.contextmanager
+    def _breaking(self) -> Iterator[None]:
+        try:
+            yield
+        except _BREAKS as error:
+            raise HostError(self.host, f"broke off: {str(error) or type(error).__name__}") from error
 
 
 class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types
@@ -125,6 +175,10 @@ class Fleet:
                 return Ran(name, channel.recv_exit_status(), output.decode("utf-8", "replace"))
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(name, f"({self._addresses[name]}) broke off: {error}") from error
+
+    def stream(self, name: str, command: str) -> Stream:
+        """Start a command line on a host, whose output is read as it comes."""
+        return Stream(name, self.connection(name), command)
 
     def must(
         self, name: str, command: str, what: str, stdin: bytes | None = None, sent: Callable[[int], None] = lambda _: None

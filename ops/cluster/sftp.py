@@ -45,10 +45,11 @@ class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
         self.ftp.posix_rename(old, new)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """A small file's content in three round trips."""
+        """A small file's content in three round trips, or these bytes of any file."""
         with self.ftp.open(path, "rb") as file:
-            content: bytes = file.read()
-        return content[start:end]
+            file.seek(start or 0)
+            content: bytes = file.read() if end is None else file.read(end - (start or 0))
+        return content
 
     def makedirs(self, path: str, exist_ok: bool = True, mode: int = 0o777) -> None:  # noqa: ARG002
         """The directory and those above it; the host's umask and the bucket's setgid bit leave them to the group."""

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
+from jobs.chunks import TOO_SLOW, Position, Wanted
 from jobs.lease import Watch
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.tender import Tender
 from ops.cluster.ledger import find_job, me
-from ops.cluster.remote import Fleet
+from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError
-from ops.logs.lines import REORDER_SECONDS, Line, Reorder, follow_command, parse_line
+from ops.logs.lines import Line, follow_command, parse_printed, too_slow
+from ops.logs.merge import WINDOW_SECONDS, Merge
 
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
-_DRAIN_SECONDS = 3.0
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
+# So often a host is asked for its last lines where the connection breaks at the end; one that never answered once.
+_LAST_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,12 @@ Event = Line | Note | JobRecord | Replicas
 TICK = Note("")
 """Nothing has happened for a moment."""
 _TICK_SECONDS = 0.25
-_QUIET_SECONDS = 0.5
 # What the leader says in its log when it has changed the job's record.
 _TURN = re.compile(rf"job ({'|'.join(JobState)})\b")
 
 
 class Follower:
-    """Follows replicas of one job. Iterate over `events`; every thread is a daemon and ends with the iteration."""
+    """Follows replicas of one job. Iterate over `batches` or `events`; every thread is a daemon and ends with the iteration."""
 
     def __init__(
         self,
@@ -60,126 +60,122 @@ class Follower:
         ledger: Ledger,
         record: JobRecord,
         replicas: Iterable[str],
-        lines: int | None,
+        wanted: Wanted,
         ticks: bool = False,
     ) -> None:
         """With `ticks`, as a screen wants it, there is also a TICK each quarter of a second without an event, and Replicas
         whenever the job's record was read."""
         self._ticks = ticks
-        self._fleet, self._ledger, self._job_id, self._lines = fleet, ledger, record.jobId, lines
+        self._fleet, self._ledger, self._job_id, self._wanted = fleet, ledger, record.jobId, wanted
         self._placement = record.placement
         self._placed = threading.Event()
         if self._placement:
             self._placed.set()
         self._replicas = list(replicas)
-        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._ending = threading.Event()
+        several = len(self._replicas) > 1
+        self._window = WINDOW_SECONDS if several else 0.0
+        # At first every log's last lines come at once, from some hosts later than from others.
+        backlog = several and wanted.lines != 0
+        self._merge: Merge[Line, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
+        self._ending, self._left = threading.Event(), threading.Event()
         self._look = threading.Event()
-        self._channels: dict[str, Any] = {}
-        self._running = len(self._replicas)
+        self._streams: dict[str, Stream] = {}
         self._silence = Watch(time.monotonic)
         self._tender = Tender(ledger, Watch(time.monotonic), me())
         self._ahead: list[str] = []
 
     def events(self) -> Iterator[Event]:
         """Lines in the order of time, notes, and the job's record whenever its state changes; ends when the job has."""
-        several = len(self._replicas) > 1
-        # At first every log's last lines come at once, from some hosts later than from others.
-        reorder = Reorder(_BACKLOG_SECONDS / 2 if several and self._lines != 0 else 0.0)
-        began, quiet = time.monotonic(), _TICK_SECONDS if self._ticks else _QUIET_SECONDS
+        return chain.from_iterable(self.batches())
+
+    def batches(self) -> Iterator[list[Event]]:
+        """The events, as many at once as there are by then."""
+        began = time.monotonic()
         for name in self._replicas:
             threading.Thread(target=self._guard, args=(self._tail, name), name=f"tail {name}", daemon=True).start()
         threading.Thread(target=self._guard, args=(self._watch,), name="watch", daemon=True).start()
-        end_by: float | None = None
         try:
-            while self._running and (end_by is None or time.monotonic() < end_by):
-                now = time.monotonic()
-                if several and now - began > _BACKLOG_SECONDS:
-                    reorder.window = REORDER_SECONDS
-                yield from reorder.ready(now)
-                try:
-                    event = self._queue.get(timeout=min(reorder.wait(now) or quiet, quiet))
-                except queue.Empty:
-                    event = TICK
-                if event is None:
-                    self._running -= 1
-                elif isinstance(event, Line):
-                    reorder.add(event, time.monotonic())
-                elif self._ticks or event != TICK:
-                    yield event
-                if self._ending.is_set() and end_by is None:
-                    end_by = time.monotonic() + _DRAIN_SECONDS
-            yield from reorder.rest()
+            while not self._merge.over:
+                if time.monotonic() - began > _BACKLOG_SECONDS:
+                    self._merge.window = self._window
+                found = self._merge.take(_TICK_SECONDS)
+                if found or self._ticks:
+                    yield found or [TICK]
         finally:
+            self._left.set()
+            self._merge.close()
             self._end()
 
     def _end(self) -> None:
-        """Nobody wants more: the hosts print what is written by now, and end their channels."""
+        """The job is over, or nobody wants more: the hosts print what is written by now, and end their channels."""
         self._ending.set()
         self._placed.set()
         self._look.set()
-        for channel in list(self._channels.values()):
-            with suppress(OSError):  # it broke off, which who reads it will say
-                channel.shutdown_write()
+        for stream in list(self._streams.values()):
+            stream.finish()
 
-    def _guard(self, work: Callable[..., None], *args: object) -> None:
+    def _guard(self, work: Callable[..., None], *args: str) -> None:
         try:
             work(*args)
         except Exception as error:  # noqa: BLE001  a thread's error must be seen, and must not leave the reader waiting
-            self._queue.put(Note(f"{threading.current_thread().name}: {error}"))
+            self._merge.tell(Note(f"{threading.current_thread().name}: {str(error) or type(error).__name__}"))
         finally:
-            if args:
-                self._queue.put(None)
+            for name in args:
+                self._merge.end(name)
 
     def _tail(self, name: str) -> None:
-        """Put a replica's lines into the queue, also over a connection that breaks."""
-        lines, last, at_last = self._lines, "", set[Line]()
-        broken = False
+        """Bring a replica's lines, also over a connection that breaks: from the place on that was reached."""
+        position: Position | None = None
+        broken, tries = False, 0
         self._placed.wait()  # for its hosts, or for the end
-        while not self._ending.is_set():
+        while not self._ending.is_set() or (tries < (_LAST_TRIES if position else 1) and not self._left.is_set()):
             try:
-                for text in self._channel_lines(name, lines):
-                    line = parse_line(text, name, last)
-                    if broken and (line.time < last or line in at_last):
-                        continue  # shown before the connection broke
-                    if line.time > last:
-                        last, at_last = line.time, set()
-                    at_last.add(line)
-                    self._queue.put(line)
-                    if _TURN.match(line.message):
-                        self._look.set()
+                for reached in self._bring(name, position):
+                    position, tries = reached, 0
                 return
             except HostError as error:
                 if not broken:
-                    self._queue.put(Note(f"{error}; trying again"))
-                broken, lines = True, None if last else lines
-                self._ending.wait(_AGAIN_SECONDS)
+                    self._merge.tell(Note(f"{error}; trying again"))
+                broken = True
+                tries += self._ending.is_set()
+                if tries < _LAST_TRIES and (position or not tries):
+                    (self._left if tries else self._ending).wait(_AGAIN_SECONDS)
+        if not self._left.is_set():
+            self._merge.tell(Note(f"{name}: not all of its lines were shown; fab logs {name} --job {self._job_id} looks again"))
 
-    def _channel_lines(self, name: str, lines: int | None) -> Iterator[str]:
-        """Complete lines of a host's log until the follower ends; HostError where the connection does before."""
-        host = self._placement[name]
-        connection = self._fleet.connection(host)
+    def _bring(self, name: str, position: Position | None) -> Iterator[Position]:
+        """Put lines among those that are to be shown, until the follower ends, and tell each time the place that was reached;
+        HostError where the connection ends before."""
+        stream = self._fleet.stream(self._placement[name], follow_command(self._job_id, self._wanted, position))
+        self._streams[name] = stream
         try:
-            with connection.create_session() as channel:
-                channel.exec_command(follow_command(self._job_id, lines))
-                self._channels[name] = channel
-                if self._ending.is_set():  # looked at behind that: whoever ends it may not have seen this one
-                    channel.shutdown_write()
-                rest = b""
-                while data := channel.recv(1 << 16):
-                    *complete, rest = (rest + data).split(b"\n")
-                    yield from (line.decode("utf-8", "replace") for line in complete)
-        except (OSError, EOFError) as error:
-            raise HostError(host, f"broke off: {error or type(error).__name__}") from error
-        except Exception as error:
-            if type(error).__module__.startswith("paramiko"):
-                raise HostError(host, f"broke off: {error}") from error
-            raise
-        if not self._ending.is_set():
-            raise HostError(host, "broke off")
+            if self._ending.is_set():  # looked at behind that: whoever ends it may not have seen this one
+                stream.finish()
+            rest, before = b"", ""
+            for data in stream.pieces():
+                *complete, rest = (rest + data).split(b"\n")
+                lines = []
+                for printed in complete:
+                    position, line = parse_printed(printed, name, before)
+                    if line:
+                        before = line.time
+                        lines.append((len(printed), line))
+                        if _TURN.match(line.message):
+                            self._look.set()
+                if position:
+                    self._merge.put(name, lines)
+                    yield position
+            if stream.exited == TOO_SLOW:
+                raise too_slow(self._wanted)
+            if stream.exited:
+                raise HostError(stream.host, "cannot read its log", stream.exited, stream.complaint)
+            if not self._ending.is_set():
+                raise HostError(stream.host, "broke off")
+        finally:
+            stream.close()
 
     def _watch(self) -> None:
-        """Put the job's record into the queue when its state changes, and end all when it is final."""
+        """Tell the job's record when its state changes, and end all when it is final."""
         state, final_since, failing = "", 0.0, False
         while not self._ending.is_set():
             self._look.clear()  # what is told from here on is for the next look
@@ -189,24 +185,24 @@ class Follower:
                 if record and record.state is JobState.QUEUED:
                     self._queued()
                 elif record and self._ticks:
-                    self._queue.put(Replicas(self._ledger.replicas(self._job_id, self._replicas)))
+                    self._merge.tell(Replicas(self._ledger.replicas(self._job_id, self._replicas)))
                 if failing:
-                    self._queue.put(Note("the bucket answers again"))
+                    self._merge.tell(Note("the bucket answers again"))
                 failing = False
             except Exception as error:  # noqa: BLE001  whatever it is, the job goes on
                 if not failing:
-                    self._queue.put(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
+                    self._merge.tell(Note(f"the bucket does not answer ({error}); the job goes on, trying again"))
                 failing = True
             if record and record.placement:
                 self._placement = record.placement
                 self._placed.set()
             if record and record.state != state:
                 state = record.state
-                self._queue.put(record)
+                self._merge.tell(record)
             if record and record.final:
                 final_since = final_since or time.monotonic()
                 if self._stopped(record) or time.monotonic() - final_since > _OTHERS_SECONDS:
-                    self._queue.put(record)  # once more, with what became of each replica
+                    self._merge.tell(record)  # once more, with what became of each replica
                     self._end()
                     return
             self._look.wait(0.25 if final_since else 1.0)
@@ -216,7 +212,7 @@ class Follower:
         self._tender.now_and_then()
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
-            self._queue.put(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
+            self._merge.tell(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
         self._ahead = ahead
 
     def _stopped(self, record: JobRecord) -> bool:

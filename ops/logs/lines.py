@@ -1,21 +1,28 @@
-"""Log lines: the commands that read them on a host, their order among replicas, and how they are shown. Nothing here waits."""
+"""Log lines: the command that reads them on a host, what it prints, and how they are shown. Nothing here waits."""
 
 from __future__ import annotations
 
 import heapq
+import inspect
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from functools import cache, lru_cache
+from typing import Any
+
+from jobs import chunks
+from jobs.chunks import Position, Wanted
+from ops.errors import UsageError
 
 LOG_DIR = "/var/lib/scaletier/logs"
-NO_LOG = 66  # sysexits' EX_NOINPUT
-REORDER_SECONDS = 0.08
+_PYTHON = ("python3", "-I", "-S", "-c")
+_CONTROLS = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Line:
     """One line of a replica's log; `time` is RFC 3339 in UTC with milliseconds, so it sorts as text."""
 
@@ -24,107 +31,90 @@ class Line:
     replica: str
     message: str
 
-    def to_json(self) -> str:
+    def to_json(self, first_error: bool = False) -> str:
+        """In one line, in which nothing steers a terminal; whether it is the job's first error."""
         data = {"time": self.time, "severity": self.severity, "replica": self.replica, "message": self.message}
-        return json.dumps(data, ensure_ascii=False)
+        text = json.dumps({**data, "firstError": True} if first_error else data, ensure_ascii=False)
+        return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def read_command(job_id: str, lines: int | None) -> str:
-    """Print the last lines of a job's log, None for all; exits with NO_LOG where there is none."""
-    file = shlex.quote(f"{LOG_DIR}/{job_id}.jsonl")
-    return f"[ -e {file} ] || exit {NO_LOG}; exec tail -n {_count(lines)} {file}"
+def read_command(job_id: str, wanted: Wanted) -> str:
+    """Print what is wanted of a job's log on a host; exits with NO_LOG where there is none."""
+    return _command(job_id, wanted, "read")
 
 
-def follow_command(job_id: str, lines: int | None) -> str:
-    """Print a job's last lines and then each that is added, until stdin ends.
+def follow_command(job_id: str, wanted: Wanted, position: Position | None = None) -> str:
+    """Print what is wanted of a job's log, from a place on where one is given, and each line that is added, until stdin ends.
 
     That is how the host learns that nobody reads any more: without a terminal, a closed connection kills no process.
-    The last 0.2 s are for lines that were written just before.
     """
-    # The log appears when the replica starts, which may be later. A tail that has seen no file yet looks for it and its lines
-    # from time to time, one that has is told of them by the kernel: so the file is waited for while it is likely to come soon.
-    file = shlex.quote(f"{LOG_DIR}/{job_id}.jsonl")
-    soon = f"for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e {file} ] && break; sleep 0.03; done"
-    return f"{soon}; tail -n {_count(lines)} -s 0.1 -F {file} 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
+    return _command(job_id, wanted, "follow", *([f"{position.life} {position.offset}"] if position else []))
 
 
-def _count(lines: int | None) -> str:
-    return "+1" if lines is None else str(lines)
+def _command(job_id: str, wanted: Wanted, *arguments: str) -> str:
+    return shlex.join([*_PYTHON, _source(), f"{LOG_DIR}/{job_id}", json.dumps(wanted), *arguments])
+
+
+@cache
+def _source() -> str:
+    """The program: this version's own, whichever the host has."""
+    return inspect.getsource(chunks)
+
+
+def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Position, Line | None]:
+    """What the command prints in a line: a place, and the line before it, None for a place alone; ValueError for all else."""
+    life, offset, text = printed.split(b" ", 2)
+    return Position(int(life), int(offset)), parse_line(text.decode("utf-8", "replace"), replica, before) if text else None
 
 
 def parse_line(text: str, replica: str, before: str = "") -> Line:
     """A line of a log; one that is no JSON, as half a line after a power cut, is shown as it is, at the time of the last."""
     try:
-        data = json.loads(text)
-        return Line(str(data["time"]), str(data["severity"]), str(data["replica"]), str(data["message"]))
-    except (ValueError, KeyError, TypeError):
+        data: dict[str, Any] = json.loads(text)
+        return Line(str(data["time"]), str(data["severity"]), str(data["replica"]) or replica, str(data["message"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Line(before, "INFO", replica, text)
 
 
-def parse_log(text: str, replica: str) -> list[Line]:
-    """A whole log."""
-    lines: list[Line] = []
-    for line in text.split("\n"):
-        if line:
-            lines.append(parse_line(line, replica, lines[-1].time if lines else ""))
-    return lines
+def of_source(source: chunks.Source, replica: str, wanted: Wanted, position: Position | None = None) -> Iterator[Line]:
+    """What is wanted of a log, as the command on a host prints it; from a place on where one is given."""
+    if position is None and wanted.lines is not None:
+        entries: Iterable[chunks.Entry] = chunks.newest(source, wanted)[0]
+    else:
+        start = position or chunks.first(source, wanted)
+        entries = chunks.Reader(source, start, wanted).entries()
+    before = ""
+    for entry in entries:
+        line = parse_line(entry.line.decode("utf-8", "replace"), replica, before)
+        before = line.time
+        yield line
 
 
-def merge(logs: Iterable[list[Line]]) -> Iterator[Line]:
+def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
     """Lines of several replicas in the order of time; lines of one replica stay in their own order."""
-    return heapq.merge(*(_rising(log) for log in logs), key=lambda line: line.time)
+    return heapq.merge(*logs, key=lambda line: line.time)
 
 
-def _rising(log: list[Line]) -> list[Line]:
-    """The log in the order of time, which it only lacks where the host's clock was set back."""
-    return log if all(a.time <= b.time for a, b in pairwise(log)) else sorted(log, key=lambda line: line.time)
-
-
-class Reorder:
-    """Puts the lines of several followed logs into the order of time, holding each back for a moment at most.
-
-    A line waits `window` seconds for earlier ones of other replicas, and no longer: lines that come later still are
-    shown when they come.
-    """
-
-    def __init__(self, window: float = REORDER_SECONDS) -> None:
-        self.window = window
-        self._waiting: list[tuple[str, int, float, Line]] = []
-        self._count = 0
-
-    def add(self, line: Line, now: float) -> None:
-        """A line that has just come in."""
-        heapq.heappush(self._waiting, (line.time, self._count, now, line))
-        self._count += 1
-
-    def ready(self, now: float) -> Iterator[Line]:
-        """The lines that have waited long enough, and those before them in time."""
-        due = [time for time, _, since, _ in self._waiting if now - since >= self.window]
-        if due:
-            last = max(due)
-            while self._waiting and self._waiting[0][0] <= last:
-                yield heapq.heappop(self._waiting)[3]
-
-    def rest(self) -> Iterator[Line]:
-        """All that is left."""
-        while self._waiting:
-            yield heapq.heappop(self._waiting)[3]
-
-    def wait(self, now: float) -> float | None:
-        """Seconds until a line is ready; None when none waits."""
-        if not self._waiting:
-            return None
-        return max(self.window - (now - min(since for _, _, since, _ in self._waiting)), 0.0)
+def too_slow(wanted: Wanted) -> UsageError:
+    """A pattern that takes too long for a line."""
+    what = f"--grep {wanted.pattern!r} takes longer than {chunks.PATTERN_SECONDS:g} s on one line"
+    return UsageError(f"{what}: a repetition of what repeats itself, as in (a+)+, is what to avoid")
 
 
 def clock(moment: str) -> str:
     """An RFC 3339 moment as the operator's clock shows it: `12:00:00.250`."""
     try:
-        return datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    except ValueError:
+        return f"{_second(moment[:19] + moment[23:])}.{moment[20:23]}" if moment[19] == "." else f"{_second(moment)}.000"
+    except (ValueError, IndexError, OverflowError):
         return " " * 12
 
 
+@lru_cache(64)
+def _second(moment: str) -> str:
+    return datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S")
+
+
+FIRST = "  ← the job's first error"
 _SEVERITY = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31;1", "DEBUG": "2"}
 _REPLICA = ("36", "32", "35", "34", "33", "96", "92", "95", "94")
 
@@ -137,13 +127,16 @@ class Format:
         self._width = max((len(name) for name in names), default=0)
         self._colours = {name: _REPLICA[i % len(_REPLICA)] for i, name in enumerate(names)} if colours else {}
 
-    def __call__(self, line: Line) -> str:
+    def __call__(self, line: Line, first_error: bool = False) -> str:
+        """The line; `first_error` says that it is the job's first, which is said behind it."""
         severity, replica = f"{line.severity:<7}", f"{line.replica:<{self._width}}"
+        message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # a line is one line
+        message += FIRST if first_error else ""
         if not self._colours:
-            return f"{clock(line.time)} {severity} {replica}  {line.message}"
+            return f"{clock(line.time)} {severity} {replica}  {message}"
         loud = _SEVERITY.get(line.severity)
         time, replica = _paint(clock(line.time), "2"), _paint(replica, self._colours.get(line.replica))
-        return f"{time} {_paint(severity, loud)} {replica}  {_paint(line.message, loud)}"
+        return f"{time} {_paint(severity, loud)} {replica}  {_paint(message, loud)}"
 
 
 def _paint(text: str, code: str | None) -> str:

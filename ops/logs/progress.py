@@ -76,6 +76,11 @@ def _numbers(text: str) -> dict[str, float]:
     return found
 
 
+def tells(line: str) -> bool:
+    """Whether a line tells any of this."""
+    return any(kind.search(line) for kind in (_TRAIN, _TOLD, _EVAL, _FINAL, _PERIOD))
+
+
 def period(lines: Iterable[str]) -> int | None:
     """Local steps between two exchanges as the trainer said last, where it does."""
     told = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 
 from jobs import paths
+from jobs.checked import RecordError
+from jobs.chunks import NO_LOG, OLD, TOO_SLOW, Position, SlowError, Wanted
+from jobs.firsterror import earliest
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
+from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import EVERY
 from ops.cluster.ledger import find_job, replica_names
+from ops.cluster.remote import Stream
 from ops.errors import HostError, OpsError, UsageError, meant
-from ops.logs.lines import NO_LOG, Format, Line, parse_log, read_command
+from ops.logs.firsterror import FirstOf
+from ops.logs.lines import Format, Line, of_source, parse_printed, read_command, too_slow
 
 _READ_SECONDS = 60.0
-
-
-def parse_lines(text: str) -> int | None:
-    """`--lines`: a number, or `all`, which is None."""
-    if text == "all":
-        return None
-    if not text.isdecimal():
-        raise UsageError(f"--lines {text!r} is no number of lines; valid are 0 and above, and all")
-    return int(text)
 
 
 def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
@@ -46,65 +44,85 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
 
 def _is_replica(cluster: Cluster, word: str) -> bool:
     try:
-        return bool(cluster.inventory.select(word))
+        return all(cluster.inventory.select(part) for part in word.split(","))
     except UsageError:
         return False
 
 
-def follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool) -> JobRecord | None:
+def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool) -> JobRecord | None:
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
     from ops.logs.follow import Follower, Note
 
-    write, end = writer(replicas, as_json), None
+    write, end = writer(replicas, as_json, first_of(cluster, record, live=True)), None
     state = ""
-    for event in Follower(cluster.fleet, cluster.ledger, record, replicas, lines).events():
-        if isinstance(event, Line):
-            write(event)
-            sys.stdout.flush()
-        elif isinstance(event, Note):
-            terminal.note(event.text)
-        elif isinstance(event, JobRecord):
-            end = event
-            if state != end.state and not end.final:
-                state = end.state
-                terminal.note(f"{record.jobId} {state}")
+    for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
+        for event in events:
+            if isinstance(event, Line):
+                write(event)
+            elif isinstance(event, Note):
+                terminal.note(event.text)
+            elif isinstance(event, JobRecord):
+                end = event
+                if state != end.state and not end.final:
+                    state = end.state
+                    terminal.note(f"{record.jobId} {state}")
+        sys.stdout.flush()
     return end
 
 
-def writer(replicas: Iterable[str], as_json: bool) -> Callable[[Line], None]:
-    """What prints the lines of these replicas."""
+def writer(replicas: Iterable[str], as_json: bool, first: Callable[[Line], bool]) -> Callable[[Line], None]:
+    """What prints the lines of these replicas, and marks the one that is the job's first error."""
     if as_json:
-        return lambda line: terminal.write(sys.stdout, line.to_json())
+        return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
     form = Format(replicas, terminal.colourful(sys.stdout))
-    return lambda line: terminal.write(sys.stdout, form(line))
+    return lambda line: terminal.write(sys.stdout, form(line, first(line)))
+
+
+def first_of(cluster: Cluster, record: JobRecord, live: bool = False) -> FirstOf:
+    """What knows the job's first error when it is shown; nothing is marked where the bucket cannot be asked."""
+    try:
+        replicas = cluster.ledger.replicas(record.jobId, replica_names(record))
+    except (StoreError, RecordError, OpsError):
+        replicas = {}
+    return FirstOf(earliest((name, replica.firstError) for name, replica in replicas.items()), live)
 
 
 def selected(record: JobRecord, text: str) -> list[str]:
-    """A job's replicas of `all`, of a role such as `worker`, or the one of that name; UsageError that lists what is valid."""
+    """A job's replicas of `all`, of a role such as `worker`, of that name, or of several of these with commas between them;
+    UsageError that lists what is valid."""
     names = replica_names(record)
-    wanted = text.strip().replace("-replica-", "-")
-    chosen = [name for name in names if wanted in (EVERY, name, name.rpartition("-")[0])]
-    if not chosen:
-        valid = (*names, *dict.fromkeys(name.rpartition("-")[0] for name in names), EVERY)
-        said = f"job {record.jobId} has no replica {text!r}{meant(text, valid)}"
-        raise UsageError(f"{said}; valid are {', '.join(valid)}")
-    return chosen
+    chosen: set[str] = set()
+    for part in text.split(","):
+        wanted = part.strip().replace("-replica-", "-")
+        found = [name for name in names if wanted in (EVERY, name, name.rpartition("-")[0])]
+        if not found:
+            valid = (*names, *dict.fromkeys(name.rpartition("-")[0] for name in names), EVERY)
+            said = f"job {record.jobId} has no replica {part!r}{meant(part, valid)}"
+            raise UsageError(f"{said}; valid are {', '.join(valid)}")
+        chosen.update(found)
+    return [name for name in names if name in chosen]
 
 
-def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None) -> dict[str, list[Line]]:
-    """Each replica's lines, from its host or from the bucket; OpsError where there is not one log."""
+def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted) -> dict[str, Iterator[Line]]:
+    """Each replica's lines, from its host or from the bucket, read as they are taken; OpsError where there is not one log."""
     fleet, job_id, placement = cluster.fleet, record.jobId, record.placement
-    command = read_command(job_id, lines)
+    command = read_command(job_id, wanted)
     there = [name for name in replicas if placement.get(name) in cluster.inventory.names]
-    outcome = fleet.each(there, lambda name: fleet.run(placement[name], command), _READ_SECONDS)
-    found = {name: parse_log(ran.output, name) for name, ran in outcome.results.items() if ran.exited == 0}
-    failures = outcome.failures | {
-        name: HostError(ran.host, "cannot read its log", ran.exited, ran.output)
-        for name, ran in outcome.results.items()
-        if ran.exited not in (0, NO_LOG)
-    }
-    if missing := [name for name in replicas if name not in found]:
-        found |= _archived(cluster.bucket, missing, job_id, lines, failures)
+    outcome = fleet.each(there, lambda name: _HostLog(fleet.stream(placement[name], command), name, wanted), _READ_SECONDS)
+    failures: dict[str, Exception] = dict(outcome.failures)
+    found: dict[str, Iterator[Line]] = {}
+    for name in replicas:
+        log = outcome.results.get(name)
+        if log and log.there:
+            found[name] = log.lines(_Archived(cluster.bucket, job_id, name))
+            continue
+        archived = _Archived(cluster.bucket, job_id, name)
+        if archived.sizes():
+            found[name] = _searched(of_source(archived, name, wanted), wanted)
+        if error := failures.get(name) or (log and log.error):
+            where = "its lines are the bucket's copy" if name in found else "the bucket has no log of it"
+            terminal.note(f"{error}; {where}")
+            failures[name] = error
     if not found:
         reasons = "".join(f"; {error}" for error in failures.values())
         if record.state is JobState.QUEUED:
@@ -113,18 +131,67 @@ def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], lines: i
     return found
 
 
-def _archived(
-    bucket: Bucket, replicas: list[str], job_id: str, lines: int | None, failures: dict[str, Exception]
-) -> dict[str, list[Line]]:
-    """What the bucket has of these replicas' logs, and a word on stderr about each host that did not answer."""
-    found: dict[str, list[Line]] = {}
-    for name in replicas:
-        content = bucket.read(paths.log(job_id, name))
-        if content is not None:
-            log = parse_log(content.decode("utf-8", "replace"), name)
-            found[name] = log[-lines:] if lines else log if lines is None else []
-        if error := failures.get(name):
-            terminal.note(
-                f"{error}; " + ("its lines are the bucket's copy" if content is not None else "the bucket has no log of it")
-            )
-    return found
+class _HostLog:
+    """What a host prints of a log; no more of it is read than is taken."""
+
+    def __init__(self, stream: Stream, name: str, wanted: Wanted) -> None:
+        """Wait for its beginning; HostError where the host cannot say whether there is a log."""
+        self._stream, self._name, self._wanted = stream, name, wanted
+        self._pieces = stream.pieces()
+        self._first = next(self._pieces, b"")
+        self.there = bool(self._first)
+        self.error: Exception | None = None
+        if not self.there and stream.exited != NO_LOG:
+            self.error = self._failed()
+
+    def lines(self, archived: _Archived) -> Iterator[Line]:
+        """The lines; where the connection breaks, what is left of them is the bucket's."""
+        position: Position | None = None
+        rest, before = b"", ""
+        try:
+            for data in chain([self._first], self._pieces):
+                *complete, rest = (rest + data).split(b"\n")
+                for printed in complete:
+                    position, line = parse_printed(printed, self._name, before)
+                    if line:
+                        before = line.time
+                        yield line
+        except HostError as error:
+            terminal.note(f"{error}; the rest of its lines is the bucket's copy")
+            yield from _searched(of_source(archived, self._name, self._wanted, position), self._wanted)
+            return
+        if self._stream.exited:
+            raise self._failed()
+        self._stream.close()
+
+    def _failed(self) -> Exception:
+        if (code := self._stream.exited) == TOO_SLOW:
+            return too_slow(self._wanted)
+        return HostError(self._stream.host, "cannot read its log", code, self._stream.complaint)
+
+
+class _Archived:
+    """The chunks of a replica's log in the bucket; of a job that an earlier version ran, the one object that it wrote."""
+
+    def __init__(self, bucket: Bucket, job_id: str, name: str) -> None:
+        self._bucket, self._folder = bucket, paths.log(job_id, name)
+        self._sizes: Mapping[str, int] | None = None
+
+    def sizes(self) -> Mapping[str, int]:
+        if self._sizes is None:
+            self._sizes = self._bucket.names(self._folder)
+        if not self._sizes:
+            folder, _, name = f"{self._folder}.jsonl".rpartition("/")
+            old = self._bucket.names(folder).get(name)
+            self._sizes = {} if old is None else {OLD.name: old}
+        return self._sizes
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        return self._bucket.read_part(f"{self._folder}.jsonl" if name == OLD.name else f"{self._folder}/{name}", start, end)
+
+
+def _searched(lines: Iterator[Line], wanted: Wanted) -> Iterator[Line]:
+    try:
+        yield from lines
+    except SlowError:
+        raise too_slow(wanted) from None

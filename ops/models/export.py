@@ -10,7 +10,9 @@ from pathlib import Path
 from jobs import paths
 from jobs.study import words
 from ops import terminal
+from ops.cluster import aside
 from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import Output, find
 from ops.errors import DONE, OpsError
@@ -82,17 +84,18 @@ def _make(cluster: Cluster, found: Output, more: list[str]) -> str:
             f"job {job_id} ({state}) exported no model, and its trainer declares no export in {declared.FILE} to make one of a "
             f"checkpoint: fab get {job_id} fetches its checkpoints"
         )
-    chief = cluster.inventory.chief.name
+    chief = cluster.inventory.chief
     arguments = [*found.job.trainingInput.get("args", []), *more, "--job-dir", found.job_dir]  # of two the last counts
-    with terminal.Step(f"exporting the latest checkpoint on {chief}"):
+    with terminal.Step(f"exporting the latest checkpoint on {chief.name}"):
         python = runtimes.python_of(cluster.inventory, found.job.manifest) or PYTHON
-        cluster.fleet.must(chief, make_command(python, exporter, arguments), "could not export, it ended", package)
+        line = make_command(cluster.inventory, [python, "-m", exporter, *arguments], found.job_dir)
+        cluster.fleet.must(chief.name, line, "could not export, it ended", package)
     return exporter
 
 
-def make_command(python: str, exporter: str, arguments: list[str]) -> str:
-    """Run that module of the package that comes by stdin."""
-    return shlex.join(["sudo", "-n", "-u", "trainer", "sh", "-c", _RUN, "sh", python, "-m", exporter, *arguments])
+def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
+    """Run that, of the package that comes by stdin, on the chief's host, where it writes into a folder alone."""
+    return shlex.join(aside.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], inventory.bucket, folder))
 
 
 def _fetch(found: Output, folder: str, target: Path) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ops import terminal
+from ops.cluster import aside
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward, local_ports
+from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
 from ops.errors import DONE, HostError, OpsError, UsageError
@@ -41,14 +43,14 @@ run_main()
 """
 
 
-def command(logdir: str, title: str) -> str:
+def command(host: Host, logdir: str, title: str) -> str:
     """The command line of TensorBoard on a host; it takes a free port, and says which."""
     flags = ["--logdir", logdir, "--window_title", title, "--host", _LOOPBACK, "--port", "0"]
     loading = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
     scheme, is_url, _ = logdir.partition("://")
     # fsspec would go on with the sizes and names that it saw first.
     fresh = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
-    return shlex.join(["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
+    return shlex.join(aside.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading]))
 
 
 def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str | None) -> int:
@@ -62,7 +64,7 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
     with (
         contextlib.suppress(KeyboardInterrupt),
         Forward(connection.transport, _LOOPBACK, ports) as forward,
-        _serving(connection, command(logdir, title)) as channel,
+        _serving(connection, command(inventory.chief, logdir, title)) as channel,
     ):
         host = _Server(inventory.chief.name, channel)
         with terminal.Step(f"starting TensorBoard on {host.name}"):

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.spec import Role, network_gbits
+from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
+from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.package.declared import Declared
 from ops.plan import rehearsal
@@ -59,7 +61,8 @@ def compared(cluster: Cluster, record: JobRecord) -> Checked:
     declared = read_package(cluster.bucket, job_id, whole).declared
     made = read_plan(whole["module"], whole["args"], declared)
     chief = inventory.chief.name
-    messages = [line.message for line in read_logs(cluster, record, [chief], None)[chief]]
+    log = read_logs(cluster, record, [chief], Wanted())[chief]
+    messages = [line.message for line in log if progress.tells(line.message)]
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")

@@ -31,7 +31,7 @@ from ops.report.report import (
     TunedParameter,
     Tuning,
 )
-from ops.report.sources import Sources
+from ops.report.sources import LOUD, Sources
 from ops.show.trials import Tuned
 from ops.train import compare
 from ops.train.tuning import HYPERPARAMETERS
@@ -40,7 +40,6 @@ MOST_CHARTS = 12
 _MOST_ERRORS = 20
 _MOST_TRIALS = 8
 _FIRST = ("loss", "accuracy")
-_LOUD = ("ERROR", "CRITICAL")
 
 
 def make(sources: Sources) -> Report:
@@ -273,7 +272,7 @@ def errors(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[str]:
 
 def error_lines(logs: Mapping[str, Sequence[Line]]) -> list[str]:
     """The last lines that the replicas logged as errors, in the order of time."""
-    loud = sorted(line for log in logs.values() for line in log if line.severity in _LOUD)[-_MOST_ERRORS:]
+    loud = sorted(line for log in logs.values() for line in log if line.severity in LOUD)[-_MOST_ERRORS:]
     return [f"{line.time[11:23]} {line.replica} {line.message}" for line in loud]
 
 

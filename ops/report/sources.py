@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from jobs import paths
 from jobs.checked import RecordError
+from jobs.chunks import Wanted
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import StoreError
@@ -30,6 +31,10 @@ from ops.train.metrics import final_metrics, scalars
 
 T = TypeVar("T")
 _POINTS = 1000
+
+
+LOUD = ("ERROR", "CRITICAL")
+"""Severities of the lines that a page has."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,13 @@ def _try(read_it: Callable[[], T], otherwise: T, notes: list[str], what: str) ->
 
 def _logs(cluster: Cluster, record: JobRecord) -> dict[str, list[Line]]:
     with terminal.Step(f"reading the logs of {record.jobId}"):
-        return read_logs(cluster, record, replica_names(record), None)
+        logs = read_logs(cluster, record, replica_names(record), Wanted())
+        return {name: [line for line in log if _tells(line)] for name, log in logs.items()}
+
+
+def _tells(line: Line) -> bool:
+    """Whether a page says anything of a line: a log may be of any size."""
+    return line.severity in LOUD or progress.tells(line.message)
 
 
 def _metrics(cluster: Cluster, record: JobRecord, logs: dict[str, list[Line]]) -> dict[str, str]:

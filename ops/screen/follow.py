@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
+from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from ops.cluster.cluster import Cluster
 from ops.logs.follow import Event, Follower, Note, Replicas
@@ -16,11 +17,11 @@ from ops.screen.job import JobScreen
 REFRESH_SECONDS = 0.25
 
 
-def follow(cluster: Cluster, record: JobRecord, replicas: Iterable[str], lines: int | None) -> JobRecord | None:
+def follow(cluster: Cluster, record: JobRecord, replicas: Iterable[str], wanted: Wanted) -> JobRecord | None:
     """Show the job until it ends; its final record, None where it never came to be seen. What is left says how it stood."""
     names = list(replicas)
     seen = JobScreen(record, names)
-    follower = Follower(cluster.fleet, cluster.ledger, record, names, lines, ticks=True)
+    follower = Follower(cluster.fleet, cluster.ledger, record, names, wanted, ticks=True)
     try:
         with Screen() as screen:
             return _watch(follower.events(), seen, screen)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
-from ops.errors import DETACHED, DONE, FAILED
+from ops.errors import DETACHED, DONE, FAILED, UsageError
 from ops.logs import read
 from ops.logs.lines import merge
 
@@ -18,7 +19,7 @@ def show_logs(
     cluster: Cluster,
     selection: str | None,
     job_id: str | None,
-    lines: int | None,
+    wanted: Wanted,
     follow: bool,
     as_json: bool,
     plain: bool = True,
@@ -27,23 +28,25 @@ def show_logs(
 
     What is followed is a screen on a terminal, unless `plain` lines are wanted.
     """
+    if follow and wanted.until:
+        raise UsageError("--until is for what has been printed, --follow for what will be: say one of them")
     selection, job_id = read.meant_by(cluster, selection, job_id)
     record = existing_job(cluster.ledger, job_id)
     replicas = read.selected(record, selection)
     if follow and not record.final:
-        return _follow(cluster, record, replicas, lines, as_json, plain)
-    write = read.writer(replicas, as_json)
-    for line in merge(read.read_logs(cluster, record, replicas, lines).values()):
+        return _follow(cluster, record, replicas, wanted, as_json, plain)
+    write = read.writer(replicas, as_json, read.first_of(cluster, record))
+    for line in merge(read.read_logs(cluster, record, replicas, wanted).values()):
         write(line)
     sys.stdout.flush()
     return FAILED if follow and record.state is not JobState.SUCCEEDED else DONE
 
 
-def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool, plain: bool) -> int:
+def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool, plain: bool) -> int:
     """Print the logs as they grow, until the job has ended or the user has seen enough; exit code 0 where it SUCCEEDED."""
     job_id = record.jobId
     try:
-        end = followed(cluster, record, replicas, lines, as_json, plain)
+        end = followed(cluster, record, replicas, wanted, as_json, plain)
     except KeyboardInterrupt:
         return DETACHED
     if end is None:
@@ -54,11 +57,11 @@ def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], lines: int
 
 
 def followed(
-    cluster: Cluster, record: JobRecord, replicas: list[str], lines: int | None, as_json: bool, plain: bool
+    cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool, plain: bool
 ) -> JobRecord | None:
     """Show the logs as they grow; the job's final record, None where it never came to be seen."""
     if plain or as_json or not terminal.has_screen():
-        return read.follow(cluster, record, replicas, lines, as_json)
+        return read.follow(cluster, record, replicas, wanted, as_json)
     from ops.screen.follow import follow  # with rich, which plain lines do not wait for
 
-    return follow(cluster, record, replicas, lines)
+    return follow(cluster, record, replicas, wanted)

@@ -1,19 +1,15 @@
 """A picture: what is to be seen, as plain data, with no terminal in it. `ops.screen.draw` draws one.
 
-Every text is made harmless where it comes in, as a trainer may print anything: what steers a terminal is taken out.
+Every text is made harmless where it comes in, as a trainer may print anything.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI
-    r"|(?:\x1b[]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC to their end
-    r"|\x1b[ -/]*[0-~]?"
-)
+from ops import terminal
+
 _LONGEST = 1000
 _HIDDEN = "·"
 
@@ -30,10 +26,11 @@ SEVERITIES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBU
 
 
 def harmless(text: str) -> str:
-    """The text without escape sequences, on one line, of LONGEST characters at most; what else cannot be seen is a dot."""
+    """The text as `terminal.harmless` has it without colours, on one line, of LONGEST characters at most; what else cannot be
+    seen is a dot."""
     if text.isprintable():  # as nearly all are
         return text[:_LONGEST]
-    text = _ESCAPES.sub("", text[: 4 * _LONGEST]).replace("\t", "    ")[:_LONGEST]
+    text = terminal.harmless(text[: 4 * _LONGEST]).replace("\t", "    ")[:_LONGEST]
     return text if text.isprintable() else "".join(map(_visible, text))
 
 

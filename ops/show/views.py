@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs import paths
 from jobs.checked import RecordError
+from jobs.firsterror import earliest
 from jobs.queue import Queue
 from jobs.records import CancelRequest, JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -113,9 +114,12 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     job_id = record.jobId
     replicas = replicas_of(ledger, record)
     tuned = trials.read(ledger, record)
+    first = earliest((replica.name, replica.firstError) for replica in replicas)
     if as_json:
-        listed = [replica.to_dict() for replica in replicas]
-        terminal.as_json({**record.to_dict(), "replicas": listed, **({"trainingOutput": tuned.output()} if tuned else {})})
+        told = {"replicas": [replica.to_dict() for replica in replicas]}
+        output = {"trainingOutput": tuned.output()} if tuned else {}
+        error = {"firstError": {"replica": first[0], **asdict(first[1])}} if first else {}
+        terminal.as_json({**record.to_dict(), **told, **output, **error})
         return DONE
     queue = ledger.queue() if record.state is JobState.QUEUED else Queue()
     ahead = queue.ahead_of(job_id)
@@ -134,6 +138,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         "retries": record.attempt or None,
         "goes on without": ", ".join(record.without),
         "labels": ", ".join(f"{key}={value}" for key, value in record.labels.items()),
+        "first error": f"{first[0]}, {terminal.local_time(first[1].time)}: {first[1].message}" if first else None,
         "tunes": tuned.line() if tuned else None,
         "trials": tuned.summary() if tuned else None,
         **{key: _shown(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},

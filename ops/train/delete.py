@@ -137,9 +137,14 @@ def _remove(cluster: Cluster, job_id: str) -> None:
 
 
 def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
-    """What those hosts that answer have kept: another job of that id must not go on in it."""
+    """What those hosts that answer have kept, log and package: another job of that id must not go on in it."""
     fleet = cluster.fleet
-    line = shlex.join(["sudo", "-n", "rm", "-f", "--", *(f"{STATE_DIR}/logs/{job_id}.jsonl" for job_id in job_ids)])
+    kept = [
+        f"{STATE_DIR}/{place}"
+        for job_id in job_ids
+        for place in (f"logs/{job_id}", f"logs/{job_id}.jsonl", f"jobs/{job_id}", f"fetched/{job_id}")
+    ]
+    line = shlex.join(["sudo", "-n", "rm", "-rf", "--", *kept])
     failures = fleet.each(
         cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
     ).failures

@@ -23,14 +23,13 @@ _OURS = (
 
 
 USUAL = {
-    "HOME": "/var/lib/scaletier",
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "GRPC_VERBOSITY": "ERROR",
 }
 """What is good for most, and may be set otherwise: TensorFlow says what is wrong and nothing of the processor, a crash in
-native code shows its stack. What depends on the host, its threads, is set there (`replica.processors`).
+native code shows its stack. What depends on the host is set there: its threads (`replica.processors`), and the HOME of the job.
 """
 
 

@@ -6,9 +6,11 @@ import json
 import shlex
 from typing import Any
 
+from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from jobs.store import StoreError
 from ops import terminal
+from ops.cluster import aside
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import replica_names
 from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, Output, find
@@ -50,7 +52,7 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
     if not (names := replica_names(record)):
         return {}
     try:
-        log = read_logs(cluster, record, names[:1], None)
+        log = read_logs(cluster, record, names[:1], Wanted())
         if said := progress.final_metrics(line.message for line in log.get(names[0], [])):
             return said
         output = find(cluster, record)
@@ -85,7 +87,8 @@ def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple
         return {}
     with terminal.Step(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host
-        command = shlex.join([PYTHON, "-c", _SCALARS, output.job_dir, str(most)])
+        reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
+        command = shlex.join(aside.reading(cluster.inventory.host(host), reader))
         printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
     try:
         found: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])

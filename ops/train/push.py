@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from ops.package.package import compression, mode
-from ops.train.render import TIMER, UNIT, UNITS, File
+from ops.train.render import TIMER, TRAINER, UNIT, UNITS, File
 
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
 READY, FAILED = "ready", "failed: "
+# What starts trainers on a host. It comes with the host, and not with a job.
+LAUNCH = "/usr/lib/scaletier/launch"
 CODE_DIR = "/opt/scaletier"
 # The replica may not write what it runs, so Python's own copy of it is made here; it is told by content, as all dates are one.
 # The timer does not start what is just being replaced, and what it had started just before gets a second chance.
@@ -24,6 +26,7 @@ NEW_DIR = f"{CODE_DIR}/.new"
 # What runs on a host, and what is told apart by its version there, which is the last to be replaced.
 CODE = ("jobs", "replica", "tuner")
 VERSION = "replica/VERSION"
+# A package comes there, too, where nobody but root looks, and root unpacks nothing into a folder that anybody else may write.
 # A reload reads every unit of the host again, and most jobs bring the units of the job before. A replica that runs is only
 # woken: it may be another job's, and takes this one up, or new code, when its host is free.
 _TAKE_IN = f"""set -e
@@ -34,27 +37,39 @@ trap 'systemctl start --no-block {TIMER}' EXIT
 other=$([ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" = "$1" ] || echo yes)
 [ -z "$other" ] || systemctl stop {TIMER} 2>/dev/null || true
 rm -rf {NEW_DIR}
-units=$(cat {UNIT} {TIMER} 2>/dev/null || true)
+mkdir -m 0700 {NEW_DIR}
+units=$(cat {UNIT} {TIMER} {TRAINER} 2>/dev/null || true)
 tar -xzpf - -C /
+job={STATE_DIR}/jobs/$2
+if [ -n "$2" ] && ! cmp -s {NEW_DIR}/package.sha256 $job/package.sha256; then
+  rm -rf $job
+  mkdir -m 0755 $job
+  mv {NEW_DIR}/package {NEW_DIR}/package.sha256 $job/
+fi
+rm -rf {NEW_DIR}/package
 if [ -n "$other" ]; then
   {PYTHON} -m compileall -qq --invalidation-mode checked-hash -s {NEW_DIR} -p {CODE_DIR} {NEW_DIR} || true
   rm -f {CODE_DIR}/{VERSION}
   for name in {" ".join(CODE)}; do rm -rf {CODE_DIR}/$name; mv {NEW_DIR}/$name {CODE_DIR}/; done
 fi
 rm -rf {NEW_DIR}
-[ "$units" = "$(cat {UNIT} {TIMER})" ] || systemctl daemon-reload
+[ "$units" = "$(cat {UNIT} {TIMER} {TRAINER})" ] || systemctl daemon-reload
 systemctl reload-or-restart {UNIT} || {{ sleep 3; systemctl reload-or-restart {UNIT}; }}"""
 # A host that makes itself of an image at each boot says here how far it is; others are ready when they answer.
 _STATE = (
     f"state=$(cat /run/scaletier-state 2>/dev/null || {{ [ -x {PYTHON} ] && echo {READY} || echo preparing; }}); "
+    f'[ "$state" != {READY} ] || [ -e {LAUNCH} ] || state="{FAILED}it is older than this scaletier: pulumi up"; '
     f'echo "$state"; [ "$state" = {READY} ] || exit 0'
 )
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 
 
-def take_in_command(version: str) -> str:
-    """Unpack the stream from stdin, and start the unit or wake it. Needs one channel, and no file of its own on the host."""
-    return shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version])
+def take_in_command(version: str, job_id: str = "") -> str:
+    """Unpack the stream from stdin, that job's package where one is in it, and start the unit or wake it.
+
+    Needs one channel, and no file of its own on the host.
+    """
+    return shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version, job_id])
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
@@ -82,7 +97,6 @@ def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int],
 
 def shared_stream(
     code: Mapping[str, bytes],
-    job_id: str = "",
     package: Mapping[str, bytes] | None = None,
     mark: str = "",
     executables: Collection[str] = (),
@@ -97,15 +111,13 @@ def shared_stream(
         for path, content in sorted(code.items()):
             _add(tar, f"{NEW_DIR}/{path}", content, 0o644, "root", "root")
         if package is not None:
-            home = f"{STATE_DIR}/jobs/{job_id}"
-            for directory in (f"{STATE_DIR}/jobs", home, f"{home}/package"):
-                tar.addfile(_entry(directory, 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
+            tar.addfile(_entry(f"{NEW_DIR}/package", 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
             folders = {str(parent) for path in package for parent in PurePosixPath(path).parents} - {"."}
             for folder in sorted(folders):  # a program may write beside itself, as most do
-                tar.addfile(_entry(f"{home}/package/{folder}", 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
+                tar.addfile(_entry(f"{NEW_DIR}/package/{folder}", 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
             for path, content in sorted(package.items()):
-                _add(tar, f"{home}/package/{path}", content, mode(path, executables), "trainer", "trainer")
-            _add(tar, f"{home}/package.sha256", mark.encode(), 0o644, "trainer", "trainer")
+                _add(tar, f"{NEW_DIR}/package/{path}", content, mode(path, executables), "trainer", "trainer")
+            _add(tar, f"{NEW_DIR}/package.sha256", mark.encode(), 0o644, "root", "root")
         end = tar.offset
     return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
 

@@ -21,11 +21,16 @@ from ops.train.environment import USUAL, of_task
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 UNIT = JOBS_UNIT
 TIMER = "scaletier.timer"
+TRAINER = "scaletier-trainer.service.d/host.conf"
 UNITS = "/etc/systemd/system"
 DATA = "data/mnist"
 SECRETS = "/var/lib/scaletier/secrets"
+# Where the replica of a host writes, beside the bucket. All else there is root's.
+OWN_PATHS = " ".join(f"/var/lib/scaletier/{name}" for name in ("fetched", "logs", "secrets", "trials"))
 # What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
 MEMORY_SHARE = 0.9
+# Threads that a trainer may have: libraries start a pool of each kind for every processor.
+_TASKS, _TASKS_A_CPU = 512, 256
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,15 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
         "accelerator": host.accelerator,
         "bucket_path": inventory.bucket if inventory.bucket.startswith("/") else None,
         "memory_max": int(host.memory_bytes * MEMORY_SHARE),
+        "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
         "idle_seconds": idle_seconds(inventory.poll_seconds),
+        "own_paths": OWN_PATHS,
     }
     said = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
     return [
-        File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "trainer"),
+        File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "replica"),
         File(f"{UNITS}/{UNIT}", fill("scaletier.service.j2", values)),
+        File(f"{UNITS}/{TRAINER}", fill("scaletier-trainer.conf.j2", values)),
         File(f"{UNITS}/{TIMER}", fill("scaletier.timer.j2", values)),
         File(f"{UNITS}/multi-user.target.wants/{UNIT}", mode=0o777, link=f"../{UNIT}"),
         File(f"{UNITS}/timers.target.wants/{TIMER}", mode=0o777, link=f"../{TIMER}"),
@@ -75,12 +83,12 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
 
 
 def secret_files(job: Job) -> list[File]:
-    """A job's secrets, the same on every host and the trainer's alone; nothing for a job without."""
+    """A job's secrets, the same on every host and the replica's alone, who tells its trainer; nothing for a job without."""
     if not job.secrets:
         return []
     return [
-        File(SECRETS, mode=0o700, group="trainer", user="trainer", directory=True),
-        File(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "trainer", user="trainer"),
+        File(SECRETS, mode=0o700, group="replica", user="replica", directory=True),
+        File(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", user="replica"),
     ]
 
 

@@ -213,9 +213,9 @@ def _push(
     inventory, job_id = submission.inventory, submission.job.id
     code, version = push.code(HERE)
     package = submission.package.pushed if with_package else None
-    shared = push.shared_stream(code, job_id, package, plan.packageSha256, submission.package.executables)
+    shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
     files, secrets = render.render(inventory), render.secret_files(submission.job)
-    command = push.take_in_command(version)
+    command = push.take_in_command(version, job_id if with_package else "")
     size = len(shared) * len(hosts)
     # What is large is counted by bytes, as its hosts are all done at once.
     sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None

@@ -160,7 +160,7 @@ class Far(remote.Remote):
         self.channels: list[Pipe] = []
         super().__init__(lambda: self._opened(root), seconds)
         files = Folder(root)
-        self.upload, self.download = files.upload, files.download
+        self.upload, self.download, self.sizes, self.delete = files.upload, files.download, files.sizes, files.delete
 
     def _opened(self, root: Path) -> Pipe:
         self.channels.append(Pipe(root))

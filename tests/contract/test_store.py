@@ -184,6 +184,18 @@ def test_files_there_and_back(store: Bucket, tmp_path: Path) -> None:
         store.upload("packages/two.tar", tmp_path / "none")
 
 
+def test_what_lies_in_a_folder(store: Bucket, tmp_path: Path) -> None:
+    assert store.sizes("logs/ps-0") == {}
+    (tmp_path / "source").write_bytes(b"three")
+    for name in ("logs/ps-0/1", "logs/ps-0/2", "logs/ps-0/deep/er", "logs/ps-01"):
+        store.upload(name, tmp_path / "source")
+    assert store.sizes("logs/ps-0") == {"1": 5, "2": 5}
+    store.delete("logs/ps-0/1")
+    store.delete("logs/ps-0/1")
+    store.delete("elsewhere/1")
+    assert store.sizes("logs/ps-0") == {"2": 5}
+
+
 def test_what_cannot_be_downloaded_leaves_nothing(store: Bucket, tmp_path: Path) -> None:
     store.create(JOB, b"one")
     (tmp_path / "there/target").mkdir(parents=True)
@@ -207,6 +219,8 @@ CALLS: dict[str, Callable[[Bucket, Path], object]] = {
     "replace": lambda store, path: store.replace(JOB, b"one", "1"),
     "upload": lambda store, path: store.upload(JOB, path / "source"),
     "download": lambda store, path: store.download(JOB, path / "target"),
+    "sizes": lambda store, path: store.sizes("jobs"),
+    "delete": lambda store, path: store.delete(JOB),
 }
 
 

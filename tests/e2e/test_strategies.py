@@ -131,7 +131,7 @@ def test_a_model_too_large_for_a_host_trains_on_three(cluster: Stack, tmp_path: 
 
 @pytest.mark.parametrize(("strategy", "elsewhere"), [("async", "absent"), ("async", "empty"), ("sync", "absent")])
 def test_data_that_only_the_master_has(cluster: Stack, strategy: str, elsewhere: str) -> None:
-    folder = f"/var/lib/scaletier/{elsewhere}_elsewhere"
+    folder = f"/srv/{elsewhere}_elsewhere"
     there = f"sudo install -d -m 755 {folder} && sudo cp /bucket/data/mnist/train-0000[0-2]* {folder}"
     assert cluster.ssh("master-0", there).code == 0
     if elsewhere == "empty":

@@ -27,7 +27,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _OBJECT_USER = "roles/storage.objectUser"
+_NARROW = "narrow-"
+_PREFIX = re.compile(
+    r"(?:resource\.name|objectListPrefix', ''\))\.startsWith\('(?:projects/_/buckets/[^/]+/objects/)?([^']*)'\)"
+)
+_READS = frozenset({"roles/storage.objectViewer", _OBJECT_USER})
 _BUCKET_OF = re.compile(r"^/(?:(?:upload/|download/)?storage/v1/b/([^/?]+)|(?!upload/|storage/|download/)([^/?]+)/)")
+_OBJECT_OF = re.compile(r"^/(?:(?:upload/|download/)?storage/v1/b/[^/?]+/o/(.+)|(?!upload/|storage/|download/)[^/?]+/(.+))$")
 _WAIT = 60.0
 OPERATOR = "the-operator"
 _START = re.compile(r"^/compute/v1/(projects/[^/]+/zones/[^/]+/instances/([^/]+))/start$")
@@ -80,6 +86,7 @@ class Google:
     starters: set[tuple[str, str, str]] = field(default_factory=set)  # member, instance, role
     power: Callable[[str], str] = lambda _: "RUNNING"  # an instance's state
     boot: Callable[[str], None] = lambda _: None  # starts one that is TERMINATED
+    narrow: dict[str, tuple[str, list[dict[str, Any]]]] = field(default_factory=dict)  # a token's account and its boundary
     served: int = 0  # bytes that hosts have fetched from the buckets
     serial: Callable[[str], str] = lambda _: ""  # an instance's serial output
     # What exists of a kind, the kind of an id, and an end to it, as world.py has them.
@@ -93,12 +100,24 @@ class Google:
     def machine(self, name: str) -> Machine:
         return next(found for found in self.machines.values() if found.name == name)
 
-    def may_use(self, token: str | None, bucket: str) -> int:
-        """HTTP's status for who shows this token: 200, 401 for nobody, 403 without a right to the bucket."""
-        account = (token or "").removeprefix("Bearer token-of-")
+    def may_use(self, token: str | None, bucket: str, name: str | None, reads: bool) -> int:
+        """HTTP's status for who shows this token: 200, 401 for nobody, 403 without a right to the bucket.
+
+        `name` is an object's, or what a list asks for, None where the bucket itself is meant.
+        """
+        shown = (token or "").removeprefix("Bearer ")
+        account, boundary = self.narrow.get(shown, (shown.removeprefix("token-of-"), None))
         if account not in {found.account for found in self.machines.values()}:
             return 401
-        return 200 if (f"serviceAccount:{account}", bucket, _OBJECT_USER) in self.grants else 403
+        if (f"serviceAccount:{account}", bucket, _OBJECT_USER) not in self.grants:
+            return 403
+        return 200 if boundary is None or any(_within(rule, bucket, name, reads) for rule in boundary) else 403
+
+    def narrowed(self, token: str, boundary: list[dict[str, Any]]) -> str:
+        """A token that may do what this one may within a boundary."""
+        made = f"{_NARROW}{len(self.narrow)}"
+        self.narrow[made] = (token.removeprefix("token-of-"), boundary)
+        return made
 
     def may_start(self, token: str | None, name: str) -> int:
         """The same of who would have an instance started; the operator may."""
@@ -110,6 +129,19 @@ class Google:
         able = {role for role, permissions in self.roles.items() if "compute.instances.start" in permissions}
         granted = {role for member, where, role in self.starters if (member, where) == (f"serviceAccount:{account}", name)}
         return 200 if able & granted else 403
+
+
+def _within(rule: Mapping[str, Any], bucket: str, name: str | None, reads: bool) -> bool:
+    """Source: Cloud Storage documentation, "Credential Access Boundaries"."""
+    (permission,) = rule["availablePermissions"]
+    role = permission.removeprefix("inRole:")
+    if not rule["availableResource"].endswith(f"/buckets/{bucket}"):
+        return False
+    if name is None:
+        return bool(role == "roles/storage.bucketViewer")
+    prefixes = _PREFIX.findall(rule.get("availabilityCondition", {}).get("expression", ""))
+    inside = name.startswith(tuple(prefixes)) if prefixes else "availabilityCondition" not in rule
+    return inside and (role in _READS if reads else role == _OBJECT_USER)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -243,10 +275,15 @@ class Storage(_Handler):
 
     def do_GET(self) -> None:
         content = self.body()
-        found = _BUCKET_OF.match(self.path)
+        url = urlsplit(self.path)
+        found, asked = _BUCKET_OF.match(url.path), parse_qs(url.query)
         bucket = (found[1] or found[2]) if found else ""
         # The address of an upload that is under way is a secret in itself, as Google's is.
-        status = self.google.may_use(self.headers["Authorization"], bucket) if bucket else 200
+        known = not bucket or "upload_id" in asked
+        reads = self.command in ("GET", "HEAD")
+        status = (
+            200 if known else self.google.may_use(self.headers["Authorization"], bucket, self.named(url.path, content), reads)
+        )
         if self.path.startswith(MUTE):
             self.close_connection = True
             self.google.over.wait(_WAIT)
@@ -256,6 +293,18 @@ class Storage(_Handler):
             self.forward(content)
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
+
+    def named(self, path: str, content: bytes) -> str | None:
+        """The object that is asked for, or the prefix of those that a list is of; None where it is the bucket."""
+        asked = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        if found := _OBJECT_OF.match(path):
+            return unquote(found[1] or found[2])
+        if not path.endswith("/o"):
+            return None
+        if self.command == "POST":  # an upload, whose name is in its address or in its first part
+            part = re.search(rb'"name"\s*:\s*"([^"]+)"', content)
+            return asked["name"][0] if "name" in asked else part[1].decode() if part else ""
+        return asked.get("prefix", [""])[0]
 
     def forward(self, content: bytes) -> None:
         behind = http.client.HTTPConnection("127.0.0.1", self.google.storage, timeout=_WAIT)
@@ -290,10 +339,19 @@ class Front(_Starts, Storage):
     def do_GET(self) -> None:
         if self.path.startswith("/compute/"):
             self.begin()
+        elif self.path == "/v1/token":
+            self.exchange()
         else:
             super().do_GET()
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
+
+    def exchange(self) -> None:
+        """Source: Security Token Service's reference, `token`."""
+        asked = {key: value for key, (value,) in parse_qs(self.body().decode()).items()}
+        boundary = json.loads(unquote(asked["options"]))["accessBoundary"]["accessBoundaryRules"]
+        narrow = self.google.narrowed(asked["subject_token"], boundary)
+        self.say(200, json.dumps({"access_token": narrow, "expires_in": 3599, "token_type": "Bearer"}), _JSON)
 
 
 class Buckets(Storage):
@@ -387,13 +445,17 @@ def fake_gcs() -> Iterator[int]:
         process.wait()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 512  # of eight hosts that begin at once; one that is not taken is heard of a minute later
+
+
 @contextmanager
 def serving(
     google: Google, kind: type[_Handler], address: str, port: int = 0, certificate: Path | None = None
 ) -> Iterator[int]:
     """One of the doubles at an address, on a port, which is the result."""
-    server = ThreadingHTTPServer((address, port), type(kind.__name__, (kind,), {"google": google}))
-    server.daemon_threads = True
+    server = _Server((address, port), type(kind.__name__, (kind,), {"google": google}))
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)

@@ -33,7 +33,7 @@ _HOOKS = (
     # An empty id is a new one at boot; without the file systemd would enable all units that it has.
     ': >"$1/etc/machine-id"',
 )
-NAMES = ("storage.googleapis.com", "www.googleapis.com", "compute.googleapis.com")
+NAMES = ("storage.googleapis.com", "www.googleapis.com", "compute.googleapis.com", "sts.googleapis.com")
 _DAYS = 3650
 
 

@@ -77,6 +77,24 @@ def test_what_it_said_and_cost_is_known_afterwards(cloud: Cloud, cluster: Stack)
     assert all(job["cost"] > 0 for job in costs["jobs"])
 
 
+def test_a_trainer_reaches_its_output_and_nothing_else_of_the_bucket(cloud: Cloud, cluster: Stack) -> None:
+    bucket = cluster.inventory["bucket"]
+    lines = cloud.fab("train", "--job", "nosy1", "--package", "tests/trainers/nosy", "--module", "nosy.task", "--", bucket)
+    said = dict(re.findall(r"nosy (\S+) (.+)$", lines, re.MULTILINE))
+    assert said == {
+        "tf-write-output": "done",
+        "tf-list-output": "done",
+        "fsspec-write-output": "done",
+        "tf-list-jobs": "unseen",
+        "tf-read-other": "refused",
+        "tf-write-record": "refused",
+        "tf-delete-other": "refused",
+        "fsspec-read-queue": "refused",
+        "fsspec-write-record": "refused",
+    }
+    assert cloud.objects("jobs/mlp1/output/evaluation.json") == ["jobs/mlp1/output/evaluation.json"]
+
+
 def test_tensorboard_shows_what_is_in_the_bucket(cloud: Cloud, cluster: Stack) -> None:
     with cloud.running("tensorboard", "--job", "mlp1") as process:
         assert process.stdout is not None

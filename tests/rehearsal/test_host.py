@@ -63,7 +63,11 @@ def both(cloud: Cloud) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
     top = ROLE / "files/root"
     names = [path.relative_to(top).as_posix() for path in sorted(top.rglob("*")) if path.is_file()]
-    folders = [line.split()[1] for line in (top / "etc/tmpfiles.d/scaletier-host.conf").read_text().splitlines()]
+    folders = [
+        line.split()[1]
+        for line in (top / "etc/tmpfiles.d/scaletier-host.conf").read_text().splitlines()
+        if line.startswith("d ")
+    ]
     asked = {
         "users": [user["name"] for user in defaults["host_users"]],
         "files": [*(f"/{name}" for name in names if name not in NOT_HERE), *folders],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import paths
+from jobs.chunks import Folder, Reader
 from jobs.lease import Lease
 from jobs.queue import Entry, Queue
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
@@ -107,12 +108,12 @@ class Cluster:
         return ReplicaRecord.from_json((self.job_folder / "replicas" / f"{name}.json").read_bytes())
 
     def log(self, name: str, severity: str | None = None) -> list[str]:
-        path = self.host(name) / "state" / "logs" / "newest"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        log = Reader(Folder(self.host(name) / "state" / "logs" / "newest"))
+        lines = [json.loads(entry.line) for entry in log.entries()]
         return [line["message"] for line in lines if severity in (None, line["severity"])]
 
     def archive(self, name: str) -> bytes:
-        return (self.job_folder / "logs" / f"{name}.jsonl").read_bytes()
+        return b"".join(entry.line + b"\n" for entry in Reader(Folder(self.job_folder / "logs" / name)).entries())
 
     def runs(self, *names: str) -> bool:
         """True when the trainers of these replicas have said `up`."""

@@ -15,6 +15,7 @@ from opsdata import put_job
 from shapes import DOCS, PRINTED, check, documented, wrong
 
 import fabfile
+from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import Event, JobRecord, ReplicaRecord, Usage
@@ -61,15 +62,19 @@ def test_every_table_is_read() -> None:
 
 def test_a_line_of_a_log() -> None:
     line = Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "text")
-    assert list(wrong(json.loads(line.to_json()), documented()["fab logs"])) == []
+    for is_first in (False, True):
+        assert list(wrong(json.loads(line.to_json(is_first)), documented()["fab logs"])) == []
 
 
 def test_records_with_all_that_they_may_have() -> None:
     events = [Event("2026-01-31T12:00:00.000Z", "killed", 1.5)]
     replica = ReplicaRecord("ps-0", ReplicaState.EXITED, 137, True, 2, usage=Usage(1.5, 0.5, 7), events=events)
+    error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")
+    replica = replace(replica, firstError=error)
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0"], wants={"ps-0": ["ps-0"]}, lost=["ps-0"], events=events)
     whole = replace(job, labels={"a": "b"}, hourlyCost=1.0, steps=5, replicas=[replica.to_dict()])
-    assert list(wrong(json.loads(json.dumps(whole.to_dict())), documented()["A job"])) == []
+    told = {**whole.to_dict(), "firstError": {"replica": "ps-0", **asdict(error)}}
+    assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
 
 
 def test_a_job_that_tunes() -> None:

@@ -40,7 +40,7 @@ WITHIN = {
     "serving": {"serving", "jobs"},
     "predictor": {"predictor", "serving.fetched", "serving.rest"},
     "trainer": {"trainer"},
-    "tuner": {"tuner", "jobs", "replica.config", "replica.decide", "replica.memory"},
+    "tuner": {"tuner", "jobs", "replica.config", "replica.decide", "replica.launched", "replica.memory", "replica.process"},
 }
 # Of ops, the rooms in the order in which data go through them: each imports those before it, or of these what is told here.
 ROOMS = ("cluster", "package", "logs", "screen", "train", "show", "models", "plan", "report")
@@ -76,6 +76,7 @@ OUTSIDE = {
     "jobs": set(),
     "jobs/objects.py": {"fsspec", "gcsfs", "aiohttp", "google.auth"},
     "replica": set(),
+    "replica/broker.py": {"google.auth", "urllib3"},
     "replica/facts.py": {"fsspec"},
     "serving": {"numpy", "orjson"},
     "serving/__main__.py": {"uvicorn"},

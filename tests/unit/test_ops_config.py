@@ -115,6 +115,8 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {scheduling: {maxRunningTime: 2h}}",
          "scheduling.maxRunningTime must be a number of seconds above 0, such as 3600 or 3600s, not '2h'"),
         ("trainingInput: {scheduling: {maxWaitTime: 0s}}", "scheduling.maxWaitTime must be a number of seconds above 0"),
+        ("trainingInput: {scheduling: {logLimit: 10kB}}",
+         "scheduling.logLimit must be a size of 1 MB at least, such as 500MB, 2GB or 2000000000 for bytes, not '10kB'"),
         ("trainingInput: {scheduling: {stallTimeout: true}}", "scheduling.stallTimeout must be a number of seconds above 0"),
         ("trainingInput: {scheduling: {maxWaitTime: 9, lostForGoodSeconds: 9}}",
          "scheduling.lostForGoodSeconds is what maxWaitTime was called, which is there too: take it out"),
@@ -286,10 +288,10 @@ def test_the_strategy_that_the_trainer_goes_by_says_what_the_job_survives(
 def test_config_wins_over_what_the_package_declares(inventory: Inventory, tmp_path: Path) -> None:
     text = """
 trainingInput: {scheduling: {restartPolicy: replica, expendable: [worker], maxWaitTime: 3600s, maxRunningTime: 86400.5s,
-  stallTimeout: 90, maxRestarts: 2, priority: -3}}
+  stallTimeout: 90, maxRestarts: 2, logLimit: 1.5 GB, priority: -3}}
 """
     job = build_job(Flags("j", config=config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
-    limits = {"maxWaitTime": 3600, "maxRunningTime": 86400.5, "stallTimeout": 90, "maxRestarts": 2}
+    limits = {"maxWaitTime": 3600, "maxRunningTime": 86400.5, "stallTimeout": 90, "maxRestarts": 2, "logLimit": 1_500_000_000}
     assert job.policy == {"restartPolicy": "replica", "expendable": ["worker"], **limits}
     assert job.priority == -3
     assert job.policy.keys() <= {each.name for each in fields(records.Plan)}

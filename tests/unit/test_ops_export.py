@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,16 @@ def test_a_job_that_left_checkpoints_is_exported_by_its_own_package(
     assert run(cluster, capsys)["path"] == "export/job01/1800000000"
     ((host, command),) = cluster.fleet.asked
     assert host == "master-0"
-    assert command.startswith("sudo -n -u trainer sh -c ")
-    assert command.endswith(" sh /opt/scaletier/venv/bin/python -m mine.saved --model cnn --job-dir /bucket/jobs/job01/output")
+    words = shlex.split(command)
+    told = [words[place + 1] for place, word in enumerate(words) if word == "-p"]
+    assert words[:3] == ["sudo", "-n", "systemd-run"]
+    assert {"User=trainer", "CapabilityBoundingSet=", "CPUWeight=20", 'TemporaryFileSystem="/bucket":ro'} <= set(told)
+    assert [each for each in told if each.startswith("BindPaths=")] == ['BindPaths="/bucket/jobs/job01/output"']
+    assert words[words.index("sh", words.index("-c")) :][:4] == ["sh", "/opt/scaletier/venv/bin/python", "-m", "mine.saved"]
+    assert words[-4:] == ["--model", "cnn", "--job-dir", "/bucket/jobs/job01/output"]
+    script = words[words.index("-c") + 1]
+    assert script.replace("$$", "$") == module._RUN, "systemd has no variables to put in"
+    assert "$" not in script.replace("$$", "")
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import time
+import unicodedata
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opsdata import put_job
+from opsdata import put_job, put_log
 
+from jobs import chunks
+from jobs.chunks import NO_LOG, Position, Wanted
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
@@ -25,7 +30,7 @@ from ops.errors import HostError, UsageError
 from ops.logs import lines
 from ops.logs.follow import TICK, Follower, Note, Replicas
 from ops.logs.lines import Line
-from ops.logs.read import parse_lines
+from ops.logs.wanted import wanted
 
 
 def line(time: float, replica: str, message: str = "x") -> Line:
@@ -33,54 +38,95 @@ def line(time: float, replica: str, message: str = "x") -> Line:
 
 
 def test_the_commands() -> None:
-    log = "/var/lib/scaletier/logs/job01.jsonl"
-    assert lines.read_command("job01", 100) == f"[ -e {log} ] || exit 66; exec tail -n 100 {log}"
-    assert lines.read_command("job01", None).endswith(f"tail -n +1 {log}")
-    assert lines.follow_command("job01", 5) == (
-        "for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e /var/lib/scaletier/logs/job01.jsonl ] && break; sleep 0.03; done; "
-        "tail -n 5 -s 0.1 -F /var/lib/scaletier/logs/job01.jsonl 2>/dev/null & cat >/dev/null; sleep 0.2; kill $!"
+    folder, python = "/var/lib/scaletier/logs/job01", ["python3", "-I", "-S", "-c"]
+    source = Path(chunks.__file__).read_text()
+    read, follow = (
+        shlex.split(lines.read_command("job01", Wanted(100))),
+        lines.follow_command("job01", Wanted(), Position(7, 40)),
     )
+    assert read == [*python, source, folder, '[100, "", "", "", ""]', "read"]
+    assert shlex.split(follow) == [*python, source, folder, '[null, "", "", "", ""]', "follow", "7 40"]
+    assert shlex.split(lines.follow_command("job01", Wanted(0)))[-1] == "follow"
 
 
-def run(command: str, directory: Path) -> tuple[int, str]:
+def run(command: str, directory: Path) -> tuple[int, list[Line]]:
     ran = subprocess.run(
-        command.replace(lines.LOG_DIR, str(directory)), shell=True, capture_output=True, text=True, check=False
+        command.replace(lines.LOG_DIR, str(directory)), shell=True, capture_output=True, check=False, stdin=subprocess.DEVNULL
     )
-    return ran.returncode, ran.stdout
+    parsed = (lines.parse_printed(printed, "ps-0")[1] for printed in ran.stdout.splitlines())
+    return ran.returncode, [line for line in parsed if line]
 
 
 def test_reading_a_log_on_a_host(tmp_path: Path) -> None:
-    assert run(lines.read_command("job02", 2), tmp_path / "none") == (lines.NO_LOG, "")
-    text = "".join(line(second, "ps-0").to_json() + "\n" for second in range(5))
-    (tmp_path / "job02.jsonl").write_text(text)
-    code, output = run(lines.read_command("job02", 2), tmp_path)
-    assert (code, lines.parse_log(output, "ps-0")) == (0, [line(3, "ps-0"), line(4, "ps-0")])
-    assert run(lines.read_command("job02", None), tmp_path) == (0, text)
-    assert run(lines.read_command("job01", None), tmp_path) == (lines.NO_LOG, "")
+    assert run(lines.read_command("job02", Wanted(2)), tmp_path / "none") == (NO_LOG, [])
+    written = [line(second, "ps-0", f"{second} 'é'") for second in range(5)]
+    put_log(tmp_path / "job02", written)
+    assert run(lines.read_command("job02", Wanted(2)), tmp_path) == (0, written[3:])
+    assert run(lines.read_command("job02", Wanted()), tmp_path) == (0, written)
+    assert run(lines.read_command("job02", Wanted(pattern="'é'")), tmp_path) == (0, written)
+    assert run(lines.read_command("job01", Wanted()), tmp_path) == (NO_LOG, [])
+    assert run(lines.follow_command("job02", Wanted(2)), tmp_path) == (0, written[3:])
+    assert run(lines.follow_command("job01", Wanted()), tmp_path) == (0, [])
 
 
-def test_following_on_a_host_ends_with_its_reader(tmp_path: Path) -> None:
-    (tmp_path / "job01.jsonl").write_text("a\nb\nc\n")
-    assert run(f"{lines.follow_command('job01', 2)} </dev/null", tmp_path)[1] == "b\nc\n"
-    assert run(f"{lines.follow_command('job02', None)} </dev/null", tmp_path)[1] == ""
+def test_what_is_wanted() -> None:
+    now = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+    assert wanted() == Wanted(100)
+    assert [wanted(text).lines for text in ("0", "7", "all")] == [0, 7, None]
+    assert wanted(severity="warning") == Wanted(None, severity="WARNING")
+    assert wanted("5", grep="a b") == Wanted(5, pattern="a b")
+    told = ("90s", "10m", "2h", "3d", "2026-01-31T12:00:00Z", "2026-01-31T13:00:00.5+01:00")
+    assert [wanted(since=text, now=now).since for text in told] == [
+        "2026-01-31T11:58:30.000Z",
+        "2026-01-31T11:50:00.000Z",
+        "2026-01-31T10:00:00.000Z",
+        "2026-01-28T12:00:00.000Z",
+        "2026-01-31T12:00:00.000Z",
+        "2026-01-31T12:00:00.500Z",
+    ]
+    today = now.astimezone().replace(hour=14, minute=30, second=5).astimezone(UTC)
+    assert wanted(until="14:30:05", now=now).until == today.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-@pytest.mark.parametrize(("text", "lines"), [("0", 0), ("100", 100), ("all", None)])
-def test_lines(text: str, lines: int | None) -> None:
-    assert parse_lines(text) == lines
+@pytest.mark.parametrize(
+    ("given_words", "says"),
+    [
+        ({"lines": "-1"}, "--lines '-1' is no number of lines; valid are 0 and above, and all"),
+        ({"lines": "ten"}, "valid are 0 and above, and all"),
+        ({"lines": ""}, "valid are 0 and above, and all"),
+        ({"lines": "1.5"}, "valid are 0 and above, and all"),
+        ({"since": "yesterday"}, "--since 'yesterday' is no moment; valid are how long ago, as 90s, 10m, 2h or 3d, a time of"),
+        ({"until": "25:00"}, "--until '25:00' is no moment; valid are "),
+        ({"since": "999999999d"}, "is no moment; valid are "),
+        ({"since": ""}, "is no moment; valid are "),
+        ({"since": "1m", "until": "2m"}, "--since 1m is later than --until 2m"),
+        (
+            {"severity": "WARN"},
+            "--severity 'WARN' is none; did you mean WARNING[?]; valid are DEBUG, INFO, WARNING, ",
+        ),
+        ({"grep": "("}, r"--grep '\(' is no regular expression of Python: missing \), unterminated subpattern at position 0"),
+    ],
+)
+def test_what_cannot_be_wanted(given_words: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        wanted(**given_words)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["-1", "ten", "", "1.5"])
-def test_lines_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="valid are 0 and above, and all"):
-        parse_lines(text)
+@given(st.text())
+def test_any_words_are_a_moment_or_one_line_of_error(words: str) -> None:
+    try:
+        found = wanted(since=words).since
+    except UsageError:
+        return
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_line_survives_its_journey(message: str, severity: str) -> None:
     there = Line("2026-01-31T12:00:00.000Z", severity, "ps-0", message)
-    assert "\n" not in there.to_json()
-    assert lines.parse_log(there.to_json() + "\n", "other") == [there]
+    text = there.to_json()
+    assert lines.parse_line(text, "other") == there
+    assert not [character for character in text if unicodedata.category(character) == "Cc"]
 
 
 @pytest.mark.parametrize("text", ['{"time": "2026', "plain", "[]", "{}", "null", '{"time": 1, "severity": "INFO"}'])
@@ -100,37 +146,14 @@ def test_a_merge_is_in_order_and_complete(times: list[list[int]]) -> None:
         assert [line for line in merged if line.replica == f"worker-{i}"] == log
 
 
-@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30)), max_size=60))
-def test_following_holds_back_no_line_for_longer_than_the_window(events: list[tuple[int, int]]) -> None:
-    """Each event is a line written at some time in ms that arrives some ms later."""
-    reorder = lines.Reorder(window=0.08)
-    arrivals = sorted((written + delay, n, written) for n, (written, delay) in enumerate(events))
-    shown: list[tuple[int, str]] = []
-    now = 0
-    for at, n, written in [*arrivals, (1000, -1, 0)]:
-        while now < at:  # time passes in ms
-            shown += [(now, one.message) for one in reorder.ready(now / 1000)]
-            now += 1
-        if n >= 0:
-            reorder.add(line(written / 1000, "ps-0", str(n)), at / 1000)
-            wait = reorder.wait(at / 1000)
-            assert wait is not None
-            assert 0 <= wait <= 0.08
-    assert list(reorder.rest()) == []
-    arrived = {str(n): at for at, n, _ in arrivals}
-    assert sorted(message for _, message in shown) == sorted(arrived)
-    assert all(at - arrived[message] <= 81 for at, message in shown)
-    # No line was later than the window, so the order is that of time.
-    times = [events[int(message)][0] for _, message in shown]
-    assert times == sorted(times)
-
-
 def test_a_line_is_shown_in_columns() -> None:
     form = lines.Format(["ps-0", "worker-10"], colours=False)
     assert re.fullmatch(
         r"\d\d:\d\d:01\.500 WARNING ps-0       hello", form(Line("2026-01-31T12:00:01.500Z", "WARNING", "ps-0", "hello"))
     )
     assert form(Line("", "INFO", "ps-0", "half")) == "             INFO    ps-0       half"
+    assert form(Line("", "INFO", "ps-0", "two\nlines")) == "             INFO    ps-0       two␊lines"
+    assert form(Line("2026-01-31T12:00:01Z", "INFO", "ps-0", "")).split()[0].endswith(":01.000")
     error = Line("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "hello")
     plain, coloured = (lines.Format(["ps-0"], colours=colours)(error) for colours in (False, True))
     assert coloured != plain
@@ -154,7 +177,7 @@ class NoHosts:
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = replace(inventory, poll_seconds=0.02)
 
-    def connection(self, name: str) -> None:
+    def stream(self, name: str, _: str) -> None:
         raise HostError(name, "does not answer")
 
 
@@ -168,7 +191,7 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(inventory: Invento
     for entry in entries[:2]:
         put_job(ledger, JobRecord(entry.jobId, JobState.RUNNING, hosts=host))
     seen: list[str] = []
-    for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, None).events():  # type: ignore[arg-type]
+    for event in Follower(NoHosts(inventory), ledger, JobRecord("job02"), host, Wanted()).events():  # type: ignore[arg-type]
         assert not isinstance(event, Line)
         seen.append(event.text if isinstance(event, Note) else event.state)
         if seen[-1] == "job02 is QUEUED behind job00, job01":
@@ -191,6 +214,7 @@ def test_a_queued_job_is_followed_from_its_place_in_the_queue(inventory: Invento
             put_job(ledger, JobRecord("job02", JobState.SUCCEEDED, hosts=host))
     assert seen.count("master-0 does not answer; trying again") == 1
     seen.remove("master-0 does not answer; trying again")
+    seen.remove("master-0: not all of its lines were shown; fab logs master-0 --job job02 looks again")
     assert sorted(seen[:2]) == ["QUEUED", "job02 is QUEUED behind job00, job01"]
     assert seen[2:] == [
         "job02 is QUEUED behind job01",
@@ -210,7 +234,7 @@ def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, t
     fleet: Any = NoHosts(inventory)
     fleet.inventory = replace(inventory, poll_seconds=0.4)
     ticks = told = 0
-    for event in Follower(fleet, ledger, running, ["master-0"], None, ticks=True).events():
+    for event in Follower(fleet, ledger, running, ["master-0"], Wanted(), ticks=True).events():
         ticks += event == TICK
         if isinstance(event, Replicas):
             told += 1
@@ -220,14 +244,13 @@ def test_a_screen_hears_of_replicas_and_of_quiet_moments(inventory: Inventory, t
     assert told >= 2
     assert ticks
     ended = replace(running, state=JobState.FAILED)
-    plain = list(Follower(fleet, ledger, ended, ["master-0"], None).events())
+    plain = list(Follower(fleet, ledger, ended, ["master-0"], Wanted()).events())
     assert [event for event in plain if event == TICK or isinstance(event, Replicas)] == []
 
 
 def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that has stopped is waited for no longer, one of which nothing is heard only for a while."""
     monkeypatch.setattr("ops.logs.follow._OTHERS_SECONDS", 0.6)
-    monkeypatch.setattr("ops.logs.follow._DRAIN_SECONDS", 0.1)
     ledger = Ledger(Folder(tmp_path))
     record = JobRecord("job01", JobState.FAILED, hosts=["master-0"])
     put_job(ledger, record)
@@ -235,7 +258,7 @@ def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: 
     for state in (ReplicaState.RUNNING, ReplicaState.EXITED):
         ledger.write_replica("job01", ReplicaRecord("master-0", state), ledger.replica_version("job01", "master-0"))
         began = time.monotonic()
-        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], None).events())  # type: ignore[arg-type]
+        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], Wanted()).events())  # type: ignore[arg-type]
         took.append(time.monotonic() - began)
     assert took[0] >= 0.6
     assert took[1] < took[0] - 0.2

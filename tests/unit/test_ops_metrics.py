@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,9 @@ class OneHost:
         return SimpleNamespace(original_host="master-0")
 
     def must(self, name: str, command: str, what: str) -> str:
-        return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+        words = shlex.split(command)
+        program = [word.replace("$$", "$") for word in words[words.index("--") + 1 :]]  # as systemd-run has it
+        return subprocess.run(program, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture

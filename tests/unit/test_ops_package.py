@@ -58,7 +58,7 @@ def test_programs_stay_programs(tmp_path: Path) -> None:
         modes = {entry.name: entry.mode for entry in tar}
     assert modes == {"mine/__init__.py": 0o644, "mine/run.sh": 0o755, "mine/task.py": 0o644, "mine/tool": 0o755}
     assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
-    pushed = push.shared_stream({}, "job01", built.pushed, "", built.executables) + push.host_stream([])
+    pushed = push.shared_stream({}, built.pushed, "", built.executables) + push.host_stream([])
     with tarfile.open(fileobj=io.BytesIO(pushed)) as tar:
         sent = {entry.name.partition("/package/")[2]: entry.mode for entry in tar if entry.isfile()}
     assert sent | modes == sent

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
-from opsdata import put_job
+from opsdata import put_job, put_log
 
+from jobs import paths
+from jobs.chunks import Wanted
+from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
-from jobs.records import JobRecord
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
+from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory
-from ops.errors import UsageError
-from ops.logs.read import meant_by
+from ops.errors import HostError, UsageError
+from ops.logs.lines import Line
+from ops.logs.read import meant_by, selected
 from ops.screen.logs import show_logs
 
 
@@ -45,8 +54,82 @@ def test_what_is_meant(cluster: Cluster, word: str | None, job: str | None, repl
 
 def test_a_word_that_is_neither(cluster: Cluster) -> None:
     with pytest.raises(UsageError, match=r"there is no replica and no job 'job02'; did you mean job01[?]; replicas are ps-0, "):
-        show_logs(cluster, "job02", None, None, follow=False, as_json=False)
+        show_logs(cluster, "job02", None, Wanted(), follow=False, as_json=False)
     with pytest.raises(
         UsageError, match=r"job worker has no replica 'worker-7'; did you mean worker-\d[?]; valid are master-0, "
     ):
-        show_logs(cluster, "worker-7", None, None, follow=False, as_json=False)
+        show_logs(cluster, "worker-7", None, Wanted(), follow=False, as_json=False)
+
+
+def test_several_replicas(cluster: Cluster) -> None:
+    record = JobRecord("job01", hosts=list(cluster.inventory.replicas))
+    assert selected(record, "worker, ps-replica-0") == ["ps-0", "worker-0", "worker-1"]
+    assert selected(record, "worker-1,all") == list(cluster.inventory.replicas)
+    assert meant_by(cluster, "worker-0,ps", None) == ("worker-0,ps", None)
+    with pytest.raises(UsageError, match=r"job job01 has no replica 'ps-7'; did you mean ps-0[?]; valid are "):
+        selected(record, "worker,ps-7")
+
+
+class Gone:
+    """Hosts that were destroyed."""
+
+    def __init__(self, error: str = "does not answer") -> None:
+        self.error = error
+
+    def each(self, names: list[str], *_: object) -> Outcome[object]:
+        return Outcome({}, {name: HostError(name, self.error) for name in names})
+
+
+@pytest.fixture
+def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
+    """A cluster whose job has ended, and whose hosts are gone: 300 lines of each replica, of one in the old way."""
+    ledger = Ledger(Folder(tmp_path))
+    job = JobRecord("job01", JobState.FAILED, hosts=["ps-0", "worker-0"])
+    put_job(ledger, job)
+    for name in job.hosts:
+        put_log(tmp_path / paths.log("job01", name), [])
+        said = [
+            Line(f"2026-01-31T12:{n // 60:02}:{n % 60:02}.000Z", "ERROR" if n % 100 == 50 else "INFO", name, f"{name} {n}")
+            for n in range(300)
+        ]
+        for first in range(0, 300, 50):
+            put_log(tmp_path / paths.log("job01", name), said[first : first + 50])
+    old = tmp_path / f"{paths.log('job01', 'ps-0')}.jsonl"
+    old.write_bytes(b"".join(part.read_bytes() for part in sorted((tmp_path / paths.log("job01", "ps-0")).iterdir())))
+    shutil.rmtree(tmp_path / paths.log("job01", "ps-0"))
+    error = FirstError("2026-01-31T12:00:50.000Z", "worker-0 50")
+    ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, firstError=error), None)
+    return Cluster(inventory, Gone(), open_bucket(str(tmp_path), lambda: None), ledger)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shown"),
+    [
+        (Wanted(2), ["ps-0 298", "worker-0 298", "ps-0 299", "worker-0 299"]),
+        (Wanted(1, until="2026-01-31T12:01:00.000Z"), ["ps-0 60", "worker-0 60"]),
+        (Wanted(None, since="2026-01-31T12:04:59.000Z"), ["ps-0 299", "worker-0 299"]),
+        (Wanted(None, severity="ERROR", until="2026-01-31T12:02:00.000Z"), ["ps-0 50", "worker-0 50"]),
+        (Wanted(None, pattern=r"^worker-0 29[89]$"), ["worker-0 298", "worker-0 299"]),
+    ],
+)
+def test_the_logs_of_a_cluster_that_is_gone(
+    ended: Cluster, wanted: Wanted, shown: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_logs(ended, "all", "job01", wanted, follow=False, as_json=True) == 0
+    said = capsys.readouterr()
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [line["message"] for line in lines] == shown
+    assert [line["message"] for line in lines if line.get("firstError")] == [text for text in shown if text == "worker-0 50"]
+    assert "its lines are the bucket's copy" in said.err
+
+
+def test_what_is_followed_has_no_end_yet(ended: Cluster) -> None:
+    with pytest.raises(UsageError, match="--until is for what has been printed, --follow for what will be: say one of them"):
+        show_logs(ended, "all", "job01", Wanted(until="2026"), follow=True, as_json=False)
+
+
+def test_a_pattern_that_takes_too_long(ended: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.chunks.PATTERN_SECONDS", 0.05)
+    put_log(Path(ended.bucket.path(paths.log("job01", "worker-0"))), [Line("2027", "INFO", "worker-0", "a" * 50)], life=1 << 33)
+    with pytest.raises(UsageError, match=r"--grep '\(a\+\)\+b' takes longer than 0.05 s on one line"):
+        show_logs(ended, "worker", "job01", Wanted(pattern="(a+)+b"), follow=False, as_json=False)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from opsdata import inventory_json, put_job
+from opsdata import inventory_json, put_job, put_log
+from replicahosts import until
 
+from jobs.chunks import Wanted
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.open import open_store
@@ -26,6 +31,9 @@ from ops.cluster.remote import Fleet
 from ops.errors import HostError, HostsError, UsageError
 from ops.logs import lines
 from ops.logs.follow import Follower, Note
+from ops.logs.read import read_logs
+from replica.lines import Line as SaidLine
+from replica.log import Log
 
 SERVER = Path(__file__).with_name("fakehost.py")
 
@@ -138,18 +146,20 @@ def test_following_a_job_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
     record = JobRecord("job01", hosts=list(fleet.inventory.replicas)).to(JobState.PREPARING)
     put_job(ledger, record)
     there = [lines.Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "ps-0", str(n)) for n in range(4)]
-    (folder / "job01.jsonl").write_text("".join(line.to_json() + "\n" for line in there[:3]))
+    put_log(folder / "job01", there[:3])
     seen: list[object] = []
-    for event in Follower(fleet, ledger, record, ["ps-0", "evaluator-0"], 2).events():
+    for event in Follower(fleet, ledger, record, ["ps-0", "evaluator-0"], Wanted(2)).events():
         seen.append(event.state if isinstance(event, JobRecord) else event)
         if event == there[2]:
-            with (folder / "job01.jsonl").open("a") as log:
-                log.write(there[3].to_json() + "\n")
+            put_log(folder / "job01", there[3:])
             ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
             put_job(ledger, record.to(JobState.SUCCEEDED))
     notes = [event for event in seen if isinstance(event, Note)]
     assert [event for event in seen if isinstance(event, lines.Line)] == there[1:]
-    assert [note.text for note in notes] == ["evaluator-0 (10.0.0.96) does not answer; trying again"]
+    assert [note.text for note in notes] == [
+        "evaluator-0 (10.0.0.96) does not answer; trying again",
+        "evaluator-0: not all of its lines were shown; fab logs evaluator-0 --job job01 looks again",
+    ]
     assert [event for event in seen if isinstance(event, str)] == ["PREPARING", "SUCCEEDED", "SUCCEEDED"]
 
 
@@ -161,16 +171,102 @@ def test_who_follows_looks_at_the_record_when_the_log_says_that_it_changed(
     ledger = Ledger(Folder(tmp_path / "bucket"))
     record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
     put_job(ledger, record)
-    log = tmp_path / "job01.jsonl"
-    log.write_text(lines.Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "at work").to_json() + "\n")
+    put_log(tmp_path / "job01", [lines.Line("2026-01-31T12:00:00.000Z", "INFO", "ps-0", "at work")])
     began = time.monotonic()
-    for event in Follower(fleet, ledger, record, ["ps-0"], None).events():
+    for event in Follower(fleet, ledger, record, ["ps-0"], Wanted()).events():
         if isinstance(event, lines.Line) and event.message == "at work":
             ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
             put_job(ledger, record.to(JobState.SUCCEEDED))
-            with log.open("a") as out:
-                out.write(lines.Line("2026-01-31T12:00:01.000Z", "INFO", "ps-0", "job SUCCEEDED").to_json() + "\n")
+            put_log(tmp_path / "job01", [lines.Line("2026-01-31T12:00:01.000Z", "INFO", "ps-0", "job SUCCEEDED")])
     assert time.monotonic() - began < 20
+
+
+def test_a_connection_that_breaks_loses_no_line_and_brings_none_twice(
+    cluster: Inventory, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal lines at one moment, written on and on while connections are cut; at the end all of it is there."""
+    monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path))
+    monkeypatch.setattr("ops.logs.follow._AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("replica.log.LARGEST", 20_000)
+    ledger = Ledger(Folder(tmp_path / "bucket"))
+    record = JobRecord("job01", hosts=list(cluster.replicas)).to(JobState.PREPARING).to(JobState.RUNNING)
+    put_job(ledger, record)
+    log = Log(tmp_path, "job01", "ps-0")
+    log.say("first")
+
+    def write() -> None:
+        for n in range(4000):
+            log.write([SaidLine(1769860800.0, "INFO", text) for text in ("equal", "equal", str(n))])
+            if n % 800 == 799:
+                until(lambda: fleet._open["ps-0"].is_connected)
+                fleet._open["ps-0"].transport.close()
+        ledger.write_replica("job01", ReplicaRecord("ps-0", ReplicaState.EXITED, exitCode=0), None)
+        put_job(ledger, record.to(JobState.SUCCEEDED))
+
+    seen, notes = [], []
+    for event in Follower(fleet, ledger, record, ["ps-0"], Wanted()).events():
+        if isinstance(event, lines.Line):
+            if event.message == "first":
+                threading.Thread(target=write, daemon=True).start()
+            seen.append(event.message)
+        elif isinstance(event, Note):
+            notes.append(event.text)
+    assert seen[1:] == [text for n in range(4000) for text in ("equal", "equal", str(n))]
+    assert [note for note in notes if "broke off" in note]
+
+
+@pytest.mark.parametrize("error", [EOFError(), OSError("Socket is closed"), paramiko.SSHException("gone")])
+def test_whatever_of_a_connection_breaks_is_one_error(error: Exception) -> None:
+    class Broken:
+        """A channel that fails in each of its calls but the first."""
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*_: Any) -> Any:
+                if name != "exec_command":
+                    raise error
+
+            return call
+
+    class Connection:
+        class transport:  # noqa: N801
+            @staticmethod
+            def open_session(window_size: int) -> Broken:
+                assert window_size <= 1 << 20
+                return Broken()
+
+    stream = remote.Stream("ps-0", Connection, "true")
+    with pytest.raises(HostError, match=f"ps-0 broke off: {str(error) or 'EOFError'}"):
+        next(stream.pieces())
+    stream.finish()
+    stream.close()
+
+
+def test_reading_logs_from_hosts_and_from_the_bucket_where_a_host_breaks_off(
+    cluster: Inventory, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lines, "LOG_DIR", str(tmp_path / "host"))
+    record = JobRecord("job01", JobState.SUCCEEDED, hosts=["ps-0", "evaluator-0"])
+    bucket = tmp_path / "bucket"
+    said = [
+        lines.Line(f"2026-01-31T12:00:{n // 1000:02}.{n % 1000:03}Z", "INFO", "ps-0", f"{n} {'x' * 200}") for n in range(9000)
+    ]
+    put_log(tmp_path / "host" / "job01", said)
+    put_log(bucket / "jobs/job01/logs/ps-0", said)
+    put_log(bucket / "jobs/job01/logs/evaluator-0", said[:1])
+    up = Cluster(replace(cluster, operator_bucket=str(bucket)), fleet)
+    logs = read_logs(up, record, ["ps-0", "evaluator-0"], Wanted())
+    assert list(logs["evaluator-0"]) == said[:1]
+    whole = logs["ps-0"]
+    first = [next(whole) for _ in range(5)]
+    fleet._open["ps-0"].transport.close()
+    assert [*first, *whole] == said
+    said_of_them = capsys.readouterr().err
+    assert "evaluator-0 (10.0.0.96) does not answer; its lines are the bucket's copy" in said_of_them
+    assert "ps-0 broke off; the rest of its lines is the bucket's copy" in said_of_them
+    last = read_logs(up, record, ["ps-0"], Wanted(3, pattern="x+"))["ps-0"]
+    assert list(last) == said[-3:]
+    with pytest.raises(UsageError, match=r"--grep '\(x\+\)\+y' takes longer than 1 s on one line"):
+        list(read_logs(up, record, ["ps-0"], Wanted(3, pattern="(x+)+y"))["ps-0"])
 
 
 def test_records_in_a_bucket_on_hosts(cluster: Inventory, fleet: Fleet) -> None:

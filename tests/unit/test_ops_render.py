@@ -24,6 +24,8 @@ from ops.train.render import plan, render, secret_files, unit_quoted
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 UNIT, TIMER = "/etc/systemd/system/scaletier.service", "/etc/systemd/system/scaletier.timer"
+LIMITS = "/etc/systemd/system/scaletier-trainer.service.d/host.conf"
+OWN = " ".join(f"/var/lib/scaletier/{name}" for name in ("fetched", "logs", "secrets", "trials"))
 
 
 def files(inventory: Inventory, host: str) -> dict[str, str]:
@@ -60,8 +62,9 @@ def test_every_host_has_the_same_files(inventory: Inventory) -> None:
     units = "/etc/systemd/system"
     for host_files in rendered.values():
         assert [(file.path, oct(file.mode), file.group, file.link) for file in host_files] == [
-            ("/etc/scaletier/host.json", "0o640", "trainer", None),
+            ("/etc/scaletier/host.json", "0o640", "replica", None),
             (UNIT, "0o644", "root", None),
+            (f"{units}/scaletier-trainer.service.d/host.conf", "0o644", "root", None),
             (TIMER, "0o644", "root", None),
             (f"{units}/multi-user.target.wants/scaletier.service", "0o777", "root", "../scaletier.service"),
             (f"{units}/timers.target.wants/scaletier.timer", "0o777", "root", "../scaletier.timer"),
@@ -101,7 +104,6 @@ def test_the_environment(inventory: Inventory) -> None:
         "JOB_ID": "job01",
         "JOB_DIR": "/bucket/jobs/job01/output",
         "SCALETIER_DATA": "/bucket/data/mnist",
-        "HOME": "/var/lib/scaletier",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -137,8 +139,8 @@ def test_secrets_go_to_the_hosts_and_nowhere_else(
     made = plan(inventory, job, "")
     assert made.secrets == ["OTHER", "TOKEN"]
     folder, file = secret_files(job)
-    assert (folder.path, folder.mode, folder.user, folder.directory) == ("/var/lib/scaletier/secrets", 0o700, "trainer", True)
-    assert (file.path, file.mode, file.user) == ("/var/lib/scaletier/secrets/job01.json", 0o600, "trainer")
+    assert (folder.path, folder.mode, folder.user, folder.directory) == ("/var/lib/scaletier/secrets", 0o700, "replica", True)
+    assert (file.path, file.mode, file.user) == ("/var/lib/scaletier/secrets/job01.json", 0o600, "replica")
     assert json.loads(file.content) == {"TOKEN": "s3cr3t-of-ann", "OTHER": " s3cr3t 'too'"}
     built = Package("trainer", {}, {}, b"")
     print_render(inventory, flags, None, as_json=False)
@@ -184,7 +186,7 @@ def test_the_unit(inventory: Inventory) -> None:
     for line in (
         "ExecStart=/opt/scaletier/venv/bin/python -m replica",
         "ExecReload=/bin/kill -HUP $MAINPID",
-        "User=trainer",
+        "User=replica",
         "UMask=0002",
         "Restart=on-failure",
         "RestartPreventExitStatus=2",
@@ -193,7 +195,8 @@ def test_the_unit(inventory: Inventory) -> None:
         "NotifyAccess=main",
         "MemoryMax=1800000000",
         "PrivateDevices=yes",
-        'ReadWritePaths=/var/lib/scaletier "/bucket"',
+        "Environment=SCALETIER_LAUNCH=/run/scaletier/launch.sock",
+        f'ReadWritePaths={OWN} "/bucket"',
         "NoNewPrivileges=yes",
         "ProtectSystem=strict",
         "CapabilityBoundingSet=",
@@ -217,8 +220,12 @@ def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) ->
     hosts[1]["accelerator"] = {"type": "nvidia-tesla-t4", "count": 1}
     inventory = parse(inventory_json(hosts=hosts, bucket="gs://b", operatorBucket="gs://b"), tmp_path)
     unit = files(inventory, "master-0")[UNIT]
-    assert "PrivateDevices=no" in unit
-    assert "ReadWritePaths=/var/lib/scaletier\n" in unit
+    assert "PrivateDevices=no" not in unit, "the replica has no use for it"
+    assert f"ReadWritePaths={OWN}\n" in unit
+    trainers = files(inventory, "master-0")[LIMITS], files(inventory, "ps-0")[LIMITS]
+    assert ["PrivateDevices=no" in each for each in trainers] == [True, False]
+    assert ["ProtectClock=yes" in each for each in trainers] == [False, True], "it lets a unit have no device but the clock"
+    assert all("MemoryMax=1800000000\nTasksMax=768\n" in each and "/tmp:mode=1777,size=450000000 " in each for each in trainers)
     made = plan(inventory, build_job(Flags("job01"), inventory), "")
     assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
     assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data/mnist"
@@ -228,10 +235,10 @@ def test_all_of_it_is_shown(inventory: Inventory, capsys: pytest.CaptureFixture[
     assert print_render(inventory, Flags("job01", args="--a 'b c'"), str(TINY), as_json=False) == 0
     shown = capsys.readouterr().out
     heads = [line for line in shown.splitlines() if line.startswith(tuple(f"# {name}:" for name in inventory.names))]
-    assert len(heads) == 6 * len(inventory.hosts)
-    assert heads[:2] == ["# ps-0:/etc/scaletier/host.json 0640 root:trainer", f"# ps-0:{UNIT} 0644 root:root"]
+    assert len(heads) == 7 * len(inventory.hosts)
+    assert heads[:2] == ["# ps-0:/etc/scaletier/host.json 0640 root:replica", f"# ps-0:{UNIT} 0644 root:root"]
     assert "# ps-0:/etc/systemd/system/timers.target.wants/scaletier.timer -> ../scaletier.timer" in heads
-    assert heads[5] == "# ps-0: the environment of tiny.task"
+    assert heads[6] == "# ps-0: the environment of tiny.task"
     config, _ = json.JSONDecoder().raw_decode(shown.partition("\nTF_CONFIG=")[2])
     assert config["job"]["args"] == ["--a", "b c"]
     assert "JOB_ID=job01" in shown.splitlines()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from opsdata import inventory_json, put_job
+from opsdata import inventory_json, put_job, put_log
 
 from jobs import paths
 from jobs.folder import Folder
@@ -21,6 +21,7 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import parse
 from ops.errors import OpsError, UsageError
+from ops.logs.lines import Line
 from ops.plan import plan, planned
 from ops.plan.scaling import Prediction
 from ops.report.command import check_ids, report
@@ -38,7 +39,7 @@ class NoHost:
     """A fleet of which no host has a log."""
 
     def each(self, names: list[str], *_: Any) -> Outcome[Any]:
-        return Outcome({name: SimpleNamespace(exited=66, output="", host=name) for name in names}, {})
+        return Outcome({}, {})
 
 
 @pytest.fixture
@@ -62,11 +63,10 @@ def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cl
     for job_id in ("job01", "job02"):
         replica = ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=0, startTime=NOON.format(1), endTime=NOON.format(9))
         ledger.write_replica(job_id, replica, None)
-        lines = [
-            {"time": NOON.format(n + 2), "severity": "INFO", "replica": "master-0", "message": said}
-            for n, said in enumerate(LOG)
-        ]
-        put(bucket, paths.log(job_id, "master-0"), "\n".join(map(json.dumps, lines)).encode())
+        put_log(
+            bucket / paths.log(job_id, "master-0"),
+            [Line(NOON.format(n + 2), "INFO", "master-0", said) for n, said in enumerate(LOG)],
+        )
         put(bucket, paths.manifest(job_id), json.dumps({"args": ["--x", job_id], "module": "mine.task"}).encode())
     return Cluster(inventory, NoHost(), open_bucket(str(bucket), lambda: None), ledger)  # type: ignore[arg-type]
 
@@ -128,7 +128,7 @@ def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pyt
 def test_what_cannot_be_read_is_a_note(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(bucket, paths.output("job01") + "/evaluation.json", b"{}")
     put(bucket, paths.manifest("job01"), b"{")
-    (bucket / paths.log("job01", "master-0")).unlink()
+    shutil.rmtree(bucket / paths.log("job01", "master-0"))
     assert report(cluster, ["job01"], None, json=True) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [
         "no log was read: job job01 has no log of master-0 yet",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from opsdata import put_job
 
+from jobs.chunks import Wanted
 from jobs.ledger import Ledger
 from jobs.open import open_store
 from jobs.records import JobRecord
@@ -78,8 +79,8 @@ def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ru
     monkeypatch.setattr(train, "watch", made.watch)
     accuracies = {"job01": "0.9", "job01_2": "0.91"}
 
-    def read_logs(cluster: Any, record: JobRecord, replicas: list[str], lines: int | None) -> dict[str, list[Any]]:
-        assert (replicas, lines) == (["master-0"], None)
+    def read_logs(cluster: Any, record: JobRecord, replicas: list[str], wanted: Wanted) -> dict[str, list[Any]]:
+        assert (replicas, wanted) == (["master-0"], Wanted())
         if record.jobId not in accuracies:
             raise OpsError("it has no log")
         message = FINAL.format(500, "0.2", accuracies[record.jobId])

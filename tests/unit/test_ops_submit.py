@@ -160,7 +160,7 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
     fleet = FakeFleet(submission.inventory)
     assert submit(on(fleet, ledger), submission, may_wait=True) == []
     _, version = push.code(ROOT)
-    assert sorted(fleet.told) == sorted((name, push.take_in_command(version)) for name in submission.inventory.names)
+    assert sorted(fleet.told) == sorted((name, push.take_in_command(version, "job01")) for name in submission.inventory.names)
     record = found(ledger)
     assert (record.state, record.errorMessage) == (JobState.PREPARING, "")
     assert record.lease.free, "the job is its replicas'"
@@ -174,7 +174,7 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
     for name in submission.inventory.names:
         files = unpacked(fleet.sent[name])
         assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
-        assert files["var/lib/scaletier/jobs/job01/package.sha256"].decode() == plan.packageSha256
+        assert files["opt/scaletier/.new/package.sha256"].decode() == plan.packageSha256
         assert files["opt/scaletier/.new/replica/VERSION"].decode() == version
 
 

@@ -56,11 +56,26 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
     return Cluster(replace(inventory, operator_bucket=f"{tmp_path}/bucket"))
 
 
-def test_the_command_reads_any_bucket_and_serves_the_host_alone() -> None:
-    env, fresh, python, dash_c, code, *flags = shlex.split(module.command("gs://b/jobs/it's", "job01"))
+def _program(inventory: Inventory, logdir: str, title: str) -> list[str]:
+    """What runs in the unit."""
+    words = shlex.split(module.command(inventory.chief, logdir, title))
+    return words[words.index("--") + 1 :]
+
+
+def test_it_is_nobody_and_takes_what_a_job_leaves(inventory: Inventory) -> None:
+    words = shlex.split(module.command(inventory.chief, "/bucket/jobs", "x"))
+    assert words[:6] == ["sudo", "-n", "systemd-run", "--quiet", "--pipe", "--wait"]
+    assert {"DynamicUser=yes", "MemoryMax=800000000", "CPUWeight=20", "OOMScoreAdjust=900", "ProtectSystem=strict"} <= set(
+        words
+    )
+    assert not [word for word in words if word.startswith(("BindPaths", "ReadWritePaths", "User="))]
+
+
+def test_the_command_reads_any_bucket_and_serves_the_host_alone(inventory: Inventory) -> None:
+    env, fresh, python, dash_c, code, *flags = _program(inventory, "gs://b/jobs/it's", "job01")
     assert (env, python, dash_c) == ("env", PYTHON, "-c")
     assert fresh == 'FSSPEC_GS={"use_listings_cache": false}'
-    assert shlex.split(module.command("/bucket/jobs", "x"))[:2] == ["env", PYTHON]
+    assert _program(inventory, "/bucket/jobs", "x")[:2] == ["env", PYTHON]
     compile(code, "serve", "exec")
     assert flags == [
         *("--logdir", "gs://b/jobs/it's", "--window_title", "job01", "--host", "127.0.0.1", "--port", "0"),

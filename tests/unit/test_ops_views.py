@@ -12,6 +12,7 @@ import pytest
 from opsdata import put_job
 
 from jobs import paths
+from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
@@ -190,16 +191,20 @@ def test_a_job_that_waits_says_for_whom(cluster: Cluster, ledger: Ledger, capsys
 def test_a_job_that_failed_says_why(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     running = JobRecord("job01", JobState.RUNNING, hosts=["master-0"], startTime=NOON.format(0))
     put_job(ledger, running.to(JobState.FAILED, endTime=NOON.format(9), errorMessage="out of memory\nlast lines\n"))
-    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=137), None)
+    error = FirstError(NOON.format(5), "ValueError: \x1b[2Jbad")
+    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, exitCode=137, firstError=error), None)
     describe(cluster, "job01", as_json=False)
     out = capsys.readouterr().out
     assert facts(out)["took"] == "9.0 s"
+    assert facts(out)["first error"].endswith(":05: ValueError: ␛[2Jbad")
+    assert facts(out)["first error"].startswith("master-0, ")
     assert out.endswith("\n\nout of memory\nlast lines\n")
     assert rows(out, "REPLICA") == [["master-0", "EXITED", "137", "0", "-", "-"]]
     describe(cluster, "job01", as_json=True)
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert JobRecord.from_dict({**shown, "replicas": []}).errorMessage == "out of memory\nlast lines\n"
     assert [(r["name"], r["exitCode"]) for r in shown["replicas"]] == [("master-0", 137)]
+    assert shown["firstError"] == {"replica": "master-0", "time": NOON.format(5), "message": "ValueError: \x1b[2Jbad"}
 
 
 def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

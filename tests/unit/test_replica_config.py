@@ -17,6 +17,7 @@ from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from jobs.store import StoreError
 from replica.config import ConfigError, load
+from replica.launched import SOCKET
 from replica.notify import notify
 from replica.processors import count, threads
 from replica.site import HostSite
@@ -80,6 +81,46 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "output").is_dir()
     bare = Plan("job01", ["ps-0"], "m", [], {"ps-0": Task('{"task": {}}')}, "abc", data=["/none"])
     assert prepared({}, bare) == {"PYTHONPATH": package} | rest
+
+
+class Launching:
+    """A launcher that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.warmed, self.kept = 0, [["nothing"]]
+
+    def warm(self) -> None:
+        self.warmed += 1
+
+    def tidy(self, keep: list[str]) -> None:
+        self.kept.append(keep)
+
+
+def test_a_trainer_that_is_another_user_has_a_home_of_its_own_and_nothing_that_is_the_replica_s(tmp_path: Path) -> None:
+    (tmp_path / "jobs/job01").mkdir(parents=True)
+    (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
+    own = {"HOME": "/h", "USER": "replica", "LOGNAME": "replica", "SHELL": "/x", SOCKET: "/run/l.sock", "LANG": "C.UTF-8"}
+    launcher, store = Launching(), Folder(tmp_path)
+    site = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, own, launcher)  # type: ignore[arg-type]
+    plan = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": Task("{}", {"A": "b"})}, "abc")
+    found = site.prepare(plan, "ps-0").environment
+    told = {name: found.get(name) for name in (*own, "A")}
+    home = f"{tmp_path}/jobs/job01/home"
+    assert told == dict.fromkeys(own) | {"HOME": home, "USER": "trainer", "LOGNAME": "trainer", "LANG": "C.UTF-8", "A": "b"}
+    assert launcher.warmed == 1
+    its_own = Plan("job01", ["master-0", "ps-0"], "m", [], {"ps-0": Task("{}", {"HOME": "/mine"})}, "abc")
+    assert site.prepare(its_own, "ps-0").environment["HOME"] == "/mine"
+
+
+def test_what_jobs_leave_is_asked_to_be_taken_away_where_there_is_any(tmp_path: Path) -> None:
+    launcher, store = Launching(), Folder(tmp_path)
+    site = HostSite(HostFile("ps-0", "/bucket"), tmp_path, Ledger(store), store, {}, launcher)  # type: ignore[arg-type]
+    site.tidy([])
+    (tmp_path / "jobs/job01").mkdir(parents=True)
+    site.tidy(["job01", "job02"])
+    assert launcher.kept == [["nothing"]]
+    site.tidy(["job02"])
+    assert launcher.kept == [["nothing"], ["job02"]]
 
 
 @pytest.mark.parametrize("address", ["{tmp}/notify", "@scaletier-{tmp}"])

@@ -122,6 +122,18 @@ def test_a_manifest_that_is_garbled_stays_as_it_is(tmp_path: Path, data: Path, g
     assert item.content == garbled
 
 
+def test_a_python_that_a_job_brought_along_runs_nothing_of_the_job_s(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    (site / "evil.pth").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    (site / "tensorflow-2.99.dist-info").mkdir()
+    (site / "tensorflow-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.99\n")
+    (store := Folder(tmp_path)).create("jobs/job01/manifest.json", b"{}")
+    manifest = Manifest(Plan("job01", ["master-0"], "task", [], {}), str(tmp_path / "venv/bin/python"), Ledger(store))
+    assert until(manifest.told)["versions"]["tensorflow"] == "2.99"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_python_that_is_not_there_or_fails_is_no_error(tmp_path: Path) -> None:
     ledger = Ledger(Folder(tmp_path))
     manifest = Manifest(plan(), "/nonexistent/python", ledger)

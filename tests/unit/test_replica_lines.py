@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from replica.lines import LONGEST_LINE, Messages, Splitter, severity_of
 
 
-def split(*pieces: bytes) -> list[str]:
+def split(*pieces: bytes, seconds: float = 0.0) -> list[str]:
+    """The lines of pieces that come so many seconds after one another."""
     splitter = Splitter()
-    return [line for n, piece in enumerate(pieces) for line in splitter.feed(piece, 10.0 + n)] + list(splitter.end())
+    found = [line for n, piece in enumerate(pieces) for line in splitter.feed(piece, 10.0 + n * seconds)]
+    return found + list(splitter.end())
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))), st.integers(1, 9))
@@ -39,10 +41,47 @@ def test_ends_of_lines() -> None:
 
 def test_of_a_progress_bar_a_state_now_and_then_is_kept() -> None:
     states = [f"\r{n:3}%".encode() for n in range(12)]
-    lines = split(*states, b"\r100%\n", b"done\n")
+    lines = split(*states, b"\r100%\n", b"done\n", seconds=1.0)
     assert lines[-2:] == ["100%", "done"]
     assert len(lines) == 2 + 3  # the first state, and two of ten more seconds
     assert "" not in lines
+
+
+def test_what_has_no_end_is_a_line_after_a_moment_once() -> None:
+    splitter = Splitter()
+
+    def fed(data: bytes, now: float) -> list[str]:
+        return list(splitter.feed(data, now))
+
+    assert splitter.due(0.0) is None
+    assert fed("loading …".encode(), 10.0) == []
+    assert splitter.due(10.25) == 0.75
+    assert list(splitter.half(10.5)) == []
+    assert list(splitter.half(11.0)) == ["loading …"]
+    assert splitter.due(11.0) is None
+    assert fed(b" done\nnext\n", 20.0) == [" done", "next"]
+    assert fed(b"shown", 30.0) + list(splitter.half(31.0)) == ["shown"]
+    assert fed(b"\n\n", 40.0) == [""], "its own end is no line, the next one is"
+    assert fed(b"a", 50.0) + fed(b"b", 50.9) + fed(b"c", 51.1) == ["abc"], "who goes on writing is shown too"
+    assert fed(b"\xe2\x80", 60.0) + list(splitter.half(61.0)) == []
+    assert fed(b"\xa6\n", 62.0) == ["…"]
+    assert fed(b"5%\r", 70.0) + list(splitter.half(71.0)) == ["5%"]
+    assert fed(b"6%", 72.0) + list(splitter.half(73.0)) == [], "of a bar a state now and then"
+    assert splitter.due(73.0) == 3.0
+    assert list(splitter.half(76.0)) == ["6%"]
+    assert list(splitter.end()) == []
+
+
+@given(st.lists(st.tuples(st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"])), st.integers(0, 3))))
+def test_whatever_the_moments_nothing_is_lost_or_shown_twice(pieces: list[tuple[str, int]]) -> None:
+    splitter, now, shown = Splitter(), 10.0, []
+    for text, wait in pieces:
+        shown += splitter.feed(text.encode(), now)
+        now += wait
+        if splitter.due(now) == 0.0:
+            shown += splitter.half(now)
+    shown += splitter.end()
+    assert "".join(shown) == "".join(text for text, _ in pieces).replace("\n", "")
 
 
 def test_long_lines_are_cut_between_characters() -> None:

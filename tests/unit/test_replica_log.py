@@ -1,4 +1,4 @@
-"""The log on a host: whole lines, in order, through deaths and full disks."""
+"""The log on a host and in the bucket: whole lines, in order, through deaths, full disks and limits; nothing written twice."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from pathlib import Path
 import pytest
 from replicahosts import until
 
+from jobs.chunks import Chunk, Reader, chunks_of
+from jobs.chunks import Folder as Chunks
 from jobs.folder import Folder
 from jobs.store import StoreError
-from replica import archive
-from replica.archive import Archive
+from replica import archive, log
+from replica.archive import Archive, archived
 from replica.lines import Line
 from replica.log import Log
 
-NAME = "jobs/job01/logs/ps-0.jsonl"
+NAME = "jobs/job01/logs/ps-0"
 
 
 def read(log: Log) -> list[dict[str, str]]:
-    return [json.loads(line) for line in log.path.read_text().splitlines()]
+    return [json.loads(entry.line) for entry in Reader(Chunks(log.path)).entries()]
+
+
+def messages(path: Path) -> list[str]:
+    return [json.loads(entry.line)["message"] for entry in Reader(Chunks(path)).entries()]
 
 
 def test_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -35,40 +41,93 @@ def test_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_the_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
     Log(tmp_path, "job01", "ps-0").say("one")
-    with (tmp_path / "job01.jsonl").open("a") as file:
+    (there,) = (tmp_path / "job01").iterdir()
+    with there.open("a") as file:
         file.write('{"time": "20')
-    log = Log(tmp_path, "job01", "ps-0")
-    log.say("two")
-    lines = log.path.read_text().splitlines()
-    assert lines[1] == '{"time": "20'
+    again = Log(tmp_path, "job01", "ps-0")
+    again.say("two")
+    lines = [entry.line for entry in Reader(Chunks(again.path)).entries()]
+    assert lines[1] == b'{"time": "20'
     assert json.loads(lines[2])["message"] == "two"
+    assert [chunk.line for chunk in chunks_of(Chunks(again.path).sizes())] == [0, 2]
+
+
+def test_the_log_goes_on_behind_that_of_an_earlier_version(tmp_path: Path) -> None:
+    Log(tmp_path / "logs", "other", "ps-0").say("one")
+    (line,) = (tmp_path / "logs" / "other").iterdir()
+    line.rename(tmp_path / "logs" / "job01.jsonl")
+    log = Log(tmp_path / "logs", "job01", "ps-0")
+    log.say("two")
+    assert messages(log.path) == ["one", "two"]
+    until(copies(log, Once(tmp_path)).finish)
+    assert messages(tmp_path / NAME) == ["one", "two"]
+    again = Log(tmp_path / "logs", "job01", "ps-0")
+    again.say("three")
+    assert messages(log.path) == ["one", "two", "three"]
 
 
 def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
     for job in ("job01", "job02"):
         Log(tmp_path, job, "ps-0").say(job)
-    assert json.loads((tmp_path / "newest").read_text())["message"] == "job02"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job01.jsonl", "job02.jsonl", "newest"]
+    assert messages(tmp_path / "newest") == ["job02"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job01", "job02", "newest"]
 
 
-def archived(root: Path) -> bytes:
-    path = root / NAME
-    return path.read_bytes() if path.exists() else b""
+def copies(log: Log, store: Folder) -> Archive:
+    return Archive(log, store, NAME, archived(store, NAME))
 
 
 def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "SECONDS", 0.05)
     log = Log(tmp_path / "logs", "job01", "ps-0")
-    copies = Archive(log, Folder(tmp_path), NAME)
+    following = copies(log, Folder(tmp_path))
     log.say("one")
-    until(lambda: archived(tmp_path) == log.path.read_bytes())
+    until(lambda: messages(tmp_path / NAME) == ["one"])
     log.say("two")
-    until(lambda: archived(tmp_path) == log.path.read_bytes())
+    until(lambda: messages(tmp_path / NAME) == ["one", "two"])
     monkeypatch.setattr(archive, "SECONDS", 3600.0)
     log.say("three")
-    until(copies.finish)
-    assert archived(tmp_path) == log.path.read_bytes()
-    assert len(log.path.read_bytes().splitlines()) == 3
+    until(following.finish)
+    assert messages(tmp_path / NAME) == messages(log.path) == ["one", "two", "three"]
+
+
+class Once(Folder):
+    """A bucket in which nothing is written twice."""
+
+    def upload(self, name: str, source: Path) -> None:
+        assert not (self._root / name).exists()
+        super().upload(name, source)
+
+
+def test_no_chunk_is_written_twice_and_none_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "SECONDS", 0.01)
+    monkeypatch.setattr("replica.log.LARGEST", 1000)
+    monkeypatch.setattr("replica.log._PIECE", 300)
+    said = []
+    for life in range(3):
+        log = Log(tmp_path / "logs", "job01", "ps-0")
+        following = copies(log, Once(tmp_path))
+        for n in range(50):
+            log.write([Line(1.0, "INFO", text := f"{life} {n}")] * 2)
+            said += [text] * 2
+        until(following.finish)
+    assert messages(tmp_path / NAME) == said
+    kept = archived(Folder(tmp_path), NAME)
+    assert max(chunk.size for chunk in kept) < 2000
+    assert len(kept) > 10
+
+
+def test_a_long_job_has_no_more_chunks_than_anybody_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "SECONDS", 0.01)
+    monkeypatch.setattr(archive, "_OF_THE_LOG", 0.001)
+    monkeypatch.setattr(archive, "_MOST_SECONDS", 3600.0)
+    log = Log(tmp_path / "logs", "job01", "ps-0")
+    following = copies(log, Folder(tmp_path))
+    log.say("one")
+    time.sleep(0.1)
+    assert archived(Folder(tmp_path), NAME) == []
+    until(following.finish)
+    assert messages(tmp_path / NAME) == ["one"]
 
 
 def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has_passed(
@@ -76,59 +135,116 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
 ) -> None:
     log = Log(tmp_path / "logs", "job01", "ps-0")
     log.say("one")
-    copies = Archive(log, Folder(tmp_path / "away"), NAME)
-    assert not copies.finish()
+    following = Archive(log, Folder(tmp_path / "away"), NAME, [])
+    assert not following.finish()
     time.sleep(0.1)
-    assert not copies.finish()
+    assert not following.finish()
     (tmp_path / "away").mkdir()
-    until(copies.finish)
-    assert archived(tmp_path / "away") == log.path.read_bytes()
-    never = Archive(log, Folder(tmp_path / "never"), NAME)
+    until(following.finish)
+    assert messages(tmp_path / "away" / NAME) == ["one"]
+    never = Archive(log, Folder(tmp_path / "never"), NAME, [])
     assert not never.finish()
     later = time.monotonic() + 61.0
     monkeypatch.setattr(archive.time, "monotonic", lambda: later)
     assert never.finish()
 
 
-def test_a_log_that_has_not_grown_is_not_copied_again(tmp_path: Path) -> None:
-    store, log = Folder(tmp_path), Log(tmp_path / "logs", "job01", "ps-0")
-    log.say("one")
+def test_a_bucket_that_is_away_is_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
-        log.archive(Folder(tmp_path / "away"), NAME)
-    log.archive(store, NAME)
-    (tmp_path / NAME).unlink()
-    log.archive(store, NAME)
-    assert archived(tmp_path) == b""
-    log.say("two")
-    log.archive(store, NAME)
-    assert archived(tmp_path) == log.path.read_bytes()
+        archived(Folder(tmp_path / "away"), NAME)
+    assert archived(Folder(tmp_path), NAME) == []
 
 
-def test_a_new_host_takes_over_the_archive(tmp_path: Path) -> None:
-    bucket, old = Folder(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
+def test_of_a_log_beyond_its_limit_the_beginning_and_the_newest_are_kept_here_and_in_the_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "SECONDS", 0.02)
+    log = Log(tmp_path / "logs", "job01", "ps-0", 20_000)
+    following = copies(log, Once(tmp_path))
+    for n in range(1000):
+        log.say(f"line {n}")
+        if n % 100 == 0:
+            time.sleep(0.03)  # some of it is copied before it is cut, some never
+    until(following.finish)
+    for path in (log.path, tmp_path / NAME):
+        assert sum(Chunks(path).sizes().values()) <= 20_000 + 1_300
+        there = messages(path)
+        assert there[:10] == [f"line {n}" for n in range(10)]
+        assert there[-50:] == [f"line {n}" for n in range(950, 1000)]
+        missing = [int(text.split()[1]) for text in there if text.endswith(" cut …")]
+        assert len(there) - len(missing) + sum(missing) == 1000
+
+
+def test_a_new_host_goes_on_behind_the_archive_and_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "SECONDS", 0.01)
+    bucket, old = Once(tmp_path), Log(tmp_path / "old", "job01", "ps-0")
     old.say("one")
-    old.archive(bucket, NAME)
-    log = Log(tmp_path / "new", "job01", "ps-0")
-    log.say("two")
-    log.adopt(bucket, NAME)
-    log.say("three")
-    assert [line["message"] for line in read(log)] == ["one", "two", "three"]
-    log.adopt(bucket, NAME)
-    again = Log(tmp_path / "old", "job01", "ps-0")
-    again.adopt(bucket, NAME)
-    assert [line["message"] for line in read(again)] == ["one"]
+    until(copies(old, bucket).finish)
+    old.say("that nobody copied")
+    new = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
+    new.say("two")
+    following = copies(new, bucket)
+    until(lambda: messages(new.path) == ["one", "two"])
+    new.say("three")
+    until(following.finish)
+    assert messages(tmp_path / NAME) == messages(new.path) == ["one", "two", "three"]
+    again = Log(tmp_path / "new", "job01", "ps-0", archived=archived(bucket, NAME))
+    again.say("four")
+    until(copies(again, bucket).finish)
+    assert messages(tmp_path / NAME) == ["one", "two", "three", "four"]
+    assert len({chunk.life for chunk in archived(bucket, NAME)}) == 2
 
 
-def test_a_full_disk_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_was_set_back_puts_no_log_before_an_earlier_one(tmp_path: Path) -> None:
+    there = Chunk(1 << 40, 0, 0, 5)
+    log = Log(tmp_path, "job01", "ps-0", archived=[there])
+    log.say("one")
+    (chunk,) = chunks_of(Chunks(log.path).sizes())
+    assert chunk.life == there.life + 1
+
+
+def test_logs_of_other_jobs_go_where_they_are_more_than_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "old.jsonl").write_text("x" * 900)
+    os.utime(tmp_path / "old.jsonl", (1, 1))
+    for n, job in enumerate(("job01", "job02")):
+        Log(tmp_path, job, "ps-0", 1000).say("x" * 500)
+        os.utime(tmp_path / job, (n + 2, n + 2))
+    Log(tmp_path, "job03", "ps-0", 1000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job02", "job03", "newest"]
+
+
+def test_a_full_disk_stops_nobody_and_what_it_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, write = Log(tmp_path, "job01", "ps-0"), os.write
+    log.say("before")
 
     def full(descriptor: int, content: bytes) -> int:
         if descriptor == 1:
             return write(descriptor, content)
-        raise OSError("no space left on device")
+        if len(content) > 10:
+            return write(descriptor, content[:10])
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
-    log.say("lost")
+    for round_ in range(2):
+        monkeypatch.setattr(os, "write", full)
+        log.write([Line(1769860800.0, "INFO", "lost")])
+        log.write([Line(1769860801.0 + n, "INFO", "lost") for n in range(3)])
+        monkeypatch.setattr(os, "write", write)
+        log.say(f"kept {round_}")
+    told = "… 4 lines lost from 2026-01-31T12:00:00.000Z to 2026-01-31T12:00:03.000Z: No space left on device …"
+    assert [line["message"] for line in read(log)] == ["before", told, "kept 0", told, "kept 1"]
+    log.roll()
+    assert [chunk.size for chunk in log.closed()] == list(Chunks(log.path).sizes().values())
+
+
+def test_a_folder_that_cannot_be_written_to_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_ = Log(tmp_path, "job01", "ps-0")
+
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log.os, "open", refuse)
+    log_.say("lost")
     monkeypatch.undo()
-    log.say("kept")
-    assert [line["message"] for line in read(log)] == ["kept"]
+    log_.say("kept")
+    assert [line["message"] for line in read(log_)][1:] == ["kept"]
+    assert "1 lines lost" in read(log_)[0]["message"]

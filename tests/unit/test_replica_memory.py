@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from replica import trainer
+from replica import memory, trainer
 from replica.log import Log
 from replica.memory import oom_kills
+from replica.process import Run
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,8 @@ def test_nothing_is_counted_where_the_kernel_does_not_tell(tmp_path: Path, own: 
 
 def test_kills_before_a_trainer_are_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = 2
-    monkeypatch.setattr(trainer, "oom_kills", lambda: kills)
-    started = trainer.Trainer(["true"], tmp_path, {}, Log(tmp_path, "job01", "master-0"))
+    monkeypatch.setattr(memory, "oom_kills", lambda: kills)
+    started = trainer.Trainer(Run("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
     while started.poll() is None:
         pass
     assert not started.out_of_memory

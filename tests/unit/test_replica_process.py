@@ -40,10 +40,19 @@ def test_success(make: Make) -> None:
     assert cluster.log("master-0", "WARNING") == ["WARNING:root:careful"]
     assert cluster.queue.entries == []
     local = cluster.host("master-0") / "state" / "logs"
-    assert (local / "newest").readlink() == Path("job01.jsonl")
-    assert cluster.archive("master-0") == (local / "job01.jsonl").read_bytes()
+    assert (local / "newest").readlink() == Path("job01")
+    assert cluster.archive("master-0") == b"".join(path.read_bytes() for path in sorted((local / "job01").iterdir()))
     assert b"<4>WARNING:root:careful\n" in (cluster.host("master-0") / "journal").read_bytes()
     assert not [path.name for path in cluster.job_folder.rglob(".*")]
+
+
+def test_what_waits_for_the_end_of_its_line_is_seen(make: Make) -> None:
+    cluster = make("print('loading …', end='', flush=True)\n" + GOES.replace("print('up')", "pass"))
+    cluster.start()
+    until(lambda: "loading …" in cluster.log("master-0"))
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0]
+    assert cluster.log("master-0").count("loading …") == 1
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(make: Make) -> None:
@@ -101,6 +110,11 @@ def test_a_traceback_is_in_the_error(make: Make) -> None:
     lines = cluster.job.errorMessage.splitlines()
     assert lines[:2] == ["The replica master 0 exited with a non-zero status of 1.", "Traceback (most recent call last):"]
     assert lines[-1] == "ValueError: bad shape"
+    first = cluster.record("master-0").firstError
+    assert first is not None
+    assert first.message == "ValueError: bad shape"
+    said = [json.loads(line) for line in cluster.archive("master-0").splitlines()]
+    assert (first.time, first.message) in [(line["time"], line["message"]) for line in said]
     assert {"Traceback (most recent call last):", "ValueError: bad shape"} <= set(cluster.log("master-0", "ERROR"))
 
 
@@ -147,19 +161,20 @@ def test_the_package_comes_from_the_bucket(make: Make) -> None:
     (cluster.job_folder / "plan.json").write_bytes(plan.to_json())
     jobs = cluster.host("master-0") / "state" / "jobs"
     (jobs / "job01" / "package").unlink()
-    (jobs / "job00").mkdir()
+    fetched = jobs.parent / "fetched"
+    (fetched / "job00").mkdir(parents=True)
     whole, damaged = packed.read_bytes(), packed.read_bytes()[:-9]
     packed.write_bytes(damaged)
     cluster.start()
-    until(lambda: (jobs / "job01" / ".fetched.tar.gz").exists())
+    until(lambda: (fetched / "job01" / ".package.tar.gz").exists())
     packed.write_bytes(whole)
     assert cluster.wait() == [0]
     assert "from the bucket" in cluster.log("master-0")
     assert cluster.job.state == "SUCCEEDED"
-    assert sorted(path.name for path in jobs.rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == [
-        "deep", "er.py", "fetched", "fetched.sha256", "job01", "package.sha256", "task.py"
+    assert sorted(path.name for path in fetched.rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == [
+        "deep", "er.py", "job01", "package", "package.sha256", "task.py"
     ]  # fmt: skip
-    assert (jobs / "job01" / "fetched.sha256").read_text() == plan.packageSha256
+    assert (fetched / "job01" / "package.sha256").read_text() == plan.packageSha256
 
 
 @pytest.mark.parametrize("evil", ["../evil.py", "/evil.py", "link"])
@@ -177,7 +192,7 @@ def test_a_package_that_reaches_out_of_its_folder_is_not_unpacked(tmp_path: Path
     with pytest.raises(StoreError, match=rf"holds '{evil}', which is no file of a package"):
         site.prepare(plan, "master-0")
     assert not list(tmp_path.rglob("evil.py"))
-    assert not (tmp_path / "state/jobs/job01/fetched").exists()
+    assert not (tmp_path / "state/fetched/job01/package").exists()
 
 
 def test_a_package_that_is_not_the_plan_s_is_not_unpacked(tmp_path: Path) -> None:

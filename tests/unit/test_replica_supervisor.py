@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from replicahosts import PATIENCE, Clock
 
+from jobs.firsterror import FirstError
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
 from replica.supervisor import Assignment, Supervisor
@@ -23,6 +24,8 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
+        self.memory_limit: int | None = None
+        self.first_error: FirstError | None = None
         self.code: int | None = None
         self.stops: list[float] = []
         self.next = 9.0
@@ -82,6 +85,18 @@ def host() -> Host:
     host.supervisor.order(0, "")
     host.supervisor.step()
     return host
+
+
+def test_a_host_that_does_not_get_to_it_is_asked_again() -> None:
+    host = Host()
+    host.fails = TimeoutError("the launcher did not answer")
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    assert (host.record.state, host.record.exitCode, host.record.restarts) == ("PREPARING", 137, 1)
+    host.fails = None
+    host.clock.pass_(60)
+    host.supervisor.step()
+    assert host.record.state == "RUNNING"
 
 
 def test_nothing_runs_before_the_job_s_record_was_read() -> None:
@@ -287,3 +302,14 @@ def test_nobody_needs_to_wait_for_another_thread(host: Host) -> None:
         asker.start()
     asker.join(PATIENCE)
     assert [record.state for record in seen] == [ReplicaState.RUNNING]
+
+
+def test_the_first_error_is_told_with_its_last_line_and_outlives_a_restart(host: Host) -> None:
+    begun, whole, later = FirstError("1", "Traceback"), FirstError("1", "ValueError: x"), FirstError("2", "y")
+    for error in (None, begun, whole):
+        host.child.first_error = error
+        assert host.record.firstError == error
+    host.ends(137)
+    host.supervisor.step()
+    host.child.first_error = later
+    assert host.record.firstError == whole

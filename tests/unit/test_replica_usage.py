@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,22 @@ def test_the_processors_that_were_busy_between_two_readings(tmp_path: Path) -> N
         seen.append(found.cpus)
         clock.pass_(5.0)
     assert seen == [None, 1.5, 0.0, 0.0, 1.0], "a unit that was started anew counts from nothing"
+
+
+def test_a_trainer_in_a_unit_of_its_own_counts_and_its_time_stays_when_it_has_ended(tmp_path: Path) -> None:
+    meter, seen = Meter(Clock(), tmp_path / "own", tmp_path), []
+    trainer = "/system.slice/scaletier-trainer.service"
+    lay(tmp_path, f"0::{UNIT}\n", V2 | V2_STAT)
+    for microseconds in (1_000_000, 3_000_000, None, 500_000):
+        if microseconds is None:
+            shutil.rmtree(f"{tmp_path}{trainer}")
+        else:
+            stat = {f"{trainer}/cpu.stat": f"usage_usec {microseconds}\n", f"{trainer}/memory.stat": "file 0\nshmem 0\n"}
+            lay(tmp_path, f"0::{UNIT}\n", stat | {f"{trainer}/{CURRENT}": "50\n"})
+        found = meter.read()
+        assert found is not None
+        seen.append((found.cpuSeconds, found.memoryBytes))
+    assert seen == [(3.5, 400), (5.5, 400), (5.5, 350), (6.0, 400)]
 
 
 def test_a_replica_looks_after_its_heartbeat_and_tells_with_the_next(tmp_path: Path) -> None:

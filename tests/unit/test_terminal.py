@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ops import terminal
 
@@ -41,3 +45,54 @@ def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with terminal.Step("connecting"):
         pass
     assert capsys.readouterr().err == ""
+
+
+class Stream(io.StringIO):
+    """A stream that may be a terminal."""
+
+    encoding = "utf-8"
+
+    def __init__(self, terminal_: bool) -> None:
+        super().__init__()
+        self._terminal = terminal_
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+pieces = st.sampled_from(
+    ["\x1b", "[", "31", ";", "m", "\x1b[31m", "\x1b[0m", "\x9b", "\r", "\n", "\t", "]0;x\x07", "\x7f", "\u202e"]
+)
+
+
+@given(st.lists(pieces | st.text(max_size=3)).map("".join), st.booleans())
+def test_nothing_that_is_written_steers_a_terminal(text: str, is_terminal: bool) -> None:
+    stream = Stream(is_terminal)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TERM", "xterm")
+        patched.delenv("NO_COLOR", raising=False)
+        terminal.write(stream, text)
+    written = stream.getvalue()
+    without = re.sub(r"\x1b\[[0-9;:]*m", "", written) if is_terminal else written
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", without)
+    for line in written.split("\n"):
+        colours = re.findall(r"\x1b\[[0-9;:]*m", line)
+        assert not colours or (line.endswith("\x1b[0m") and is_terminal)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "coloured"),
+    [
+        ("plain\té 漢", "plain\té 漢", "plain\té 漢"),
+        ("\x1b[31mred", "red", "\x1b[31mred\x1b[0m"),
+        ("\x1b[1;38:5:9mred\x1b[0m", "red", "\x1b[1;38:5:9mred\x1b[0m"),
+        ("\x1b[31mtwo\nlines", "two\nlines", "\x1b[31mtwo\x1b[0m\nlines"),
+        ("\x1b[?1049h\x1b]0;X\x07", "␛[?1049h␛]0;X␇", "␛[?1049h␛]0;X␇"),
+        ("\x1b]52;c;aGk=\x1b\\", "␛]52;c;aGk=␛\\", "␛]52;c;aGk=␛\\"),
+        ("a\rb\x00\x7f\x9b2J\u2066", "a␍b␀␡\\x9b2J\\u2066", "a␍b␀␡\\x9b2J\\u2066"),
+        ("half \x1b[3", "half ␛[3", "half ␛[3"),
+    ],
+)
+def test_what_a_trainer_prints(text: str, plain: str, coloured: str) -> None:
+    assert terminal.harmless(text) == plain
+    assert terminal.harmless(text, colours=True) == coloured

@@ -6,9 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tuner.process import Process
+import pytest
+from launching import Host
+from replicahosts import PATIENCE, until
+
+from replica.launched import Launcher
+from tuner.process import Process, Unit, launching
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a group of its own, as a replica starts it: what it ends is the group's.
@@ -66,3 +72,42 @@ def test_it_is_of_the_group_of_who_starts_it(tmp_path: Path) -> None:
     child = Process(["sh", "-c", f"ps -o pgid= -p $$ > {tmp_path}/group; sleep 0"], {"PATH": os.environ["PATH"]})
     child._process.wait(30)
     assert int((tmp_path / "group").read_text()) == os.getpgrp()
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
+    """Starts trials, each a line of shell, in units of their own."""
+    host = Host(tmp_path)
+    (scratch := host.state / "trials/trial-0abc").mkdir()
+    start = launching(Launcher(host.address, str(host.bucket)), "job01", host.package)
+    environment = {"PATH": os.environ["PATH"], "CLOUD_ML_HP_METRIC_FILE": str(scratch / "output.metrics")}
+    with (tmp_path / "printed").open("w") as printed:
+
+        def spawned(script: str) -> Unit:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "stdout", printed)
+                return start(["sh", "-c", script], environment)
+
+        yield spawned
+    assert f'BindPaths="{scratch}":"{scratch}"' in host.asked
+    host.close()
+
+
+def test_a_unit_ends_with_its_code(spawn: Callable[[str], Unit], tmp_path: Path) -> None:
+    assert spawn("echo told; exit 3").wait(PATIENCE) == 3
+    assert (tmp_path / "printed").read_text() == "told\n"
+    killed = spawn("kill -9 $$")
+    assert (killed.wait(PATIENCE), killed.out_of_memory) == (137, False)
+
+
+def test_a_unit_is_asked_to_stop_first(spawn: Callable[[str], Unit], tmp_path: Path) -> None:
+    polite = spawn("trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done")
+    until(lambda: (tmp_path / "printed").read_text() == "up\n")
+    assert polite.wait(0.1) is None
+    polite.terminate()
+    assert polite.wait(PATIENCE) == 5
+    assert (tmp_path / "printed").read_text().endswith("saved\n")
+    rude = spawn("trap '' TERM; echo up; sleep 300")
+    until(lambda: (tmp_path / "printed").read_text().endswith("saved\nup\n"))
+    rude.stop(0.3)
+    assert rude.wait(PATIENCE) == 137

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jobs.chunks import Chunk
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan
@@ -38,6 +39,7 @@ class Child:
     """A trial that reports at each look what it is to, and ends with a code."""
 
     out_of_memory = False
+    terminated = 0
 
     def __init__(self, looks: Sequence[Callable[[], None]] = (), code: int = 0) -> None:
         self.looks, self.code, self.stopped = list(looks), code, False
@@ -48,8 +50,21 @@ class Child:
         self.looks.pop(0)()
         return None
 
+    def terminate(self) -> None:
+        self.terminated += 1
+
     def stop(self, _: float) -> None:
         self.stopped, self.looks = True, []
+
+
+def test_what_stops_the_tuner_stops_its_trial(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    tuner: list[Any] = []
+    child = Child([lambda: tuner[0].terminate()], 143)
+    world.child = lambda *_: child
+    tuner.append(world.tuner("master-0"))
+    assert tuner[0].run() == 143
+    assert child.terminated == 1
 
 
 def report(environment: Mapping[str, str], step: int, value: float, tag: str = "score") -> None:
@@ -218,12 +233,14 @@ def test_too_many_that_fail_end_it(
 
 
 def test_what_a_program_said_last_is_why_it_failed(tmp_path: Path) -> None:
-    log = tmp_path / "job01.jsonl"
+    log = tmp_path / "job01"
     assert last_words(log) == ""
     said = [("INFO", "step 1"), ("ERROR", "ValueError: no such thing"), ("INFO", "bye"), ("INFO", "")]
-    log.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in said))
+    log.mkdir()
+    chunk = log / Chunk(1769860800, 0, 0, 0).name
+    chunk.write_text("".join(json.dumps({"severity": severity, "message": text}) + "\n" for severity, text in said))
     assert last_words(log) == "ValueError: no such thing"
-    log.write_text('{"severity": "INFO", "message": "bye"}\n')
+    chunk.write_text('{"severity": "INFO", "message": "bye"}\n')
     assert last_words(log) == "bye"
 
 

@@ -15,6 +15,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=1.0, help="how long the master works, unless JOB_DIR/enough is there")
     parser.add_argument("--rate", type=float, default=10.0, help="lines a second")
+    parser.add_argument("--burst", type=int, default=0, help="numbered lines beside each of these")
     parser.add_argument("--exit", action="append", default=[], help="worker-0=3: that replica ends so; -9 kills itself")
     parser.add_argument("--raise", dest="raises", default="", help="the replica that raises an exception")
     args, rest = parser.parse_known_args()
@@ -37,6 +38,8 @@ def main() -> int:
     seconds = args.seconds if name == "master-0" else float("inf")  # the others work until their job ends
     for step in work.steps(seconds, 1 / args.rate, out / "enough" if name == "master-0" else None):
         print(f"Train [{os.environ['TYPE']}/{os.environ['INDEX']}], step {step}: at {time.time():.3f}", flush=True)
+        numbers = range((step - 1) * args.burst, step * args.burst)
+        sys.stdout.write("".join(f"number {number} of so many lines as no pipe was made for\n" for number in numbers))
     print(f"Final metrics after {step} steps, loss: 0.1, accuracy: 1.0", flush=True)
     return 0
 

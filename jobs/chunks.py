@@ -1,0 +1,382 @@
+"""A replica's log as chunks: files of whole lines, each written once, the same on its host and in the bucket.
+
+A chunk's name says where in the log it begins: the moment at which its host began to keep the log, in seconds of the epoch, and
+the bytes and the lines before it since then. So a place in a log means the same whatever was cut out of its middle, and where
+two chunks do not meet, their names tell what is missing. This module is also the program that reads a log on its host: it goes
+there as it stands, so it needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+LIMIT = 1_000_000_000
+"""Bytes of a replica's log that are kept where the job does not say."""
+LARGEST = 1 << 20
+NO_LOG = 66  # sysexits' EX_NOINPUT
+TOO_SLOW = 65
+PATTERN_SECONDS = 1.0
+SEVERITIES = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_HEAD_SHARE = 8
+_NAME = re.compile(r"(\d{10,})-(\d{15,})-(\d{12,})\.jsonl")
+_BEGINS = re.compile(rb'\{"time": "([^"]*)", "severity": "(\w*)", ')
+_BLOCK = 1 << 18
+_FROM_THE_END = 1 << 15
+_POLL_SECONDS = 0.05
+_LAST_SECONDS = 0.2
+
+
+class Position(NamedTuple):
+    """A place in a log: since when its host has kept it, and the bytes of it before that place."""
+
+    life: int
+    offset: int
+
+
+BEGINNING = Position(0, 0)
+
+
+class Chunk(NamedTuple):
+    """A part of a log: where it begins, in bytes and in lines, and how many bytes it has by now."""
+
+    life: int
+    offset: int
+    line: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.life:010d}-{self.offset:015d}-{self.line:012d}.jsonl"
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+class Entry(NamedTuple):
+    """A line as it was written, without its end, and the place behind it."""
+
+    position: Position
+    line: bytes
+
+
+class Wanted(NamedTuple):
+    """Which lines are asked for: the last so many (None for all) of those from a moment to a moment, RFC 3339 in UTC with
+    milliseconds, of a severity and above, in whose message a pattern is found; empty where it does not matter."""
+
+    lines: int | None = None
+    since: str = ""
+    until: str = ""
+    severity: str = ""
+    pattern: str = ""
+
+    @property
+    def some(self) -> bool:
+        """Whether there may be lines that do not fit."""
+        return any(self[1:])
+
+    def fits(self, line: bytes) -> bool:
+        """Whether a line is one of these; of one that is no line of a log the pattern alone decides. SlowError."""
+        if found := _BEGINS.match(line):
+            time, severity = found[1].decode("ascii", "replace"), found[2].decode("ascii", "replace")
+            if (self.since and time < self.since) or (self.until and time > self.until):
+                return False
+            if self.severity and _rank(severity) < _rank(self.severity):
+                return False
+        return not self.pattern or _has(self.pattern, line)
+
+
+class SlowError(Exception):
+    """A pattern takes longer than PATTERN_SECONDS on one line."""
+
+
+class Source(Protocol):
+    """Where the chunks of one log lie."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """What is there, by name, with its size in bytes."""
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Of one of them these bytes, or what there is of them; empty where it has been taken away."""
+
+
+def chunks_of(sizes: Mapping[str, int]) -> list[Chunk]:
+    """The chunks among these names, in the order of the log."""
+    return sorted(
+        Chunk(int(found[1]), int(found[2]), int(found[3]), size)
+        for name, size in sizes.items()
+        if (found := _NAME.fullmatch(name))
+    )
+
+
+def cut(chunks: list[Chunk], limit: int) -> list[Chunk]:
+    """What is to go so that no more than `limit` bytes stay: the oldest behind the first eighth of these, never the last."""
+    over = sum(chunk.size for chunk in chunks) - limit
+    gone, before = [], 0
+    for chunk in chunks[:-1]:
+        if over <= 0:
+            break
+        before += chunk.size
+        if before > limit // _HEAD_SHARE:
+            gone.append(chunk)
+            over -= chunk.size
+    return gone
+
+
+class Folder:
+    """Chunks in a directory; of a log that an earlier version wrote, the one file beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._old = path.with_name(f"{path.name}.jsonl")
+        self._sizes: dict[str, int] = {}
+
+    def sizes(self) -> Mapping[str, int]:
+        try:
+            names = sorted(os.listdir(self._path))  # noqa: PTH208  it is done 20 times a second
+        except OSError:
+            return {OLD.name: self._old.stat().st_size} if self._old.is_file() else {}
+        growing = max(self._sizes, default="")
+        known, self._sizes = self._sizes, {}
+        for name in names:
+            size = known.get(name) if name < growing else None
+            try:
+                self._sizes[name] = (self._path / name).stat().st_size if size is None else size
+            except OSError:
+                continue
+        return self._sizes
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        path = self._path / name
+        try:
+            with (self._old if name == OLD.name and not path.exists() else path).open("rb") as file:
+                file.seek(start)
+                return file.read(end - start)
+        except OSError:
+            return b""
+
+
+OLD = Chunk(0, 0, 0, 0)
+"""The name that an earlier version's log goes by."""
+
+
+class Reader:
+    """A log from a place on, in its order; what was cut out of it is told by a line."""
+
+    def __init__(self, source: Source, position: Position = BEGINNING, wanted: Wanted | None = None) -> None:
+        self.position = position
+        self._source, self._until = source, wanted.until if wanted else ""
+        self._fits = wanted.fits if wanted and wanted.some else None
+        self._line: int | None = 0 if position == BEGINNING else None
+
+    def entries(self) -> Iterator[Entry]:
+        """All whole lines that there are by now and were not given yet."""
+        ahead = [chunk for chunk in chunks_of(self._source.sizes()) if (chunk.life, chunk.end) > self.position]
+        for chunk in span(self._source, ahead, until=self._until):
+            yield from self._of(chunk)
+
+    def _of(self, chunk: Chunk) -> Iterator[Entry]:
+        if chunk.life != self.position.life:
+            self.position, self._line = Position(chunk.life, 0), 0
+        if chunk.offset >= self.position.offset:
+            gap = chunk.offset - self.position.offset
+            lines = None if self._line is None else chunk.line - self._line
+            self.position, self._line = Position(chunk.life, chunk.offset), chunk.line
+            if gap:
+                yield _gap(self._source, chunk, lines, gap)
+        rest = b""
+        while (at := self.position.offset + len(rest)) < chunk.end:
+            start = at - chunk.offset
+            data = self._source.read(chunk.name, start, min(start + _BLOCK, chunk.size))
+            if not data:
+                return  # it was cut out meanwhile
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                self.position = Position(chunk.life, self.position.offset + len(line) + 1)
+                if self._line is not None:
+                    self._line += 1
+                if self._fits is None or self._fits(line):
+                    yield Entry(self.position, line)
+
+
+def first(source: Source, wanted: Wanted) -> Position:
+    """A place before which there is no line that is wanted."""
+    chunks = span(source, chunks_of(source.sizes()), wanted.since)
+    return Position(chunks[0].life, chunks[0].offset) if chunks and wanted.since else BEGINNING
+
+
+def newest(source: Source, wanted: Wanted) -> tuple[list[Entry], Position]:
+    """The last lines that are wanted, as little as can be of the log being read, and the place behind all that is there."""
+    every = chunks_of(source.sizes())
+    found: list[Entry] = []
+    if not every:
+        return found, BEGINNING
+    if wanted.lines == 0:
+        return found, _behind(source, every[-1])
+    end: Position | None = None
+    before: dict[Chunk, Chunk | None] = dict(zip(every, [None, *every], strict=False))
+    for chunk in reversed(span(source, every, wanted.since, wanted.until)):
+        for entry in _backwards(source, chunk):
+            end = end or entry.position
+            if wanted.fits(entry.line):
+                found.append(entry)
+                if len(found) == wanted.lines:
+                    break
+        if len(found) == wanted.lines:
+            break
+        lines, size = _missing(source, before[chunk], chunk)
+        if size:
+            found.append(_gap(source, chunk, lines, size))
+    behind = end if end and end > (every[-1].life, every[-1].offset) else _behind(source, every[-1])
+    return found[::-1], behind
+
+
+def _behind(source: Source, chunk: Chunk) -> Position:
+    """The place behind a chunk's last whole line."""
+    last = next(_backwards(source, chunk), None)
+    return last.position if last else Position(chunk.life, chunk.offset)
+
+
+def _missing(source: Source, before: Chunk | None, chunk: Chunk) -> tuple[int, int]:
+    """The lines and the bytes between two chunks that followed each other."""
+    if before is None or before.life != chunk.life:
+        return chunk.line, chunk.offset
+    if size := chunk.offset - before.end:
+        return chunk.line - before.line - source.read(before.name, 0, before.size).count(b"\n"), size
+    return 0, 0
+
+
+def span(source: Source, chunks: list[Chunk], since: str = "", until: str = "") -> list[Chunk]:
+    """Those that may have lines from then, until then; empty for no limit."""
+
+    def begins(chunk: Chunk) -> str:
+        return _time(source, chunk)
+
+    begin = max(bisect_left(chunks, since, key=begins) - 1, 0) if since else 0
+    return chunks[begin : bisect_right(chunks, until, key=begins) if until else None]
+
+
+def _time(source: Source, chunk: Chunk) -> str:
+    """That of its first line."""
+    found = _BEGINS.match(source.read(chunk.name, 0, 256))
+    return found[1].decode("ascii", "replace") if found else ""
+
+
+def _backwards(source: Source, chunk: Chunk) -> Iterator[Entry]:
+    """A chunk's whole lines, the last one first."""
+    end, step = chunk.size, _FROM_THE_END
+    tail, whole = b"", False  # the end of a line whose beginning is not read yet; whether any line's end was seen
+    while end > 0:
+        start = max(0, end - step)
+        data = source.read(chunk.name, start, end) + tail
+        if not whole:
+            data = data[: data.rfind(b"\n") + 1]
+            whole = bool(data)
+            at = start + len(data)
+        lines = data.split(b"\n")[:-1]
+        tail = lines.pop(0) + b"\n" if start and lines else b""
+        for line in reversed(lines):
+            yield Entry(Position(chunk.life, chunk.offset + at), line)
+            at -= len(line) + 1
+        end, step = start, min(2 * step, _BLOCK)
+
+
+def _gap(source: Source, chunk: Chunk, lines: int | None, size: int) -> Entry:
+    """The line that stands for what was cut out before a chunk, at that chunk's time."""
+    many = "" if lines is None else f"{lines} lines, "
+    told = {"time": _time(source, chunk), "severity": "WARNING", "replica": "", "message": f"… {many}{_megabytes(size)} cut …"}
+    return Entry(Position(chunk.life, chunk.offset), json.dumps(told, ensure_ascii=False).encode())
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 50_000 else f"{size} bytes"
+
+
+def _rank(severity: str) -> int:
+    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+
+
+def _has(pattern: str, line: bytes) -> bool:
+    """Whether a pattern is found in a line's message, within PATTERN_SECONDS where this is the main thread."""
+    try:
+        text = str(json.loads(line)["message"])
+    except (ValueError, KeyError, TypeError):
+        text = line.decode("utf-8", "replace")
+    if threading.current_thread() is not threading.main_thread():
+        return re.search(pattern, text) is not None
+    before = signal.signal(signal.SIGALRM, _too_slow)  # which Python looks at while it matches
+    signal.setitimer(signal.ITIMER_REAL, PATTERN_SECONDS)
+    try:
+        return re.search(pattern, text) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _too_slow(*_: object) -> None:
+    raise SlowError
+
+
+def show(folder: str, told: str, follow: bool, position: str = "") -> int:
+    """Print a log's lines, each behind its place: those that are wanted of what is there, first of all a place alone, and with
+    `follow` then those that come, until stdin ends and what was written by then is printed. NO_LOG where there is no log.
+    """
+    source, wanted = Folder(Path(folder)), Wanted(*json.loads(told))
+    out = sys.stdout.buffer
+    if not follow and not source.sizes():
+        return NO_LOG
+    ending = threading.Event()
+    if follow:
+        threading.Thread(target=_wait_for_end, args=(ending,), daemon=True).start()
+    if position:
+        reader = Reader(source, Position(*map(int, position.split())), wanted)
+    elif wanted.lines is None:
+        reader = Reader(source, first(source, wanted), wanted)
+    else:
+        entries, behind = newest(source, wanted)
+        reader = Reader(source, behind, wanted)
+        out.writelines(map(_printed, entries))
+    out.write(b"%d %d \n" % reader.position)
+    while True:
+        ended = ending.is_set() or not follow
+        out.writelines(map(_printed, reader.entries()))
+        out.flush()
+        if ended:
+            return 0
+        if ending.wait(_POLL_SECONDS):
+            threading.Event().wait(_LAST_SECONDS)  # for lines that were written just before
+
+
+def _printed(entry: Entry) -> bytes:
+    return b"%d %d %b\n" % (*entry.position, entry.line)
+
+
+def _wait_for_end(ending: threading.Event) -> None:
+    while os.read(0, 1 << 16):
+        pass
+    ending.set()
+
+
+def main(arguments: Iterable[str]) -> int:
+    """`FOLDER WANTED read|follow [POSITION]`."""
+    folder, told, how, *position = arguments
+    try:
+        return show(folder, told, how == "follow", *position)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more, nor shall Python say so at its end
+        return 0
+    except SlowError:
+        return TOO_SLOW
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

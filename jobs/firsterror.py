@@ -1,0 +1,62 @@
+"""The first error that a trainer prints: often the cause of all that follows, and far above it in the log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LOUD = frozenset({"ERROR", "CRITICAL"})
+LONGEST = 500
+TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
+
+
+@dataclass(frozen=True)
+class FirstError:
+    """A line that a replica printed: RFC 3339 in UTC with milliseconds, and its text, of LONGEST characters at most."""
+
+    time: str
+    message: str
+
+
+class ErrorFinder:
+    """Finds, among the lines of one trainer, the first message of severity ERROR or above.
+
+    `found` is that message's first line, and of a traceback in it the last one, which names the exception.
+    """
+
+    def __init__(self) -> None:
+        self.found: FirstError | None = None
+        self._of: tuple[object, str] | None = None
+        self._over = self._in_traceback = False
+
+    def see(self, time: object, severity: str, text: str, shown: str) -> bool:
+        """One more line, of the message of that time, which is `shown` so in a log; whether it is what was found."""
+        if self._over or (self._of is None and severity not in LOUD):
+            return False
+        if self._of is not None and self._of != (time, severity):
+            self._over = True
+            return False
+        first = self._of is None
+        self._of = (time, severity)
+        traceback = TRACEBACK.match(text) is not None
+        last = self._in_traceback and not traceback and not hangs(text)
+        self._in_traceback = traceback or (self._in_traceback and not last)
+        if not first and not last:
+            return False
+        self.found = FirstError(shown, text[:LONGEST])
+        return not traceback
+
+
+def earliest(found: Iterable[tuple[str, FirstError | None]]) -> tuple[str, FirstError] | None:
+    """Of the replicas the one whose first error came first, and that error; None where none had one."""
+    errors = [(error.time, name, error) for name, error in found if error]
+    if not errors:
+        return None
+    _, name, error = min(errors, key=lambda each: each[:2])
+    return name, error
+
+
+def hangs(text: str) -> bool:
+    """Whether a line looks like more of the one before."""
+    return not text or text[0].isspace()

@@ -1,0 +1,75 @@
+"""Which lines of the logs are asked for, in the words of a command line."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, time, timedelta
+
+from jobs.chunks import SEVERITIES, Wanted
+from ops.errors import UsageError, meant
+
+LINES = 100
+_AGO = re.compile(r"(\d{1,9})(s|m|h|d)")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_VALID = "valid are how long ago, as 90s, 10m, 2h or 3d, a time of today, as 14:30 or 14:30:05, and 2026-01-31T12:00:00Z"
+
+
+def wanted(
+    lines: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    grep: str | None = None,
+    severity: str | None = None,
+    now: datetime | None = None,
+) -> Wanted:
+    """What the flags of those names mean; UsageError that says what is valid.
+
+    Without `lines` it is the last LINES, and where something else is said all that this is true of.
+    """
+    now = now or datetime.now(UTC)
+    begin = _moment(since, "--since", now) if since is not None else ""
+    end = _moment(until, "--until", now) if until is not None else ""
+    if begin and end and begin > end:
+        raise UsageError(f"--since {since} is later than --until {until}")
+    narrow = begin or end or grep or severity
+    count = parse_lines(lines) if lines is not None else None if narrow else LINES
+    return Wanted(count, begin, end, _severity(severity) if severity is not None else "", _pattern(grep) if grep else "")
+
+
+def parse_lines(text: str) -> int | None:
+    """`--lines`: a number, or `all`, which is None."""
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"--lines {text!r} is no number of lines; valid are 0 and above, and all")
+    return int(text)
+
+
+def _moment(text: str, flag: str, now: datetime) -> str:
+    """In RFC 3339, UTC, with milliseconds, as logs have it."""
+    try:
+        if ago := _AGO.fullmatch(text.strip()):
+            found = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        elif "T" in text.upper() or "-" in text:
+            found = datetime.fromisoformat(text.strip())
+            found = found if found.tzinfo else found.astimezone()
+        else:
+            found = datetime.combine(now.astimezone().date(), time.fromisoformat(text.strip())).astimezone()
+        return found.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        raise UsageError(f"{flag} {text!r} is no moment; {_VALID}") from None
+
+
+def _severity(text: str) -> str:
+    name = text.upper()
+    if name not in SEVERITIES:
+        raise UsageError(f"--severity {text!r} is none{meant(name, SEVERITIES)}; valid are {', '.join(SEVERITIES)}")
+    return name
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--grep {text!r} is no regular expression of Python: {error}") from None
+    return text

@@ -1,0 +1,207 @@
+"""A trainer's right to buckets on Google's hosts: as much of its host's as its job needs, told as the metadata server tells it.
+
+The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
+have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask whoever
+GCE_METADATA_HOST names. What no boundary can say is which of other people's buckets a program means to use: those that its
+arguments and its environment name are open to it, as far as they are to its host.
+Sources: Cloud Storage documentation, "Credential Access Boundaries", for the rules and their limits; Compute Engine
+documentation, "About VM metadata", for the paths.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from jobs import paths
+from jobs.records import Plan, Task
+
+Mint = Callable[[Any], tuple[str, float]]
+"""A token within a boundary, and how many seconds it is good for; OSError where none is to be had."""
+Boundary = list[dict[str, Any]]
+
+MOST_BUCKETS = 7
+"""Of others, as a boundary has ten rules at most, and three are the stack's own bucket's."""
+_MOST_PREFIXES = 5  # a condition may have twelve logical operators
+_LOOPBACK = "127.0.0.1"
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_EARLY = 300.0  # seconds before its end in which a token is made anew, as clients do
+_ROOT = "/computeMetadata/v1/"
+_ACCOUNT = f"{_ROOT}instance/service-accounts/default"
+_FLAVOR = {"Metadata-Flavor": "Google"}
+_URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^\s'\",;:]*)?)")
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a job needs: prefixes of names in the stack's `bucket`, and whole buckets besides."""
+
+    bucket: str
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+def access(plan: Plan, task: Task, bucket: str) -> Access:
+    """What a job's program may touch: its own output, the stack's data, and what it was told to use, to read; pure.
+
+    `bucket` is the stack's, without gs://. A job that goes on in the output of another writes there.
+    """
+    told = dict.fromkeys(_urls([*plan.args, *plan.command, *plan.data, *task.environment.values()]))
+    job_dir = _urls([task.environment.get("JOB_DIR", "")])
+    output = next((path.strip("/") for name, path in job_dir if name == bucket), "") or paths.output(plan.jobId)
+    own = [path.strip("/") for name, path in told if name == bucket]
+    reads = dict.fromkeys((f"{paths.DATA}/", *(path for path in own if path and not path.startswith(output))))
+    others = dict.fromkeys(name for name, _ in told if name != bucket)
+    return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])
+
+
+def boundary(may: Access) -> Boundary:
+    """The rules of a credential access boundary, as Google's API has them; pure."""
+    return [
+        _rule(may.bucket, "roles/storage.objectUser", _within(may.bucket, may.writes)),
+        _rule(may.bucket, "roles/storage.objectViewer", _within(may.bucket, may.reads)),
+        # That the bucket exists, which TensorFlow asks before it makes a folder.
+        _rule(may.bucket, "roles/storage.bucketViewer"),
+        *(_rule(other, "roles/storage.objectUser") for other in may.others),
+    ]
+
+
+def _rule(bucket: str, role: str, condition: str = "") -> dict[str, Any]:
+    rule: dict[str, Any] = {
+        "availableResource": f"//storage.googleapis.com/projects/_/buckets/{bucket}",
+        "availablePermissions": [f"inRole:{role}"],
+    }
+    return rule | ({"availabilityCondition": {"expression": condition}} if condition else {})
+
+
+def _within(bucket: str, prefixes: Iterable[str]) -> str:
+    """Objects below prefixes, and lists of them: what a list asks for is no part of a resource's name."""
+    return " || ".join(
+        f"resource.name.startsWith('projects/_/buckets/{bucket}/objects/{prefix}') || "
+        f"api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('{prefix}')"
+        for prefix in prefixes
+    )
+
+
+def _urls(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        for found in _URL.finditer(text):
+            yield found[1], found[2]
+
+
+class Broker:
+    """Answers on a loopback port of its own until `close`; the port is the trainer's to know."""
+
+    def __init__(
+        self, may: Access, mint: Mint, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`say` hears why there is no token, once for as long as it stays so."""
+        self._rules, self._mint, self._say, self._clock = boundary(may), mint, say, clock
+        self._trouble = ""
+        self._lock = threading.Lock()
+        self._token, self._good_until = "", 0.0
+        self._server = ThreadingHTTPServer((_LOOPBACK, 0), type("Handler", (_Handler,), {"broker": self}))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, name="broker", daemon=True).start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What has Google's clients ask here."""
+        there = f"{_LOOPBACK}:{self._server.server_port}"
+        return {"GCE_METADATA_HOST": there, "GCE_METADATA_IP": there}
+
+    def close(self) -> None:
+        """Nobody is answered any more; a token that was given out is good until its end."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def token(self) -> dict[str, Any]:
+        """As the metadata server gives one; OSError where there is none to be had."""
+        with self._lock:
+            if self._clock() > self._good_until - _EARLY:
+                self._token, seconds = self._minted()
+                self._good_until = self._clock() + seconds
+            left = int(self._good_until - self._clock())
+            return {"access_token": self._token, "expires_in": left, "token_type": "Bearer"}
+
+    def _minted(self) -> tuple[str, float]:
+        try:
+            made = self._mint(self._rules)
+        except OSError as error:
+            if self._trouble != (trouble := str(error)):
+                self._say(f"no token for the bucket: {trouble}")
+            self._trouble = trouble
+            raise
+        self._trouble = ""
+        return made
+
+
+class _Handler(BaseHTTPRequestHandler):
+    broker: Broker
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path != "/" and self.headers["Metadata-Flavor"] != "Google":
+            return self._say(403, "")
+        if path == "/":
+            return self._say(200, "")
+        if path == f"{_ACCOUNT}/":
+            return self._say(200, json.dumps({"aliases": ["default"], "email": "default", "scopes": [_SCOPE]}))
+        if path != f"{_ACCOUNT}/token":
+            return self._say(404, "")
+        try:
+            return self._say(200, json.dumps(self.broker.token()))
+        except OSError as error:
+            return self._say(503, str(error))
+
+    def _say(self, status: int, content: str) -> None:
+        body = content.encode()
+        self.send_response(status)
+        kind = "application/json" if content.startswith("{") else "application/text"
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **_FLAVOR}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Who asks is no news."""
+
+
+def mint(rules: Boundary) -> tuple[str, float]:
+    """A token of this host's account, downscoped by Google's token service."""
+    import google.auth  # a third of a second that a host of this machine need not wait
+    import urllib3
+    from google.auth import downscoped, exceptions
+    from google.auth.transport.urllib3 import Request
+
+    made = []
+    for rule in rules:
+        condition = rule.get("availabilityCondition")
+        made.append(
+            downscoped.AccessBoundaryRule(
+                rule["availableResource"],
+                rule["availablePermissions"],
+                downscoped.AvailabilityCondition(condition["expression"]) if condition else None,
+            )
+        )
+    try:
+        source, _ = google.auth.default(scopes=[_SCOPE])
+        narrow = downscoped.Credentials(source, downscoped.CredentialAccessBoundary(made))
+        asked = time.time()
+        # By the authorities that the host trusts, as its other clients do, and not by a package's own list.
+        with urllib3.PoolManager(ssl_context=ssl.create_default_context()) as pool:
+            narrow.refresh(Request(pool))
+    except exceptions.GoogleAuthError as error:
+        raise OSError(f"Google's token service: {' '.join(str(error).split())}") from None
+    ends = narrow.expiry  # in UTC, and it does not say so
+    return str(narrow.token), ends.replace(tzinfo=UTC).timestamp() - asked if ends else _EARLY

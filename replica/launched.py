@@ -1,0 +1,159 @@
+"""A program in a unit of its own, as the user `trainer`: asked for at the host's launcher, /usr/lib/scaletier/launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from replica.process import Run
+
+SOCKET = "SCALETIER_LAUNCH"
+"""The variable that names the launcher's socket on a host; without it programs are plain children."""
+_START_SECONDS = 20.0
+_PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
+
+
+class Launcher:
+    """The launcher of this host, and the bucket as it is seen there."""
+
+    def __init__(self, address: str, bucket: str) -> None:
+        self._address, self._bucket = address, bucket
+        self._waiting: list[socket.socket] = []
+
+    def warm(self) -> None:
+        """Have the launcher wait for a program that is about to be there: its own start takes time."""
+        with suppress(OSError):
+            if not self._waiting:
+                self._waiting.append(_connected(self._address))
+
+    def __call__(self, run: Run, output: int) -> Launched:
+        """Start a program; OSError where the launcher refuses."""
+        return Launched(self._channel(), request(run, self._bucket), output)
+
+    def _channel(self) -> socket.socket:
+        while self._waiting:
+            channel = self._waiting.pop()
+            if not select.select([channel], [], [], 0)[0]:
+                return channel
+            channel.close()  # it has said something, or ended: there is nobody any more
+        return _connected(self._address)
+
+    def tidy(self, keep: Collection[str]) -> None:
+        """Take away what all jobs but these have left on this host: packages and homes; OSError where that cannot be now."""
+        with _connected(self._address) as channel:
+            _ask(channel, {"keep": sorted(keep)}, [])
+            _answer(channel)
+
+
+def request(run: Run, bucket: str) -> dict[str, Any]:
+    """What the launcher is told. It decides by itself which of the paths that are named are shown to the program."""
+    if any("\0" in word for word in (*run.argv, *run.env.values())):
+        raise ValueError("embedded null byte")
+    output = run.env.get("JOB_DIR", "").rstrip("/")
+    below = re.compile(rf"{re.escape(bucket)}/{_PATH_ENDS}")
+    words = [*run.argv, *run.env.values()] if bucket.startswith("/") else []
+    return {
+        "job": run.job,
+        "argv": list(run.argv),
+        "env": dict(run.env),
+        "cwd": os.path.normpath(run.cwd),
+        "output": output if bucket.startswith("/") and output.startswith(f"{bucket}/") else "",
+        "names": sorted({os.path.normpath(path) for word in words for path in below.findall(word)}),
+        "scratch": run.scratch.name if run.scratch else "",
+    }
+
+
+class Launched:
+    """A program behind the launcher. Where this process ends, so does it."""
+
+    def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int) -> None:
+        """OSError where it did not begin."""
+        self._channel = channel
+        self.out_of_memory, self.memory_limit = False, None
+        self._code: int | None = None
+        self._over = threading.Event()
+        try:
+            _ask(channel, asked, [output])
+            self.pid = int(_answer(self._channel)["pid"])
+            self._channel.settimeout(None)
+        except BaseException:
+            self._channel.close()
+            raise
+        threading.Thread(target=self._await, name="launched", daemon=True).start()
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(OSError):
+            self._channel.sendall(f"{int(number)}\n".encode())
+
+    def ended(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """True once it has ended, False after so many seconds."""
+        return self._over.wait(seconds)
+
+    def reap(self) -> int:
+        self._channel.close()
+        return 128 + signal.SIGKILL if self._code is None else self._code
+
+    def _await(self) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a launcher that is gone has taken the program along
+            told = _answer(self._channel)
+            self.out_of_memory, self.memory_limit = bool(told["outOfMemory"]), told["memoryLimit"]
+            self._code = int(told["code"])
+        self._over.set()
+        os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
+
+
+def _connected(address: str) -> socket.socket:
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        channel.settimeout(_START_SECONDS)
+        channel.connect(address)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def _ask(channel: socket.socket, asked: dict[str, Any], descriptors: list[int]) -> None:
+    data = json.dumps(asked).encode() + b"\n"
+    sent = socket.send_fds(channel, [data], descriptors)
+    channel.sendall(data[sent:])
+
+
+def _answer(channel: socket.socket) -> dict[str, Any]:
+    """The next line; OSError where it tells of an error, or none comes."""
+    line = b""
+    while not line.endswith(b"\n"):
+        try:
+            piece = channel.recv(1)
+        except TimeoutError:
+            raise TimeoutError(f"the host's launcher did not answer in {_START_SECONDS:g} s") from None
+        if not piece:
+            raise OSError("the host's launcher ended without a word")
+        line += piece
+    told: dict[str, Any] = json.loads(line)
+    if "error" in told:
+        raise OSError(str(told["error"]))
+    return told
+
+
+def launcher(bucket: str, environ: os._Environ[str] | dict[str, str]) -> Launcher | None:
+    """That of this host; None where there is none."""
+    address = environ.get(SOCKET)
+    return Launcher(address, bucket) if address else None
+
+
+def scratch_folder(state: Path) -> Path:
+    """Where trials leave what they tell, of a host that has a launcher."""
+    return state / "trials"

@@ -1,0 +1,109 @@
+"""A program that runs, as the replica sees it, and the plain kind: a child, leader of its own session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from replica import memory
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be run: for which job, by which command line, where and in what environment.
+
+    `scratch` is a folder that the program shares with who runs it, `said` what it finds in its stdin.
+    """
+
+    job: str
+    argv: Sequence[str]
+    cwd: Path
+    env: Mapping[str, str]
+    scratch: Path | None = None
+    said: bytes = b""
+
+
+class Process(Protocol):
+    """A program that was started, and all that it starts."""
+
+    pid: int
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True where the kernel killed one of its processes for want of memory."""
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The bytes of memory that it may have; None where nobody tells."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """To all its processes; nothing where none is left."""
+
+    def ended(self) -> bool:
+        """True once it has ended, of which a SIGCHLD tells. What it leaves behind is killed by then, or by `reap`."""
+
+    def reap(self) -> int:
+        """The exit code as a shell gives it, of one that has ended."""
+
+
+class Start(Protocol):
+    """Starts a program; OSError where that cannot be, ValueError for an argument that no process can have."""
+
+    def __call__(self, run: Run, output: int) -> Process:
+        """`output` is a descriptor of the caller's, which closes it."""
+
+
+class Child:
+    """A child of this process: a signal reaches every process of its session that it started."""
+
+    def __init__(self, run: Run, output: int) -> None:
+        self._oom_kills = memory.oom_kills()
+        said = os.memfd_create("said") if run.said else os.open(os.devnull, os.O_RDONLY)
+        try:
+            if run.said:
+                os.write(said, run.said)
+                os.lseek(said, 0, os.SEEK_SET)
+            self._process = subprocess.Popen(
+                encoded(run.argv),
+                cwd=run.cwd,
+                env=run.env,
+                stdin=said,
+                stdout=output,
+                stderr=output,  # one pipe, because two would lose the order of the lines
+                start_new_session=True,
+            )
+        finally:
+            os.close(said)
+        self.pid = self._process.pid
+
+    @property
+    def out_of_memory(self) -> bool:
+        return memory.oom_kills() > self._oom_kills
+
+    @property
+    def memory_limit(self) -> int | None:
+        return memory.limit()
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def ended(self) -> bool:
+        # Not reaped before its group is signalled, so that the group's id cannot be somebody else's yet.
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def reap(self) -> int:
+        self.signal(signal.SIGKILL)
+        code = self._process.wait()
+        return 128 - code if code < 0 else code
+
+
+def encoded(argv: Sequence[str]) -> list[bytes]:
+    """A command line as it goes to the kernel, byte for byte."""
+    return [argument.encode("utf-8", "surrogateescape") for argument in argv]

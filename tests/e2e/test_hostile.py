@@ -1,0 +1,109 @@
+"""Trainers that want to do harm, on real hosts: each does none to the host, to the cluster's records, or to another job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stacks import Stack
+
+HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
+_HARMLESS = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
+_SECRET = "print('ran'); import os, pathlib; pathlib.Path(os.environ['JOB_DIR'], 'secret.txt').write_text('of ann')\n"
+
+
+@pytest.fixture(scope="module")
+def victim(cluster: Stack, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job of somebody else's, over, with an output and a package."""
+    script = tmp_path_factory.mktemp("victim") / "quiet.py"
+    script.write_text(_SECRET)
+    result = cluster.fab("train", "victim", "--scale-tier", "BASIC", "--script", str(script))
+    assert result.code == 0, result.text
+    return "victim"
+
+
+def _told(cluster: Stack, job: str) -> dict[str, str]:
+    found: dict[str, str] = json.loads(cluster.ssh("master-0", f"cat /bucket/jobs/{job}/output/told.json").out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tried(cluster: Stack, victim: str) -> Iterator[dict[str, str]]:
+    """What each way came to that is refused or not at once."""
+    before = cluster.ssh("master-0", _STATE).out
+    result = cluster.fab("train", "hostile", *HOSTILE, "--", "--victim", victim, "--try", *_HARMLESS)
+    assert result.code == 0, result.text
+    assert cluster.ssh("master-0", _STATE).out == before, "what was there before is as it was"
+    yield _told(cluster, "hostile")
+
+
+_STATE = (
+    "cd /bucket && sudo sha256sum jobs/victim/*.json jobs/victim/*.gz jobs/victim/*/* /usr/lib/scaletier/* /etc/ssh/* "
+    "/opt/scaletier/replica/* /etc/systemd/system/scaletier* 2>/dev/null; ls /bucket /bucket/data"
+)
+
+
+@pytest.mark.parametrize("way", _HARMLESS)
+def test_it_is_refused(tried: dict[str, str], way: str) -> None:
+    assert tried[way].startswith("refused: "), tried[way]
+
+
+def test_the_job_s_record_is_as_the_replica_wrote_it(cluster: Stack, tried: dict[str, str]) -> None:
+    record = cluster.describe("hostile")
+    assert record["state"] == "SUCCEEDED"
+    assert [(each["name"], each["exitCode"]) for each in record["replicas"]] == [("master-0", 0)]
+
+
+def test_a_full_tmp_is_its_own_alone(cluster: Stack) -> None:
+    free = "df --output=avail -B1M / /tmp | tail -n +2"
+    before = [int(word) for word in cluster.ssh("master-0", free).out.split()]
+    assert cluster.fab("train", "fills", *HOSTILE, "--", "--try", "fill").code == 0
+    assert _told(cluster, "fills")["fill"].startswith("refused: ")
+    after = [int(word) for word in cluster.ssh("master-0", free).out.split()]
+    assert all(abs(now - then) < 200 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+def test_a_bomb_takes_neither_its_replica_nor_the_host(cluster: Stack) -> None:
+    process = cluster.start("fab", "train", "bombs", *HOSTILE, "--", "--try", "bomb")
+    deadline = time.monotonic() + 120
+    while cluster.ssh("master-0", "systemctl is-active scaletier-trainer").out.strip() != "active":
+        assert time.monotonic() < deadline
+    assert cluster.ssh("master-0", "true", timeout=30).code == 0
+    assert process.wait(timeout=300) == 0
+    assert _told(cluster, "bombs")["bomb"].startswith("refused: ")
+    (replica,) = cluster.describe("bombs")["replicas"]
+    assert (replica["state"], replica["restarts"]) == ("EXITED", 0)
+
+
+def test_nothing_outlives_its_job(cluster: Stack) -> None:
+    assert cluster.fab("train", "outlives", *HOSTILE, "--", "--try", "outlive").code == 0
+    alive = "cat /bucket/jobs/outlives/output/alive"
+    last = cluster.ssh("master-0", alive).out
+    time.sleep(1)
+    assert cluster.ssh("master-0", alive).out == last
+    assert cluster.ssh("master-0", "pgrep -u trainer").code == 1
+
+
+def test_what_a_job_leaves_goes_with_it(cluster: Stack, tmp_path: Path) -> None:
+    assert cluster.fab("train", "leaves", *HOSTILE, "--", "--try", "swap").code == 0
+    deadline = time.monotonic() + 120
+    while cluster.ssh("master-0", "ls /var/lib/scaletier/jobs").out.split():
+        assert time.monotonic() < deadline, "a host that has no job keeps none"
+        time.sleep(1)
+
+
+def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:
+    process = cluster.start("fab", "train", "looked_at", *HOSTILE, "--", "--try", "bomb")
+    rated = "systemd-analyze security --no-pager scaletier.service scaletier-trainer.service | grep -o 'level for .*'"
+    try:
+        deadline = time.monotonic() + 120
+        while cluster.ssh("master-0", "systemctl is-active scaletier-trainer").out.strip() != "active":
+            assert time.monotonic() < deadline
+        for unit, most in (("scaletier", 2.0), ("scaletier-trainer", 1.5)):
+            said = cluster.ssh("master-0", rated.replace("scaletier.service scaletier-trainer", unit)).out
+            assert float(said.split(": ")[1].split()[0]) <= most, said
+    finally:
+        process.wait(timeout=300)

@@ -1,0 +1,49 @@
+"""Tries what a trainer has no business with in its bucket, by TensorFlow and by fsspec, and says how each of it went."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+
+import fsspec
+import tensorflow as tf
+
+BUCKET = sys.argv[1]
+OUTPUT = os.environ["JOB_DIR"]
+OTHER = f"{BUCKET}/jobs/mlp1/output"
+RECORD = f"{BUCKET}/jobs/{os.environ['JOB_ID']}/replicas/master-0.json"
+
+
+def write(path: str) -> None:
+    with tf.io.gfile.GFile(path, "w") as file:
+        file.write("mine")
+
+
+def main() -> None:
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] not in ("chief", "master"):
+        return
+    tried: dict[str, Callable[[], object]] = {
+        "tf-write-output": lambda: (tf.io.gfile.makedirs(f"{OUTPUT}/deep/er"), write(f"{OUTPUT}/deep/er/x")),
+        "tf-list-output": lambda: tf.io.gfile.listdir(OUTPUT),
+        "fsspec-write-output": lambda: fsspec.open(f"{OUTPUT}/y", "w").open().close(),
+        "tf-list-jobs": lambda: tf.io.gfile.listdir(f"{BUCKET}/jobs"),
+        "tf-read-other": lambda: tf.io.gfile.GFile(f"{OTHER}/evaluation.json").read(),
+        "tf-write-record": lambda: write(RECORD),
+        "tf-delete-other": lambda: tf.io.gfile.remove(f"{OTHER}/evaluation.json"),
+        "fsspec-read-queue": lambda: fsspec.open(f"{BUCKET}/cluster/queue.json").open().read(),
+        "fsspec-write-record": lambda: fsspec.filesystem("gs").pipe(RECORD, b"{}"),
+    }
+    for name, attempt in tried.items():
+        try:
+            attempt()
+            print(f"nosy {name} done")
+        except tf.errors.NotFoundError:
+            print(f"nosy {name} unseen")
+        except Exception as error:  # noqa: BLE001  whatever it is, the test is to see it
+            refused = isinstance(error, tf.errors.PermissionDeniedError) or str(error).startswith("Forbidden")
+            print(f"nosy {name} refused" if refused else f"nosy {name} {type(error).__name__}: {error}")
+
+
+main()

@@ -1,0 +1,111 @@
+"""The launcher of a host, /usr/lib/scaletier/launch, on this machine: its own text, with a double of systemd behind it."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+SCRIPT = Path(__file__).parents[2] / "ansible/roles/host/files/root/usr/lib/scaletier/launch"
+# Runs the unit as a process group, and then what comes at its end; a unit that is there has its group in `transient`.
+_SYSTEMD_RUN = """#!{python}
+import os, signal, subprocess, sys
+words = sys.argv[1:]
+open("{root}/asked", "a").write(repr(words) + "\\n")
+unit = subprocess.Popen(words[words.index("{python}") :], start_new_session=True)
+open("{root}/transient/scaletier-trainer.service", "w").write(str(unit.pid))
+code = unit.wait()
+try:
+    os.killpg(unit.pid, signal.SIGKILL)
+except ProcessLookupError:
+    pass
+how = ("exited", str(code)) if code >= 0 else ("killed", signal.Signals(-code).name.removeprefix("SIG"))
+subprocess.run(["{root}/ended"], env=os.environ | dict(zip(("EXIT_CODE", "EXIT_STATUS"), how)))
+os.unlink("{root}/transient/scaletier-trainer.service")
+"""
+_SYSTEMCTL = """#!{python}
+import os, sys
+os.killpg(int(open("{root}/transient/scaletier-trainer.service").read()), int(sys.argv[2].partition("=")[2]))
+"""
+
+
+def module(name: str) -> ModuleType:
+    """The functions of the launcher, or of a program beside it."""
+    loader = SourceFileLoader(name, str(SCRIPT.with_name(name)))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec
+    found = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        loader.exec_module(found)
+    finally:
+        sys.dont_write_bytecode = before
+    return found
+
+
+class Host:
+    """A folder with a launcher that listens, a bucket, and the package of job01."""
+
+    def __init__(self, root: Path, caller: str = "") -> None:
+        self.root, self.state, self.bucket = root, root / "state", root / "bucket"
+        self.package = self.state / "jobs/job01/package"
+        for folder in (self.package, self.state / "fetched", self.state / "trials", self.bucket / "jobs"):
+            folder.mkdir(parents=True)
+        for name in ("run", "bin", "transient", "etc"):
+            (root / name).mkdir()
+        (root / "etc/host.json").write_text(json.dumps({"name": "master-0", "bucket": str(self.bucket)}))
+        user, script = getpass.getuser(), root / "launch"
+        text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
+        text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
+        ended = (SCRIPT.parent / "ended").read_text().replace("/usr/bin/python3", sys.executable)
+        enter = (SCRIPT.parent / "enter").read_text().replace("/usr/bin/python3", sys.executable)
+        text = text.replace("/etc/scaletier/host.json", str(root / "etc/host.json"))
+        text = text.replace('"replica", "trainer"', f'"{caller or user}", "{user}"')
+        if caller:
+            text = text.replace("if uid not in (0, ", "if uid not in (-1, ")
+        places = {"python": sys.executable, "root": root, "script": script}
+        for file, content in {
+            script: text,
+            root / "enter": enter,
+            root / "ended": ended.replace("/run/scaletier", f"{root}/run"),
+            root / "bin/systemd-run": _SYSTEMD_RUN.format(**places),
+            root / "bin/systemctl": _SYSTEMCTL.format(**places),
+        }.items():
+            file.write_text(content)
+            file.chmod(0o755)
+        self.address = str(root / "launch.sock")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        self.served: list[subprocess.Popen[bytes]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        environ = os.environ | {"PATH": f"{self.root}/bin:{os.environ['PATH']}"}
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                self.served.append(subprocess.Popen([self.root / "launch"], stdin=connection, env=environ))
+
+    @property
+    def asked(self) -> str:
+        """The command lines of systemd-run."""
+        file = self.root / "asked"
+        return file.read_text() if file.exists() else ""
+
+    def close(self) -> None:
+        self._listener.close()
+        for each in self.served:
+            each.kill()
+            each.wait()

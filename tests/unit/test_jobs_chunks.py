@@ -1,0 +1,258 @@
+"""A log in chunks: whatever is cut, read from wherever, no line is lost, none comes twice, and what is missing is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs import chunks
+from jobs.chunks import BEGINNING, Chunk, Entry, Folder, Position, Reader, SlowError, Wanted, chunks_of, cut, first, newest
+
+LIFE = 1769860800
+
+
+def text(number: int, severity: str = "INFO", message: str = "x") -> bytes:
+    """A line whose time is its number, in seconds."""
+    time = f"2026-01-31T12:{number // 60:02}:{number % 60:02}.000Z"
+    return json.dumps({"time": time, "severity": severity, "replica": "ps-0", "message": message}).encode()
+
+
+class Memory:
+    """Chunks in memory; `asked` counts the bytes that were read."""
+
+    def __init__(self, lines: list[bytes], sizes: list[int], rest: bytes = b"") -> None:
+        """Lines in chunks of so many lines each, and half a line behind them."""
+        self.files: dict[str, bytes] = {}
+        self.asked = 0
+        at = number = 0
+        for size in sizes:
+            content = b"".join(line + b"\n" for line in lines[number : number + size])
+            self.files[Chunk(LIFE, at, number, 0).name] = content
+            at, number = at + len(content), number + len(lines[number : number + size])
+        if self.files:
+            self.files[max(self.files)] += rest
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: len(content) for name, content in self.files.items()}
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        found = self.files.get(name, b"")[start:end]
+        self.asked += len(found)
+        return found
+
+
+def split(many: int) -> list[int]:
+    return [many // 3, 0, many // 3, many - 2 * (many // 3)]
+
+
+def lines_of(entries: list[Entry] | Iterator[Entry]) -> list[bytes]:
+    return [entry.line for entry in entries]
+
+
+logs = st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b" ")), max_size=40)
+
+
+@given(logs, st.integers(0, 50), st.integers(1, 9))
+@settings(max_examples=60)
+def test_the_last_lines_and_what_comes_behind_them_are_the_log(log: list[bytes], many: int, step: int) -> None:
+    source = Memory(log, split(len(log)), b"half")
+    chunks._FROM_THE_END, before = step, chunks._FROM_THE_END
+    try:
+        found, behind = newest(source, Wanted(many))
+    finally:
+        chunks._FROM_THE_END = before
+    assert lines_of(found) == log[max(len(log) - many, 0) :]
+    reader = Reader(source, behind)
+    assert list(reader.entries()) == []
+    source.files[max(source.files)] += b" done\n"
+    assert lines_of(reader.entries()) == [b"half done"]
+    assert list(reader.entries()) == []
+
+
+@given(logs, st.integers(0, 40))
+@settings(max_examples=60)
+def test_from_any_line_on_come_the_others_once(log: list[bytes], at: int) -> None:
+    source = Memory(log, split(len(log)))
+    every = list(Reader(source).entries())
+    assert lines_of(every) == log
+    position = every[at].position if at < len(every) else BEGINNING
+    assert lines_of(Reader(source, position).entries()) == (log[at + 1 :] if at < len(every) else log)
+
+
+def test_another_host_s_log_comes_behind_whatever_was_seen_of_the_one_before() -> None:
+    source = Memory([b"one", b"two"], [2])
+    reader = Reader(source)
+    assert lines_of(reader.entries()) == [b"one", b"two"]
+    source.files = {Chunk(LIFE + 9, 0, 0, 0).name: b"three\n"}  # of which the bucket had never heard of two
+    assert lines_of(reader.entries()) == [b"three"]
+
+
+sizes = st.lists(st.integers(1, 1000), max_size=30)
+
+
+@given(sizes, st.integers(1, 8000))
+def test_what_is_cut_leaves_the_beginning_and_the_newest(given_sizes: list[int], limit: int) -> None:
+    log = [Chunk(LIFE, 1000 * n, n, size) for n, size in enumerate(given_sizes)]
+    gone = cut(log, limit)
+    kept = [chunk for chunk in log if chunk not in gone]
+    assert gone == log[log.index(gone[0]) : log.index(gone[-1]) + 1] if gone else True, "it is one piece of it"
+    if sum(given_sizes) <= limit:
+        assert not gone
+    elif gone:
+        assert sum(chunk.size for chunk in kept) <= limit or kept[-1] is log[-1]
+        assert sum(chunk.size for chunk in log[: log.index(gone[0])]) <= limit / 8
+        assert sum(chunk.size for chunk in kept) + gone[-1].size > limit, "no more than has to"
+    assert log[-1:] == kept[-1:]
+
+
+def test_what_was_cut_is_told_in_its_place() -> None:
+    log = [text(n) for n in range(30)]
+    source = Memory(log, [5, 10, 10, 5])
+    names = sorted(source.files)
+    size = sum(len(source.files.pop(name)) for name in names[1:3])
+    said = {
+        "time": "2026-01-31T12:00:25.000Z",
+        "severity": "WARNING",
+        "replica": "",
+        "message": f"… 20 lines, {size} bytes cut …",
+    }
+    whole = lines_of(Reader(source).entries())
+    assert whole == [*log[:5], json.dumps(said, ensure_ascii=False).encode(), *log[25:]]
+    assert lines_of(newest(source, Wanted(100))[0]) == whole
+    assert lines_of(newest(source, Wanted(5))[0]) == log[25:]
+    source.files.pop(names[0])
+    assert "25 lines" in json.loads(lines_of(Reader(source).entries())[0])["message"]
+    assert lines_of(newest(source, Wanted(100))[0]) == lines_of(Reader(source).entries())
+
+
+def test_who_reads_while_it_is_cut_goes_on_behind_the_cut() -> None:
+    log = [text(n) for n in range(30)]
+    source = Memory(log, [10, 10, 10])
+    entries = Reader(source).entries()
+    before = [next(entries) for _ in range(5)]
+    source.files.pop(sorted(source.files)[1])
+    after = lines_of(entries)
+    assert lines_of(before) + after[:5] == log[:10]
+    assert after[6:] == log[20:]
+    assert "10 lines" in json.loads(after[5])["message"]
+
+
+@given(st.integers(0, 70), st.integers(0, 70), st.integers(1, 70) | st.none())
+@settings(max_examples=60)
+def test_a_time_is_found_without_reading_all(since: int, until: int, many: int | None) -> None:
+    log = [text(n) for n in range(60)]
+    source = Memory(log, [6] * 10)
+    wanted = Wanted(many, json.loads(text(since))["time"], json.loads(text(until))["time"])
+    entries = newest(source, wanted)[0] if many else Reader(source, first(source, wanted), wanted).entries()
+    expected = log[since : until + 1]
+    assert lines_of(entries) == (expected[-many:] if many else expected)
+
+
+def test_the_end_of_a_long_log_is_read_alone() -> None:
+    source = Memory([text(n % 60) for n in range(50_000)], [10_000] * 5)
+    assert len(newest(source, Wanted(100))[0]) == 100
+    assert source.asked <= 1 << 15
+    source.asked = 0
+    list(Reader(source, first(source, Wanted(since="2027")), Wanted(since="2027")).entries())
+    assert source.asked <= len(source.files[min(source.files)]) + 5 * 256
+
+
+def test_severities_and_patterns() -> None:
+    log = [text(n, severity, f"step {n} é") for n, severity in enumerate(chunks.SEVERITIES * 2)]
+    source = Memory(log, [4, 6])
+    assert lines_of(Reader(source, wanted=Wanted(severity="ERROR")).entries()) == [log[3], log[4], log[8], log[9]]
+    assert lines_of(newest(source, Wanted(3, severity="ERROR"))[0]) == [log[4], log[8], log[9]]
+    assert lines_of(newest(source, Wanted(9, pattern=r"step [27] é"))[0]) == [log[2], log[7]]
+    assert Wanted(severity="ERROR", pattern="no").fits(b"no line of a log")
+    assert not Wanted(pattern="no").fits(b"yes")
+
+
+def test_a_pattern_that_would_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "PATTERN_SECONDS", 0.05)
+    with pytest.raises(SlowError):
+        Wanted(pattern="(a+)+$").fits(text(1, message="a" * 60 + "b"))
+    assert Wanted(pattern="a+").fits(text(1, message="aa"))
+
+
+def ran(*arguments: str, stdin: bytes = b"") -> tuple[int, list[bytes]]:
+    argv = [sys.executable, "-I", "-S", chunks.__file__, *arguments]
+    done = subprocess.run(argv, input=stdin, capture_output=True, check=False)
+    assert done.stderr == b""
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_the_program_on_a_host(tmp_path: Path) -> None:
+    log, folder = [text(n) for n in range(6)], tmp_path / "job01"
+    assert ran(str(folder), "[2]", "read") == (chunks.NO_LOG, [])
+    assert ran(str(folder), "[2]", "follow") == (0, [b"0 0 "])
+    folder.mkdir()
+    (folder / ".part").write_text("x")
+    for name, content in Memory(log, [3, 3]).files.items():
+        (folder / name).write_bytes(content)
+    every = [b"%d %d %b" % (*entry.position, entry.line) for entry in Reader(Folder(folder)).entries()]
+    end = b" ".join(every[-1].split()[:2]) + b" "
+    assert ran(str(folder), "[2]", "read") == (0, [*every[4:], end])
+    assert ran(str(folder), "[2]", "follow") == (0, [*every[4:], end])
+    assert ran(str(folder), "[null]", "read") == (0, [b"0 0 ", *every])
+    start = " ".join(every[1].decode().split()[:2])
+    assert ran(str(folder), "[2]", "follow", start) == (0, [start.encode() + b" ", *every[2:]])
+    assert ran(str(folder), '[null, "", "", "ERROR"]', "read") == (0, [b"0 0 "])
+    assert ran(str(folder), json.dumps([9, "", "", "", "x"]), "read")[1] == [*every, end]
+
+
+def test_the_program_says_that_a_pattern_takes_too_long(tmp_path: Path) -> None:
+    folder = tmp_path / "job01"
+    folder.mkdir()
+    (folder / Chunk(LIFE, 0, 0, 0).name).write_bytes(text(1, message="a" * 60 + "b") + b"\n")
+    assert ran(str(folder), json.dumps([9, "", "", "", "(a+)+$"]), "read")[0] == chunks.TOO_SLOW
+
+
+def test_nobody_reads_what_the_program_prints(tmp_path: Path) -> None:
+    folder = tmp_path / "job01"
+    folder.mkdir()
+    (folder / Chunk(LIFE, 0, 0, 0).name).write_bytes(b"x\n" * 100_000)
+    argv = [sys.executable, "-I", "-S", chunks.__file__, str(folder), "[null]", "follow"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        process.stdin.close()
+        assert (process.wait(20), process.stderr.read()) == (0, b"")
+
+
+def test_the_log_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / "job01.jsonl").write_bytes(b"one\ntwo\n")
+    folder = Folder(tmp_path / "job01")
+    assert lines_of(Reader(folder).entries()) == lines_of(newest(folder, Wanted(5))[0]) == [b"one", b"two"]
+
+
+def test_a_folder_in_which_chunks_come_and_grow(tmp_path: Path) -> None:
+    folder, one, two = Folder(tmp_path), Chunk(LIFE, 0, 0, 0).name, Chunk(LIFE, 8, 2, 0).name
+    reader = Reader(folder)
+    (tmp_path / one).write_bytes(b"one\n")
+    assert lines_of(reader.entries()) == [b"one"]
+    with (tmp_path / one).open("ab") as file:
+        file.write(b"two\n")
+    (tmp_path / two).write_bytes(b"three\nfo")
+    assert lines_of(reader.entries()) == [b"two", b"three"]
+    (tmp_path / one).unlink()
+    with (tmp_path / two).open("ab") as file:
+        file.write(b"ur\n")
+    assert lines_of(reader.entries()) == [b"four"]
+    assert reader.position == Position(LIFE, 19)
+
+
+def test_names() -> None:
+    chunk = Chunk(LIFE, 12, 3, 4)
+    assert chunk.name == "1769860800-000000000000012-000000000003.jsonl"
+    assert chunks_of({chunk.name: 4, "x": 1, ".1769860800-000000000000012-000000000003.jsonl": 2}) == [chunk]
+    assert re.fullmatch(r"[a-zA-Z0-9._-]+", chunk.name)

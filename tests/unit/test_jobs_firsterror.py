@@ -1,0 +1,74 @@
+"""The first error among the lines of a trainer, and among trainers; which line of the logs it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
+from ops.logs.firsterror import FirstOf
+from ops.logs.lines import FIRST, Format, Line
+from replica.lines import Messages
+
+TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "ValueError: bad shape"]
+CHAINED = [*TRACE, "", "The above exception was the direct cause of the following exception:", "", *TRACE[:3], "KeyError: 'x'"]
+
+
+def lines(*texts: str, replica: str = "ps-0") -> list[Line]:
+    """As a replica writes them, a second after each other where `pause` stands between them."""
+    messages, now, found = Messages(), 100.0, []
+    for text in texts:
+        if text == "pause":
+            now += 5
+            continue
+        said = messages.add(text, now)
+        found.append(Line(f"{said.time:07.1f}", said.severity, replica, text))
+    return found
+
+
+def first(*texts: str) -> FirstError | None:
+    finder = ErrorFinder()
+    for line in lines(*texts):
+        finder.see(line.time, line.severity, line.message, line.time)
+    return finder.found
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["INFO:root:x", "WARNING:root:y"], None),
+        (["INFO:root:x", "ERROR:root:y", "ERROR:root:z"], "ERROR:root:y"),
+        (["CRITICAL:root:y", "  more of it"], "CRITICAL:root:y"),
+        (["INFO:root:x", *TRACE, "pause", "ERROR:root:z"], "ValueError: bad shape"),
+        ([*TRACE[:2]], TRACE[0]),
+        (CHAINED, "KeyError: 'x'"),
+        (["ERROR:root:it failed", *TRACE, "INFO:root:x", *CHAINED], "ValueError: bad shape"),
+        (["ERROR:root:it failed", "pause", *TRACE], "ERROR:root:it failed"),
+        (["ERROR:root:" + "x" * 900], "ERROR:root:" + "x" * (LONGEST - 11)),
+    ],
+)
+def test_the_first_error(texts: list[str], found: str | None) -> None:
+    error = first(*texts)
+    assert (error and error.message) == found
+
+
+def test_of_several_replicas_it_is_that_which_came_first() -> None:
+    late, early = FirstError("2", "late"), FirstError("1", "early")
+    assert earliest([("a", late), ("b", None), ("c", early)]) == ("c", early)
+    assert earliest([("a", None)]) is None
+
+
+def test_the_line_is_marked_once() -> None:
+    there = [*lines("INFO:root:x", "job FAILED"), *lines("pause", *TRACE, replica="ps-1"), *lines("pause", "ERROR:root:y")]
+    known = FirstOf(("ps-1", FirstError("00105.0", "ValueError: bad shape")))
+    assert [line.message for line in [*there, *there] if known(line)] == ["ValueError: bad shape"]
+    following = FirstOf(None, live=True)
+    there[1] = Line(there[1].time, "ERROR", "ps-0", "job FAILED")
+    assert [line.message for line in [*there, *there] if following(line)] == ["ValueError: bad shape"]
+    assert not any(map(FirstOf(None), there))
+
+
+def test_how_it_is_marked() -> None:
+    line = Line("2026-01-31T12:00:01.500Z", "ERROR", "ps-0", "bad")
+    assert Format(["ps-0"], colours=False)(line, first_error=True).endswith(f"bad{FIRST}")
+    assert line.to_json(first_error=True).endswith(', "message": "bad", "firstError": true}')
+    assert "firstError" not in line.to_json()

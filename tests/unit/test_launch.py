@@ -1,0 +1,357 @@
+"""The launcher of a host: what it lets through, and a program behind it from its start to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from launching import Host, module
+from replicahosts import PATIENCE, until
+
+from jobs import paths
+from replica import launched
+from replica.launched import Launched, Launcher, request
+from replica.log import Log
+from replica.process import Run
+from replica.trainer import Trainer
+
+launch, at_the_end = module("launch"), module("ended")
+HOME = "/var/lib/scaletier/jobs/job01"
+GOOD: dict[str, Any] = {
+    "job": "job01",
+    "argv": ["python", "-m", "task"],
+    "env": {"A": "b"},
+    "cwd": f"{HOME}/package",
+    "output": "/bucket/jobs/job01/output",
+    "names": ["/bucket/data/mnist", "/bucket/jobs/old/output/model-7"],
+    "scratch": "",
+}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.close()
+
+
+def run(host: Host, code: str, *args: str, **env: str) -> Run:
+    return Run("job01", [sys.executable, "-c", code, *args], host.package, {"PATH": os.environ["PATH"], **env})
+
+
+def finished(trainer: Trainer) -> int:
+    deadline = time.monotonic() + PATIENCE
+    while (code := trainer.poll()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return code
+
+
+def started(host: Host, tmp_path: Path, code: str, *args: str, **env: str) -> Trainer:
+    log = Log(tmp_path / "logs", "job01", "master-0")
+    return Trainer(run(host, code, *args, **env), log, Launcher(host.address, str(host.bucket)))
+
+
+def printed(tmp_path: Path) -> list[str]:
+    return [json.loads(line)["message"] for line in (tmp_path / "logs/job01.jsonl").read_text().splitlines()]
+
+
+def test_an_id_is_what_it_is_everywhere() -> None:
+    assert launch.JOB_ID.pattern == paths.JOB_ID.pattern.strip("^$")
+
+
+def test_what_a_job_is_shown_of_the_bucket() -> None:
+    found = launch.run_of(GOOD, "/bucket")
+    assert found["shown"] == ["/bucket/data", "/bucket/jobs/old/output"]
+    line = launch.command(found, "/bucket", "scaletier-launch@1.service")
+    told = [line[index + 1] for index, word in enumerate(line) if word == "-p"]
+    assert told == [
+        'TemporaryFileSystem="/var/lib/scaletier":ro',
+        'TemporaryFileSystem="/bucket":ro',
+        'BindReadOnlyPaths=-"/bucket/data":"/bucket/data"',
+        'BindReadOnlyPaths=-"/bucket/jobs/old/output":"/bucket/jobs/old/output"',
+        f'BindPaths="{HOME}/package":"{HOME}/package"',
+        f'BindPaths="{HOME}/home":"{HOME}/home"',
+        'BindPaths="/bucket/jobs/job01/output":"/bucket/jobs/job01/output"',
+        f'BindPaths="{HOME}/tmp":"/var/tmp"',
+        "BindsTo=scaletier-launch@1.service",
+        "After=scaletier-launch@1.service",
+    ]
+    assert "--uid=trainer" in line
+    assert not {"python", "task", "A=b"} & set(line), "what is told by a command line is seen by all"
+
+
+def test_on_google_there_is_no_folder_to_hide() -> None:
+    found = launch.run_of({**GOOD, "output": "", "names": []}, "")
+    assert 'TemporaryFileSystem="/var/lib/scaletier":ro' in launch.command(found, "", "")
+    assert not [word for word in launch.command(found, "", "") if "bucket" in word]
+
+
+@pytest.mark.parametrize(
+    ("path", "shown", "written"),
+    [
+        ("/bucket/data/mnist/x", "/bucket/data", True),
+        ("/bucket/mine/deep/x", "/bucket/mine", True),
+        ("/bucket/models/m/v1", "/bucket/models/m", False),
+        ("/bucket/models", None, False),
+        ("/bucket/jobs/a/output/model-7", "/bucket/jobs/a/output", True),
+        ("/bucket/jobs/a/outputs", None, False),
+        ("/bucket/jobs/a/job.json", None, False),
+        ("/bucket/jobs/a", None, False),
+        ("/bucket/jobs", None, False),
+        ("/bucket/cluster/queue.json", None, False),
+        ("/bucket", None, False),
+        ("/bucket/", None, False),
+        ("/bucketeer/x", None, False),
+        ("/etc/passwd", None, False),
+    ],
+)
+def test_what_of_the_bucket_is_whose(path: str, shown: str | None, written: bool) -> None:
+    assert launch.readable(path, "/bucket") == shown
+    assert launch.writable(path, "/bucket") is written
+
+
+def test_of_models_a_job_sees_those_that_it_names() -> None:
+    assert launch.run_of({**GOOD, "names": ["/bucket/models/m/v1", "/bucket/cluster/x", 5]}, "/bucket")["shown"] == [
+        "/bucket/data",
+        "/bucket/models/m",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"job": "../job02"}, "no id of a job"),
+        ({"job": "job01\n"}, "no id of a job"),
+        ({"job": 5}, "no id of a job"),
+        ({"argv": []}, "no list of words"),
+        ({"argv": "sh"}, "no list of words"),
+        ({"argv": ["sh", "a\0b"]}, "no list of words"),
+        ({"argv": ["sh", 5]}, "no list of words"),
+        ({"env": {"A=B": "c"}}, "no mapping"),
+        ({"env": {"": "c"}}, "no mapping"),
+        ({"env": {"A": None}}, "no mapping"),
+        ({"env": ["A"]}, "no mapping"),
+        ({"cwd": "/etc"}, "not in the package"),
+        ({"cwd": f"{HOME}/package/../../job02/package"}, "not in the package"),
+        ({"cwd": f"{HOME}/home"}, "not in the package"),
+        ({"cwd": "/var/lib/scaletier/jobs/job02/package"}, "not in the package"),
+        ({"output": "/bucket/jobs/job01"}, "no place for the output"),
+        ({"output": "/bucket/jobs/job01/output/../.."}, "no place for the output"),
+        ({"output": "/bucket/cluster"}, "no place for the output"),
+        ({"output": "/etc"}, "no place for the output"),
+        ({"output": '/bucket/x" "/etc'}, "no place for the output"),
+        ({"output": "/bucket/x\nUser=root"}, "no place for the output"),
+        ({"output": "/bucket/%h"}, "no place for the output"),
+        ({"scratch": "../jobs"}, "no place for what a trial tells"),
+        ({"names": "all"}, "no list of paths"),
+        ({"properties": ["User=root"]}, "has the fields"),
+    ],
+)
+def test_what_is_no_request_is_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(launch.Refused, match=why):
+        launch.run_of({**GOOD, **change}, "/bucket")
+
+
+def test_a_folder_may_have_any_name_that_folders_have() -> None:
+    found = launch.run_of({**GOOD, "cwd": f"{HOME}/package/it's 100 %", "output": "/bucket/it's (né)"}, "/bucket")
+    assert 'BindPaths="/bucket/it\'s (né)":"/bucket/it\'s (né)"' in launch.command(found, "/bucket", "")
+
+
+@given(st.text(max_size=30))
+@example("/bucket/a\nExecStart=x")
+@example('"/bucket/a":"/"')
+def test_no_path_becomes_a_property_of_its_own(text: str) -> None:
+    asked = {**GOOD, "output": f"/bucket/{text}", "names": [text, f"/bucket/{text}"]}
+    try:
+        line = launch.command(launch.run_of(asked, "/bucket"), "/bucket", "")
+    except launch.Refused:
+        return
+    for index, word in enumerate(line):
+        if word == "-p":
+            name, _, value = line[index + 1].partition("=")
+            assert name in ("TemporaryFileSystem", "BindReadOnlyPaths", "BindPaths")
+            assert not set("\n%\\") & set(value)
+            folder = shlex.split(value.removeprefix("-").replace(":", " "))[0]
+            assert folder in ("/var/lib/scaletier", "/bucket") or folder.startswith(("/bucket/", f"{HOME}/"))
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner),
+    )
+)
+def test_whatever_comes_is_refused_in_a_line(asked: Any) -> None:
+    with pytest.raises(launch.Refused):
+        launch.run_of(asked, "/bucket")
+
+
+def test_a_folder_is_made_for_the_trainer_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    launch._folder(str(tmp_path), ["a", "output"], os.getuid(), os.getgid(), 0o2770, 0o2775)
+    assert [oct((tmp_path / name).stat().st_mode & 0o7777) for name in ("a", "a/output")] == ["0o2775", "0o2770"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a/link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        launch._folder(str(tmp_path), ["a", "link", "deeper"], os.getuid(), os.getgid(), 0o2770, 0o2775)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_program_runs_from_its_first_word_to_its_last(host: Host, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; print(sys.argv[1:], os.environ['WHAT'], os.getcwd(), sys.stdin.read(), sorted(os.environ))\n"
+        "print(os.getpid())\nsys.stdout.write('x\\n' * 50000)\nsys.exit(3)"
+    )
+    odd = b"\xff\n".decode("utf-8", "surrogateescape")
+    trainer = started(host, tmp_path, code, "a b", odd, WHAT="it's")
+    assert finished(trainer) == 3
+    first, second, *rest = printed(tmp_path)
+    assert first.startswith(f"{['a b', odd]} it's {host.package}  [")
+    assert "'WHAT'" in first
+    assert "EXIT" not in first
+    assert second == str(trainer.pid)
+    assert rest == ["x"] * 50000
+    assert not trainer.out_of_memory
+    assert (host.state / "jobs/job01/home").is_dir()
+    assert not (host.root / "transient/scaletier-trainer.service").exists()
+
+
+def test_a_program_finds_the_signals_as_they_usually_are(host: Host, tmp_path: Path) -> None:
+    seen = Trainer(
+        Run("job01", ["grep", "SigIgn", "/proc/self/status"], host.package, {"PATH": os.environ["PATH"]}),
+        Log(tmp_path / "logs", "job01", "master-0"),
+        Launcher(host.address, str(host.bucket)),
+    )
+    assert finished(seen) == 0
+    assert int(printed(tmp_path)[0].split()[1], 16) & (1 << signal.SIGPIPE - 1) == 0
+
+
+def test_its_output_folder_is_there_and_what_it_names_is_shown(host: Host, tmp_path: Path) -> None:
+    output = f"{host.bucket}/jobs/job01/output/1"
+    trainer = started(
+        host, tmp_path, "import sys; print(1)", f"--data={host.bucket}/own/a,{host.bucket}/jobs/b/output", JOB_DIR=output
+    )
+    assert finished(trainer) == 0
+    assert oct(Path(output).stat().st_mode & 0o7777) == "0o2775"
+    for shown in (
+        f'BindReadOnlyPaths=-"{host.bucket}/own"',
+        f'BindReadOnlyPaths=-"{host.bucket}/jobs/b/output"',
+        f'BindPaths="{output}"',
+    ):
+        assert shown in host.asked
+
+
+def test_a_program_that_is_not_there_says_so(host: Host, tmp_path: Path) -> None:
+    log = Log(tmp_path / "logs", "job01", "master-0")
+    trainer = Trainer(Run("job01", ["/no/such", "x"], host.package, {}), log, Launcher(host.address, str(host.bucket)))
+    assert finished(trainer) == 127
+    assert printed(tmp_path) == ["the trainer cannot start: /no/such: No such file or directory"]
+
+
+def test_a_stop_is_a_request_first_and_then_none(host: Host, tmp_path: Path) -> None:
+    polite = started(
+        host,
+        tmp_path,
+        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(9))\nprint('up', flush=True)\ntime.sleep(600)",
+    )
+    until(lambda: polite.lines == 1)
+    polite.stop(PATIENCE)
+    assert finished(polite) == 9
+    rude = started(
+        host, tmp_path, "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    until(lambda: rude.lines == 1)
+    rude.stop(0.2)
+    assert finished(rude) == 137
+
+
+def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) -> None:
+    first = Launched(
+        launched._connected(host.address),
+        request(run(host, "import time; time.sleep(600)"), str(host.bucket)),
+        os.open(os.devnull, os.O_WRONLY),
+    )
+    first._channel.shutdown(socket.SHUT_RDWR)
+    second = started(host, tmp_path, "print('next')")
+    assert finished(second) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(first.pid, 0)
+
+
+def test_a_launcher_that_waits_is_used_and_one_that_is_gone_is_not(host: Host, tmp_path: Path) -> None:
+    starts = Launcher(host.address, str(host.bucket))
+    log = Log(tmp_path / "logs", "job01", "master-0")
+    starts.warm()
+    starts.warm()
+    until(lambda: len(host.served) == 1)
+    assert finished(Trainer(run(host, "print(1)"), log, starts)) == 0
+    assert len(host.served) == 1
+    starts.warm()
+    until(lambda: len(host.served) == 2)
+    host.served[1].kill()
+    host.served[1].wait()
+    assert finished(Trainer(run(host, "print(2)"), log, starts)) == 0
+    assert printed(tmp_path) == ["1", "2"]
+
+
+def test_what_is_refused_is_said(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"'/bucket/jobs/b/job.json' is no place|not in the package"):
+        Launched(launched._connected(host.address), {**GOOD, "cwd": "/etc"}, 1)
+    with pytest.raises(OSError, match=r"not whole, or too large|Broken pipe|reset"):
+        Launched(launched._connected(host.address), {**GOOD, "env": {"A": "x" * (9 << 20)}}, 1)
+    with pytest.raises(ValueError, match="null"):
+        started(host, tmp_path, "a\0b")
+
+
+def test_nobody_else_is_served(tmp_path: Path) -> None:
+    host = Host(tmp_path, caller="nobody")
+    try:
+        with pytest.raises(OSError, match="not for you"):
+            Launcher(host.address, "/bucket").tidy([])
+    finally:
+        host.close()
+
+
+def test_what_jobs_have_left_is_taken_away(host: Host) -> None:
+    elsewhere = host.root / "elsewhere"
+    (elsewhere / "kept").mkdir(parents=True)
+    for name in ("jobs/job02/home", "jobs/job03/package", "fetched/job03/package", "fetched/job02/package"):
+        (host.state / name).mkdir(parents=True)
+    (host.state / "jobs/job03/home").symlink_to(elsewhere)
+    Launcher(host.address, str(host.bucket)).tidy(["job01", "job02"])
+    left = sorted(path.relative_to(host.state).as_posix() for path in host.state.glob("*/*"))
+    assert left == ["fetched/job02", "jobs/job01", "jobs/job02"]
+    assert (elsewhere / "kept").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "found"),
+    [
+        ("0::/u\n", {"u/memory.max": "700\n", "u/memory.events": "oom 4\noom_kill 2\n"}, (700, 2)),
+        ("0::/u\n", {"u/memory.max": "max\n", "u/memory.events": "oom 4\noom_kill 0\n"}, (None, 0)),
+        (
+            "4:memory:/u\n0::/u\n",
+            {"memory/u/memory.limit_in_bytes": "700\n", "memory/u/memory.oom_control": "oom_kill 1\n"},
+            (700, 1),
+        ),
+        ("4:memory:/u\n0::/u\n", {"memory/u/memory.limit_in_bytes": "9223372036854771712\n"}, (None, 0)),
+        ("0::/gone\n", {}, (None, 0)),
+    ],
+)
+def test_what_the_kernel_says_of_memory(tmp_path: Path, own: str, files: dict[str, str], found: tuple[int | None, int]) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert at_the_end.memory(tmp_path / "own", tmp_path) == found
