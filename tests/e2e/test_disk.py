@@ -67,7 +67,7 @@ def test_a_job_that_fills_the_bucket_fills_no_other_stacks(cluster: Stack) -> No
 def _until_full(cluster: Stack) -> bool:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        if _FULL in cluster.ssh("worker-0", "tail -n 5 /var/lib/scaletier/logs/fills_the_bucket.jsonl").out:
+        if _FULL in cluster.fab("logs", "worker-0", "--job", "fills_the_bucket", "--lines", "9").out:
             return True
         time.sleep(1)
     return False
