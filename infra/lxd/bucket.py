@@ -7,6 +7,7 @@ from typing import Any
 import pylxd.exceptions
 
 from infra.dynamic import ModuleResource, Props
+from infra.lxd import quotas
 from infra.lxd.api import LxdError, client, errors, missing, number
 from infra.lxd.host import purge
 from infra.lxd.layout import Names
@@ -89,17 +90,23 @@ def create(props: Props) -> tuple[str, Props]:
             body = {"name": props["name"], "config": {MARK: REMOVE}, "content_type": "filesystem"}
             _volumes(props).post(json=body, params={"project": props["project"]})
         _configure(props, "size", _limit(props))
+    quotas.count(props["pool"])
     return f"{props['project']}/{props['pool']}/{props['name']}", props
 
 
 def read(name: str, props: Props) -> Props | None:
     with errors(f"volume {name}"):
         volume = found(props)
-        return {**props, "size": number(volume["config"].get("size", "0"))} if volume else None
+    if volume is None:
+        return None
+    # A limit that nobody counts for is none: an update has it counted anew.
+    counted = quotas.counted(props["pool"])
+    return {**props, "size": number(volume["config"].get("size", "0")) if counted else "not counted"}
 
 
 def update(name: str, old: Props, new: Props) -> Props:
     _configure(new, "size", _limit(new))
+    quotas.count(new["pool"])
     return new
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.doctor import room
 from infra.findings import Finding, broken, ok, warning
-from infra.lxd import image, nft
+from infra.lxd import image, nft, quotas
 from infra.lxd.api import client, errors, hosts_of
 from infra.lxd.bucket import found, pool_of, used
 from infra.lxd.firewall import forward_drops, rules
@@ -119,6 +119,9 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
                 continue
             space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
             yield room(f"storage pool {pool}", space["total"] - space["used"])
+            if not quotas.counted(pool):
+                said = f"storage pool {pool} has stopped counting, so disk and bucketSize hold nobody"
+                yield broken(said, quotas.command(pool), partial(quotas.count, pool))
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
             config = (found(volume) or {"config": {}})["config"]
             more = "fab prune, or pulumi config set bucketSize"

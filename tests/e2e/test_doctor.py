@@ -35,10 +35,10 @@ def test_what_is_broken_is_said_and_what_is_safe_is_mended(cluster: Stack) -> No
     before = nft.listed(table)
     instance = client(cluster.names.project).instances.get("worker-1")
     try:
-        key.chmod(0o644)
         instance.stop(force=True, wait=True)
         nft.load(f"insert rule bridge {table} between accept\n")
         assert cluster.ssh("ps-1", "sudo systemd-run --unit breaks false; sleep 1").code == 0
+        key.chmod(0o644)
         code, found = _look(cluster)
         assert code == 1
         assert {check for check, _ in _wrong(found)} == {"keys", "hosts", "firewall", "ssh"}

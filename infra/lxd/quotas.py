@@ -1,0 +1,66 @@
+"""Whether the kernel counts what disks hold: without that a btrfs pool keeps nobody to a limit, and says nothing.
+
+Where a large tree is deleted, as an image or a host, btrfs of a recent Linux (6.18 was seen to) stops counting for the whole
+pool, until all is counted anew. That it counts such trees too is a switch, forgotten when the file system is mounted again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_BTRFS = Path("/sys/fs/btrfs")
+_WHOLE_TREES = "8"
+_SECONDS = 300
+
+
+def counted(pool: str, root: Path = _BTRFS) -> bool:
+    """False where limits of a btrfs pool hold nobody; True where they do, and where it is another kind or has none yet."""
+    groups = _groups(pool, root)
+    try:
+        return groups is None or (groups / "inconsistent").read_text().strip() != "1"
+    except OSError:
+        return True  # a kernel that does not tell
+
+
+def count(pool: str, root: Path = _BTRFS) -> None:
+    """Has the kernel count whatever is deleted, and all anew where it has stopped; what needs root is left to `command`."""
+    groups = _groups(pool, root)
+    if groups is None:
+        return
+    with suppress(OSError):
+        (groups / "drop_subtree_threshold").write_text(_WHOLE_TREES)
+    if not counted(pool, root):
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(_argv(pool), capture_output=True, timeout=_SECONDS, check=False)
+
+
+def command(pool: str) -> str:
+    """What has the kernel count all anew, for a person."""
+    return f"sudo btrfs quota rescan -w {_mounted(pool)}"
+
+
+def _argv(pool: str) -> list[str]:
+    path = shutil.which("btrfs") or "/usr/bin/btrfs"
+    argv = [path, "quota", "rescan", "-w", _mounted(pool)]
+    return argv if os.geteuid() == 0 else ["sudo", "-n", *argv]
+
+
+def _groups(pool: str, root: Path) -> Path | None:
+    """The kernel's folder on a pool's quotas; LXD labels the file system with the pool's name."""
+    for label in root.glob("*/label"):
+        with suppress(OSError):
+            groups = label.with_name("qgroups")
+            if label.read_text().strip() == pool and groups.is_dir():
+                return groups
+    return None
+
+
+def _mounted(pool: str) -> str:
+    places = (part.mountpoint for part in psutil.disk_partitions(all=True))
+    return next((place for place in places if place.endswith(f"/storage-pools/{pool}")), f"/var/lib/lxd/storage-pools/{pool}")
