@@ -14,6 +14,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
+from replicahosts import end
+
 SCRIPT = Path(__file__).parents[2] / "ansible/roles/host/files/root/usr/lib/scaletier/launch"
 # Runs the unit as a process group, and then what comes at its end; a unit that is there has its group in `transient`.
 _SYSTEMD_RUN = """#!{python}
@@ -105,7 +107,10 @@ class Host:
         return file.read_text() if file.exists() else ""
 
     def close(self) -> None:
+        """Nothing of it is left, whatever became of the test."""
         self._listener.close()
+        for unit in (self.root / "transient").iterdir():
+            end(int(unit.read_text() or 0))
         for each in self.served:
             each.kill()
             each.wait()

@@ -305,6 +305,20 @@ def test_a_launcher_that_waits_is_used_and_one_that_is_gone_is_not(host: Host, t
     assert printed(tmp_path) == ["1", "2"]
 
 
+def test_one_waits_until_nothing_is_left_of_the_one_before(host: Host, tmp_path: Path) -> None:
+    done = str(tmp_path / "done")
+    first = started(host, tmp_path, "import pathlib, sys, time; time.sleep(1); pathlib.Path(sys.argv[1]).touch()", done)
+    second = started(host, tmp_path, "import os, sys; print(os.path.exists(sys.argv[1]))", done)
+    assert (finished(first), finished(second)) == (0, 0)
+    assert printed(tmp_path) == ["True"]
+
+
+def test_how_another_one_ended_counts_for_none(host: Host, tmp_path: Path) -> None:
+    (host.root / "run/ended").write_text('{"code": 0, "outOfMemory": false, "memoryLimit": null}')
+    (host.root / "ended").write_text("#!/bin/sh\n")
+    assert finished(started(host, tmp_path, "raise SystemExit(3)")) == 137
+
+
 def test_what_is_refused_is_said(host: Host, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"'/bucket/jobs/b/job.json' is no place|not in the package"):
         Launched(launched._connected(host.address), {**GOOD, "cwd": "/etc"}, 1)

@@ -89,8 +89,8 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
                 return start(["sh", "-c", script], environment)
 
         yield spawned
-    assert f'BindPaths="{scratch}":"{scratch}"' in host.asked
     host.close()
+    assert f'BindPaths="{scratch}":"{scratch}"' in host.asked
 
 
 def test_a_unit_ends_with_its_code(spawn: Callable[[str], Unit], tmp_path: Path) -> None:
