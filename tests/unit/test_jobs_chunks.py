@@ -95,6 +95,17 @@ def test_another_host_s_log_comes_behind_whatever_was_seen_of_the_one_before() -
     assert lines_of(reader.entries()) == [b"three"]
 
 
+def test_what_is_fetched_of_an_earlier_host_comes_late_to_nobody_twice() -> None:
+    source = Memory([b"two"], [1])
+    reader = Reader(source)
+    assert lines_of(reader.entries()) == [b"two"]
+    source.files[Chunk(LIFE - 9, 0, 0, 0).name] = b"one\n"
+    assert list(reader.entries()) == []
+    source.files[max(source.files)] += b"three\n"
+    assert lines_of(reader.entries()) == [b"three"]
+    assert lines_of(Reader(source).entries()) == [b"one", b"two", b"three"]
+
+
 sizes = st.lists(st.integers(1, 1000), max_size=30)
 
 
