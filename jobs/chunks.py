@@ -234,8 +234,8 @@ def newest(source: Source, wanted: Wanted) -> tuple[list[Entry], Position]:
         if len(found) == wanted.lines:
             break
         lines, size = _missing(source, before[chunk], chunk)
-        if size:
-            found.append(_gap(source, chunk, lines, size))
+        if size and Wanted(since=wanted.since).fits((gap := _gap(source, chunk, lines, size)).line):
+            found.append(gap)
     behind = end if end and end > (every[-1].life, every[-1].offset) else _behind(source, every[-1])
     return found[::-1], behind
 

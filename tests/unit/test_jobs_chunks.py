@@ -139,6 +139,8 @@ def test_what_was_cut_is_told_in_its_place() -> None:
     assert whole == [*log[:5], json.dumps(said, ensure_ascii=False).encode(), *log[25:]]
     assert lines_of(newest(source, Wanted(100))[0]) == whole
     assert lines_of(newest(source, Wanted(5))[0]) == log[25:]
+    time = json.loads(log[26])["time"]
+    assert lines_of(newest(source, Wanted(100, since=time))[0]) == log[26:], "it was before that"
     source.files.pop(names[0])
     assert "25 lines" in json.loads(lines_of(Reader(source).entries())[0])["message"]
     assert lines_of(newest(source, Wanted(100))[0]) == lines_of(Reader(source).entries())
