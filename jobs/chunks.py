@@ -267,7 +267,7 @@ def span(source: Source, chunks: list[Chunk], since: str = "", until: str = "") 
 
 def _time(source: Source, chunk: Chunk) -> str:
     """That of its first line."""
-    found = _BEGINS.match(source.read(chunk.name, 0, 256))
+    found = _BEGINS.match(source.read(chunk.name, 0, min(256, chunk.size)) if chunk.size else b"")
     return found[1].decode("ascii", "replace") if found else ""
 
 
