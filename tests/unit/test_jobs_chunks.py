@@ -251,8 +251,10 @@ def test_the_log_of_an_earlier_version(tmp_path: Path) -> None:
 def test_a_folder_in_which_chunks_come_and_grow(tmp_path: Path) -> None:
     folder, one, two = Folder(tmp_path), Chunk(LIFE, 0, 0, 0).name, Chunk(LIFE, 8, 2, 0).name
     reader = Reader(folder)
+    (tmp_path / "x").write_text("no chunk")
     (tmp_path / one).write_bytes(b"one\n")
     assert lines_of(reader.entries()) == [b"one"]
+    assert list(reader.entries()) == []
     with (tmp_path / one).open("ab") as file:
         file.write(b"two\n")
     (tmp_path / two).write_bytes(b"three\nfo")
