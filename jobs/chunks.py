@@ -346,13 +346,17 @@ def _too_slow(*_: object) -> None:
 
 
 def show(folder: str, told: str, follow: bool, position: str = "") -> int:
-    """Print a log's lines, each behind its place: those that are wanted of what is there, first of all a place alone, and with
-    `follow` then those that come, until stdin ends and what was written by then is printed. NO_LOG where there is no log.
+    """Print a log's lines, each behind its place: those that are wanted of what is there, and with `follow` those that come
+    then, until stdin ends and what was written by then is printed. NO_LOG where there is no log.
+
+    A place alone says from where on they come; an empty line, the very first, that there is something to read.
     """
     source, wanted = Folder(Path(folder)), Wanted(*json.loads(told))
     out = sys.stdout.buffer
     if not follow and not source.sizes():
         return NO_LOG
+    out.write(b"\n")  # there is a log: what is looked for in it may take its time
+    out.flush()
     ending = threading.Event()
     if follow:
         threading.Thread(target=_wait_for_end, args=(ending,), daemon=True).start()
