@@ -14,8 +14,10 @@ import re
 import signal
 import sys
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -33,6 +35,7 @@ _BLOCK = 1 << 18
 _FROM_THE_END = 1 << 15
 _POLL_SECONDS = 0.05
 _LAST_SECONDS = 0.2
+_TICK_NANOSECONDS = 100_000_000
 
 
 class Position(NamedTuple):
@@ -139,21 +142,30 @@ class Folder:
         self._path = path
         self._old = path.with_name(f"{path.name}.jsonl")
         self._sizes: dict[str, int] = {}
+        self._changed = 0
 
     def sizes(self) -> Mapping[str, int]:
+        """As of every source; where nothing has changed it costs the same however many chunks there are."""
         try:
-            names = sorted(os.listdir(self._path))  # noqa: PTH208  it is done 20 times a second
+            changed = self._path.stat().st_mtime_ns
+            growing = max(self._sizes, default="")
+            if changed != self._changed or not growing:
+                self._list(growing)
+                # Two changes within a tick of the kernel's clock have one time.
+                self._changed = changed if time.time_ns() - changed > _TICK_NANOSECONDS else 0
+            else:
+                self._sizes[growing] = (self._path / growing).stat().st_size
         except OSError:
+            self._changed = 0
             return {OLD.name: self._old.stat().st_size} if self._old.is_file() else {}
-        growing = max(self._sizes, default="")
-        known, self._sizes = self._sizes, {}
-        for name in names:
-            size = known.get(name) if name < growing else None
-            try:
-                self._sizes[name] = (self._path / name).stat().st_size if size is None else size
-            except OSError:
-                continue
         return self._sizes
+
+    def _list(self, growing: str) -> None:
+        known, self._sizes = self._sizes, {}
+        for name in filter(_NAME.fullmatch, os.listdir(self._path)):  # noqa: PTH208  it is done often
+            size = known.get(name) if name < growing else None
+            with suppress(FileNotFoundError):
+                self._sizes[name] = (self._path / name).stat().st_size if size is None else size
 
     def read(self, name: str, start: int, end: int) -> bytes:
         path = self._path / name
@@ -177,14 +189,21 @@ class Reader:
         self._source, self._until = source, wanted.until if wanted else ""
         self._fits = wanted.fits if wanted and wanted.some else None
         self._line: int | None = 0 if position == BEGINNING else None
+        self._name = ""  # of the chunk that was reached
 
     def entries(self) -> Iterator[Entry]:
         """All whole lines that there are by now and were not given yet."""
-        ahead = [chunk for chunk in chunks_of(self._source.sizes()) if (chunk.life, chunk.end) > self.position]
+        sizes = self._source.sizes()
+        here = {name: sizes[name] for name in sizes if name >= self._name}  # few, of a log that is followed
+        chunks = chunks_of(here)
+        ahead = [chunk for chunk in chunks if (chunk.life, chunk.end) > self.position]
+        if chunks and not ahead:
+            self._name = chunks[-1].name
         for chunk in span(self._source, ahead, until=self._until):
             yield from self._of(chunk)
 
     def _of(self, chunk: Chunk) -> Iterator[Entry]:
+        self._name = chunk.name
         if chunk.life != self.position.life:
             self.position, self._line = Position(chunk.life, 0), 0
         if chunk.offset >= self.position.offset:
@@ -234,8 +253,8 @@ def newest(source: Source, wanted: Wanted) -> tuple[list[Entry], Position]:
         if len(found) == wanted.lines:
             break
         lines, size = _missing(source, before[chunk], chunk)
-        if size:
-            found.append(_gap(source, chunk, lines, size))
+        if size and Wanted(since=wanted.since).fits((gap := _gap(source, chunk, lines, size)).line):
+            found.append(gap)
     behind = end if end and end > (every[-1].life, every[-1].offset) else _behind(source, every[-1])
     return found[::-1], behind
 
@@ -267,7 +286,7 @@ def span(source: Source, chunks: list[Chunk], since: str = "", until: str = "") 
 
 def _time(source: Source, chunk: Chunk) -> str:
     """That of its first line."""
-    found = _BEGINS.match(source.read(chunk.name, 0, 256))
+    found = _BEGINS.match(source.read(chunk.name, 0, min(256, chunk.size)) if chunk.size else b"")
     return found[1].decode("ascii", "replace") if found else ""
 
 
@@ -327,13 +346,17 @@ def _too_slow(*_: object) -> None:
 
 
 def show(folder: str, told: str, follow: bool, position: str = "") -> int:
-    """Print a log's lines, each behind its place: those that are wanted of what is there, first of all a place alone, and with
-    `follow` then those that come, until stdin ends and what was written by then is printed. NO_LOG where there is no log.
+    """Print a log's lines, each behind its place: those that are wanted of what is there, and with `follow` those that come
+    then, until stdin ends and what was written by then is printed. NO_LOG where there is no log.
+
+    A place alone says from where on they come; an empty line, the very first, that there is something to read.
     """
     source, wanted = Folder(Path(folder)), Wanted(*json.loads(told))
     out = sys.stdout.buffer
     if not follow and not source.sizes():
         return NO_LOG
+    out.write(b"\n")  # there is a log: what is looked for in it may take its time
+    out.flush()
     ending = threading.Event()
     if follow:
         threading.Thread(target=_wait_for_end, args=(ending,), daemon=True).start()

@@ -87,13 +87,16 @@ class Log:
             return Chunk(max(int(time.time()), last + 1), 0, 0, 0)
         *_, last_chunk = self._chunks
         path = self.path / last_chunk.name
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            with suppress(OSError), path.open("ab") as file:
+        with suppress(OSError), path.open("rb+") as file:
+            lines, end = 0, b""
+            while block := file.read(_PIECE):
+                lines, end = lines + block.count(b"\n"), block[-1:]
+            if end not in (b"", b"\n"):
                 file.write(b"\n")  # a replica that was killed may have left half a line
-            content = path.read_bytes()
-            self._chunks[-1] = last_chunk = last_chunk._replace(size=len(content))
-        return Chunk(last_chunk.life, last_chunk.end, last_chunk.line + content.count(b"\n"), 0)
+                lines += 1
+            self._chunks[-1] = last_chunk = last_chunk._replace(size=file.tell())
+            return Chunk(last_chunk.life, last_chunk.end, last_chunk.line + lines, 0)
+        return Chunk(last_chunk.life + 1, 0, 0, 0)  # which cannot be gone on with
 
     def _keep(self, lines: list[Line]) -> None:
         try:

@@ -155,7 +155,7 @@ class Follower:
             for data in stream.pieces():
                 *complete, rest = (rest + data).split(b"\n")
                 lines = []
-                for printed in complete:
+                for printed in filter(None, complete):
                     position, line = parse_printed(printed, name, before)
                     if line:
                         before = line.time

@@ -151,7 +151,7 @@ class _HostLog:
         try:
             for data in chain([self._first], self._pieces):
                 *complete, rest = (rest + data).split(b"\n")
-                for printed in complete:
+                for printed in filter(None, complete):
                     position, line = parse_printed(printed, self._name, before)
                     if line:
                         before = line.time

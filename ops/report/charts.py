@@ -14,6 +14,7 @@ from typing import Any
 import vl_convert
 
 from jobs.study import Goal, TrialState
+from ops import terminal
 from ops.report.report import (
     RESTARTING,
     RUNNING,
@@ -57,7 +58,16 @@ class Series:
 
 def svg(spec: Spec) -> str:
     """The picture, as an element of a page; no name in it is markup."""
-    return vl_convert.vegalite_to_svg(spec, vl_version=_VERSION, allowed_base_urls=[])
+    return vl_convert.vegalite_to_svg(_harmless(spec), vl_version=_VERSION, allowed_base_urls=[])
+
+
+def _harmless(value: Any) -> Any:
+    """The specification with texts that XML can hold: at others vl_convert ends the process."""
+    if isinstance(value, str):
+        return terminal.harmless(value)
+    if isinstance(value, dict):
+        return {terminal.harmless(key): _harmless(item) for key, item in value.items()}
+    return [_harmless(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def curves(chart: Chart) -> Spec:

@@ -95,6 +95,17 @@ def test_another_host_s_log_comes_behind_whatever_was_seen_of_the_one_before() -
     assert lines_of(reader.entries()) == [b"three"]
 
 
+def test_what_is_fetched_of_an_earlier_host_comes_late_to_nobody_twice() -> None:
+    source = Memory([b"two"], [1])
+    reader = Reader(source)
+    assert lines_of(reader.entries()) == [b"two"]
+    source.files[Chunk(LIFE - 9, 0, 0, 0).name] = b"one\n"
+    assert list(reader.entries()) == []
+    source.files[max(source.files)] += b"three\n"
+    assert lines_of(reader.entries()) == [b"three"]
+    assert lines_of(Reader(source).entries()) == [b"one", b"two", b"three"]
+
+
 sizes = st.lists(st.integers(1, 1000), max_size=30)
 
 
@@ -128,6 +139,8 @@ def test_what_was_cut_is_told_in_its_place() -> None:
     assert whole == [*log[:5], json.dumps(said, ensure_ascii=False).encode(), *log[25:]]
     assert lines_of(newest(source, Wanted(100))[0]) == whole
     assert lines_of(newest(source, Wanted(5))[0]) == log[25:]
+    time = json.loads(log[26])["time"]
+    assert lines_of(newest(source, Wanted(100, since=time))[0]) == log[26:], "it was before that"
     source.files.pop(names[0])
     assert "25 lines" in json.loads(lines_of(Reader(source).entries())[0])["message"]
     assert lines_of(newest(source, Wanted(100))[0]) == lines_of(Reader(source).entries())
@@ -186,7 +199,8 @@ def ran(*arguments: str, stdin: bytes = b"") -> tuple[int, list[bytes]]:
     argv = [sys.executable, "-I", "-S", chunks.__file__, *arguments]
     done = subprocess.run(argv, input=stdin, capture_output=True, check=False)
     assert done.stderr == b""
-    return done.returncode, done.stdout.splitlines()
+    assert done.stdout[:1] in (b"", b"\n"), "the first says that there is a log, before it is looked into"
+    return done.returncode, done.stdout[1:].splitlines()
 
 
 def test_the_program_on_a_host(tmp_path: Path) -> None:
@@ -238,8 +252,10 @@ def test_the_log_of_an_earlier_version(tmp_path: Path) -> None:
 def test_a_folder_in_which_chunks_come_and_grow(tmp_path: Path) -> None:
     folder, one, two = Folder(tmp_path), Chunk(LIFE, 0, 0, 0).name, Chunk(LIFE, 8, 2, 0).name
     reader = Reader(folder)
+    (tmp_path / "x").write_text("no chunk")
     (tmp_path / one).write_bytes(b"one\n")
     assert lines_of(reader.entries()) == [b"one"]
+    assert list(reader.entries()) == []
     with (tmp_path / one).open("ab") as file:
         file.write(b"two\n")
     (tmp_path / two).write_bytes(b"three\nfo")

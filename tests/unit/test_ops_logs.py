@@ -53,7 +53,7 @@ def run(command: str, directory: Path) -> tuple[int, list[Line]]:
     ran = subprocess.run(
         command.replace(lines.LOG_DIR, str(directory)), shell=True, capture_output=True, check=False, stdin=subprocess.DEVNULL
     )
-    parsed = (lines.parse_printed(printed, "ps-0")[1] for printed in ran.stdout.splitlines())
+    parsed = (lines.parse_printed(printed, "ps-0")[1] for printed in ran.stdout.splitlines() if printed)
     return ran.returncode, [line for line in parsed if line]
 
 

@@ -28,8 +28,8 @@ from ops.report.report import (
     Tuning,
 )
 
-EVIL = "<script>alert('x')</script>&\"<img src=//x>"
-SEEN = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;&lt;img src=//x&gt;"
+EVIL = "<script>alert('x')</script>&\"<img src=//x>\x1b[2J"
+SEEN = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&#34;&lt;img src=//x&gt;␛[2J"
 REPORT = Report(
     job="job01",
     state="SUCCEEDED",

@@ -92,7 +92,7 @@ def test_the_whole_cluster(inventory: Inventory, ledger: Ledger) -> None:
         "",
         "JOB STATE HOSTS PRIORITY TOOK BY USD BEHIND",
         "job01 RUNNING 2 - 30 min 0 s ann@x 0.2500 -",
-        "job02 QUEUED - 2 30 min 0 s bob - job01",
+        "job02 QUEUED - 2 30 min 0 s bob␛[2J - job01",
     ]
 
 

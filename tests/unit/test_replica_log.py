@@ -248,3 +248,16 @@ def test_a_folder_that_cannot_be_written_to_stops_nobody(tmp_path: Path, monkeyp
     log_.say("kept")
     assert [line["message"] for line in read(log_)][1:] == ["kept"]
     assert "1 lines lost" in read(log_)[0]["message"]
+
+
+def test_a_chunk_that_cannot_be_gone_on_with_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Log(tmp_path, "job01", "ps-0").say("one")
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(log.Path, "open", refuse)
+    again = Log(tmp_path, "job01", "ps-0")
+    again.say("two")
+    monkeypatch.undo()
+    assert messages(again.path) == ["one", "two"]
