@@ -14,6 +14,7 @@ from infra.lxd import quotas
 
 _FILLING = ("--package", "tests/trainers/filling", "--module", "filling.task", "--args")
 _FULL = "Disk quota exceeded"
+_INTO = "/bucket/jobs/fills_the_bucket/output/full"
 
 
 def _written(record: dict[str, Any]) -> int:
@@ -47,10 +48,10 @@ def test_a_job_that_fills_the_bucket_fills_no_other_stacks(cluster: Stack) -> No
     try:
         cluster.configure(bucketSize=f"{usage + 1024}MiB")
         cluster.up()
-        train = cluster.fab("train", "--job", "fills_the_bucket", "--no-follow", *_FILLING, "--on worker-0 --into /bucket/full")
+        train = cluster.fab("train", "--job", "fills_the_bucket", "--no-follow", *_FILLING, "--on worker-0 --bucket")
         assert train.code == 0, train.text
         assert _until_full(cluster)
-        assert int(cluster.ssh("worker-0", "du -s --block-size=1M /bucket/full").out.split()[0]) < 1100
+        assert int(cluster.ssh("worker-0", f"sudo du -s --block-size=1M {_INTO}").out.split()[0]) < 1100
         said = json.loads(cluster.fab("doctor", "--json").out)["findings"]
         assert [each["what"] for each in said if each["severity"] == "broken"] == ["the bucket is 100% full"]
         # Nothing can be written down now. With more room the job ends, as it would have.
@@ -58,7 +59,7 @@ def test_a_job_that_fills_the_bucket_fills_no_other_stacks(cluster: Stack) -> No
         cluster.up()
         assert _FULL in cluster.wait("fills_the_bucket", "FAILED")["errorMessage"]
     finally:
-        cluster.ssh("master-0", "sudo rm -rf /bucket/full")
+        cluster.ssh("master-0", f"sudo rm -rf {_INTO}")
         cluster.pulumi("config", "rm", "bucketSize")
         cluster.up()
     assert cluster.fab("train", "--job", "after_a_full_bucket", *TINY, "--args", "--seconds 1").code == 0

@@ -1,4 +1,4 @@
-"""`python -m filling.task --on worker-0`: that replica fills its disk, the others work until their job ends."""
+"""`python -m filling.task --on worker-0`: that replica fills its disk, or the bucket; the others work until their job ends."""
 
 import argparse
 import itertools
@@ -9,13 +9,13 @@ from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--on", required=True, help="the replica")
-parser.add_argument("--into", type=Path, help="the folder, else a temporary one")
+parser.add_argument("--bucket", action="store_true", help="it fills the bucket")
 args = parser.parse_known_args()[0]
 
 if f"{os.environ['TYPE']}-{os.environ['INDEX']}" != args.on:
     while True:
         time.sleep(1)
-folder = args.into or Path(tempfile.mkdtemp())
+folder = Path(os.environ["JOB_DIR"], "full") if args.bucket else Path(tempfile.mkdtemp(dir="/var/tmp"))
 folder.mkdir(parents=True, exist_ok=True)
 for number in itertools.count():
     with (folder / f"{number:05}").open("wb") as file:
