@@ -28,10 +28,11 @@ LIVE = {
     "evaluatorType": "n1-standard-4",
     "evaluatorCount": "1",
     "acceleratorType": '{"evaluator": "nvidia-tesla-t4"}',
+    "image": "my-project-1/first",  # else with the last GPUs all hosts have another
     "servingType": "n1-standard-4",
     "servingCount": "1",
 }
-SIZES = dict.fromkeys(key for key in LIVE if not key.startswith("serving"))
+SIZES = dict.fromkeys(key for key in LIVE if key != "image" and not key.startswith("serving"))
 ROLES = {"master": "master", "worker": "worker", "parameterServer": "ps", "evaluator": "evaluator", "serving": "serving"}
 OTHERS = "projects/my-project-1/regions/us-central1/subnetworks/theirs"
 STARTS = "InstanceIAMBinding start-"
