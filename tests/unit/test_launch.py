@@ -64,7 +64,8 @@ def started(host: Host, tmp_path: Path, code: str, *args: str, **env: str) -> Tr
 
 
 def printed(tmp_path: Path) -> list[str]:
-    return [json.loads(line)["message"] for line in (tmp_path / "logs/job01.jsonl").read_text().splitlines()]
+    chunks = sorted((tmp_path / "logs/job01").glob("*.jsonl"))
+    return [json.loads(line)["message"] for chunk in chunks for line in chunk.read_text().splitlines()]
 
 
 def test_an_id_is_what_it_is_everywhere() -> None:

@@ -96,7 +96,8 @@ def test_several_replicas_share_the_work(asked: Asked, model: Path, tmp_path: Pa
     monkeypatch.setattr(task, "_POLL_SECONDS", 0.01)
     request, out = asked(a=lines(*range(100))), tmp_path / "out"
     workers = [
-        threading.Thread(target=task._run, args=(request, Output(str(out)), DEFAULT, rank, 3), daemon=True) for rank in (1, 2)
+        threading.Thread(target=task._run, args=(request, str(model), Output(str(out)), DEFAULT, rank, 3), daemon=True)
+        for rank in (1, 2)
     ]
     for worker in workers:
         worker.start()  # they wait for the chief's plan, and it for their shards
@@ -230,6 +231,7 @@ def test_a_bucket_that_fails_for_a_moment_costs_nothing(asked: Asked, model: Pat
 @pytest.mark.parametrize("counted", [False, True])
 def test_what_cannot_be_read_is_not_taken_for_damaged(
     asked: Asked,
+    model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     failing: Fail,
@@ -243,21 +245,21 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(
     if counted:
         Output(str(tmp_path / "out")).keep_plan([task.looked_at(path) for path in request.inputs])
     pauses = failing(error(None, None, "not now\nand more"), 1, 99)
-    assert task.main(["--data", "a", "--model", "m", "--job-dir", str(tmp_path / "out")]) == code
+    assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == code
     assert capsys.readouterr().err == f"error: {request.inputs[0]} cannot be read: not now\n"
     assert sum(pauses) == 30
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
 def test_an_output_that_does_not_answer(
-    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unavailable(*_: object) -> None:
         raise tf.errors.UnavailableError(None, None, "HTTP response code 503")
 
     monkeypatch.setattr(Request, "of_package", lambda: asked(a=lines(1)))
     monkeypatch.setattr(Output, "_write", unavailable)
-    assert task.main(["--data", "a", "--model", "m", "--job-dir", str(tmp_path / "out")]) == 143
+    assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "out")]) == 143
     assert capsys.readouterr().err == "error: the bucket does not answer: HTTP response code 503\n"
 
 
@@ -306,7 +308,7 @@ def test_the_command(
     monkeypatch.setenv("JOB_DIR", str(tmp_path / "out"))
     assert task.main(["--data", "a", "--model", str(model)]) == 0
     monkeypatch.setattr(Request, "of_package", lambda: asked(a=b""))
-    assert task.main(["--data", "a", "--model", "m", "--job-dir", str(tmp_path / "other")]) == 1
+    assert task.main(["--data", "a", "--model", str(model), "--job-dir", str(tmp_path / "other")]) == 1
     assert capsys.readouterr().err == "error: nothing could be read: all is empty\n"
 
 
