@@ -218,7 +218,13 @@ class Cloud:
         """A command of the operator's that goes on until it is interrupted, as it is with the context."""
         command, environment = [str(BIN / "fab"), *arguments], self._environment()
         with subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell has in the background ignores it
         ) as process:
             try:
                 yield process
