@@ -1,15 +1,14 @@
 #!/bin/bash
-# All tests, in two lanes of the same length. Those on hosts wait for hosts most of the time: all others run beside them, and are
-# shown after them. Of the rehearsal, what needs no hosts can run beside what does.
+# All tests, in two lanes of about one length. Those on hosts wait for hosts most of the time: all others run beside them, and are
+# shown after them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pytest=.venv/bin/pytest
 log=.cache/test.log
-interrupted=tests/rehearsal/test_interrupted.py
 (
   trap 'kill $! 2>/dev/null; exit 1' TERM
   code=0
-  for parts in tests/contract "tests/simulation tests/stack tests/unit" "tests/rehearsal --ignore=$interrupted"; do
+  for parts in tests/contract "tests/simulation tests/stack tests/unit" tests/rehearsal; do
     $pytest $parts & wait $! || code=$?
   done
   exit $code
@@ -17,7 +16,7 @@ interrupted=tests/rehearsal/test_interrupted.py
 others=$!
 trap 'kill $others 2>/dev/null || true' EXIT
 code=0
-for part in tests/e2e $interrupted; do $pytest $part || code=$?; done
+$pytest tests/e2e || code=$?
 wait $others || code=$?
 cat $log
 exit $code
