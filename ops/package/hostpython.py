@@ -15,14 +15,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 
+from infra.runtime.pip import PLATFORMS
 from ops.cluster.inventory import HERE, PYTHON
 from ops.errors import UsageError
 
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 CONSTRAINTS = HERE / "constraints.txt"
 NAMES = Path(__file__).with_name("hosts.txt")
-# Debian 12's C library.
-_GLIBC = 36
 # What a requirement's marker means there, besides the versions of Python.
 _ENVIRONMENT = {
     "implementation_name": "cpython",
@@ -98,24 +97,12 @@ def is_like_this(python: str = PYTHON) -> bool:
     return here == (tuple(python.split(".")), "linux", "x86_64")
 
 
-def options(python: str = PYTHON) -> list[str]:
-    """By which pip fetches for the hosts from a machine that is not like them."""
-    platforms = [f"--platform={each}" for each in _platforms()]
-    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
-
-
 @cache
 def tags(python: str = PYTHON) -> frozenset[Tag]:
-    """The tags of wheels that the hosts can use: not `linux_x86_64`, which says nothing of the C library."""
-    platforms = _platforms()
+    """The tags of wheels that the hosts can use."""
     version = [int(part) for part in python.split(".")]
     interpreter = f"cp{python.replace('.', '')}"
-    return frozenset([*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)])
-
-
-def _platforms() -> list[str]:
-    newer = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)]
-    return [*newer, *(f"manylinux{old}_x86_64" for old in ("2014", "2010", "1"))]
+    return frozenset([*cpython_tags(version, platforms=PLATFORMS), *compatible_tags(version, interpreter, PLATFORMS)])
 
 
 def lines_of(requirements: Path) -> list[str]:

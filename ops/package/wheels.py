@@ -13,6 +13,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from infra.runtime.pip import wheels as for_hosts
 from ops import terminal
 from ops.cluster.inventory import PYTHON, ROOT
 from ops.errors import UsageError
@@ -65,7 +66,7 @@ def fetch(requirements: Path, installed: Mapping[str, str] | None = None, python
             if hostpython.is_like_this(python):
                 pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent, hosts=python)
             else:
-                pip("download", f"--dest={into}", *hostpython.options(python), *asked, start=requirements.parent, hosts=python)
+                pip("download", f"--dest={into}", *for_hosts(python), *asked, start=requirements.parent, hosts=python)
         for wheel in into.glob("*.whl"):
             name, _, _, tags = parse_wheel_filename(wheel.name)
             if name in there:

@@ -41,6 +41,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def install(_: Recipe, site: Path, told: bool) -> None:
         (site / "bin").mkdir(parents=True)
         (site / "bin" / "script").write_text("#!/here/python\n")
+        (site / "tensorflow/include").mkdir(parents=True)
+        (site / "tensorflow/include/op.h").write_text("")
         (site / "mine").mkdir()
         (site / "mine" / "__init__.py").write_text("def f(): raise ValueError\n")
         (site / "mine" / "tool").write_text("")
@@ -73,7 +75,7 @@ def test_the_archive_is_a_venv_that_nobody_may_change(kept: Path) -> None:
     assert links == {"bin/python3.11": "/usr/bin/python3.11", "bin/python3": "python", "bin/python": "python3.11"}
     site = "lib/python3.11/site-packages/mine"
     assert (members[f"{site}/__init__.py"].mode, members[f"{site}/tool"].mode) == (0o444, 0o555)
-    assert not [name for name in members if name.endswith("script")]
+    assert not [name for name in members if name.endswith(("script", ".h"))]
     assert {(member.uid, member.gid) for member in members.values()} == {(0, 0)}
 
 

@@ -1,0 +1,60 @@
+"""pip on the operator's machine, for hosts that may be of another system."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# Debian 12's C library, which Ubuntu 24.04's can stand in for.
+_GLIBC = 36
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)),
+    *(f"manylinux{old}_x86_64" for old in ("2014", "2010", "1")),
+)
+"""Of wheels that hosts can use, the best first: not `linux_x86_64`, which says nothing of the C library."""
+# Of the user's environment, what would have pip find or put packages elsewhere than it is told.
+_STRAYS = frozenset({"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_PYTHON"})
+
+
+def command(name: str, *arguments: str, whose: Path | None = None) -> list[str]:
+    """`pip NAME ARGUMENTS`, with a `whose` for that Python's packages; pure."""
+    python = ["--python", str(whose)] if whose else []
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        *python,
+        name,
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        *arguments,
+    ]
+
+
+def wheels(python: str) -> list[str]:
+    """By which pip fetches for hosts with this version of Python, whatever this machine is."""
+    platforms = [f"--platform={platform}" for platform in PLATFORMS]
+    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+
+
+def run(argv: Sequence[str], start: Path | None = None, told: bool = False) -> subprocess.CompletedProcess[str]:
+    """A command, in the folder `start`; what it makes can be read by everybody, as hosts have other users.
+
+    What it says is in `stdout`, all of it; with `told` that goes where this process' own goes, and its errors are in `stderr`.
+    """
+    return subprocess.run(
+        argv,
+        cwd=start,
+        env={key: value for key, value in os.environ.items() if key not in _STRAYS} | {"NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=None if told else subprocess.PIPE,
+        stderr=subprocess.PIPE if told else subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        umask=0o022,
+        check=False,
+    )
