@@ -184,6 +184,8 @@ def test_a_zone_that_its_region_has_not(fake: Google) -> None:
 def test_what_cannot_be_told_apart_counts_as_the_stack_s_own(fake: Google) -> None:
     quota(fake, 72, 72, None)
     quota(fake, 72, 72, [hosted("worker-0", kind="x9-metal")])
+    with pytest.raises(GcpError, match="of which others use 72"):
+        quota(fake, 72, 72, [])
 
 
 def test_the_hosts_that_are_there(fake: Google) -> None:
