@@ -106,7 +106,16 @@ class Loop:
         self._terminated_at: float | None = None
 
     def run(self) -> None:
-        """Until no job needs this host, or the unit is stopped."""
+        """Until no job needs this host, or the unit is stopped.
+
+        From then on a wake-up ends this process, and systemd starts it again: nobody listens while Python ends, which takes time.
+        """
+        try:
+            self._run()
+        finally:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def _run(self) -> None:
         agent = self._agent
         self._woken.setblocking(False)
         self._wake.setblocking(False)

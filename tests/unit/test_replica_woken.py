@@ -1,0 +1,35 @@
+"""A wake-up reaches a replica that is about to end, or ends it at once: what brought a job must not wait for the timer."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import os, signal, sys
+from types import SimpleNamespace
+from replica.__main__ import Loop
+
+def step():
+    if "during" in sys.argv:
+        os.kill(os.getpid(), signal.SIGHUP)
+    agent.over = True
+    return 0.0
+
+agent = SimpleNamespace(over=False, status="", round=lambda: 60.0)
+agent.supervisor = SimpleNamespace(step=step, record=SimpleNamespace(state=None))
+loop = Loop(agent)
+loop.run()
+if "after" in sys.argv:
+    os.kill(os.getpid(), signal.SIGHUP)
+sys.exit(75 if loop.woken_late else 0)
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("after", -signal.SIGHUP)])
+def test_who_is_woken_when_it_has_seen_that_there_is_nothing_is_started_again(when: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, when], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == code, done.stderr
