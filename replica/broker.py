@@ -148,6 +148,7 @@ class Broker:
 class _Handler(BaseHTTPRequestHandler):
     broker: Broker
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

