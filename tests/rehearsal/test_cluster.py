@@ -91,6 +91,8 @@ def test_a_trainer_reaches_its_output_and_nothing_else_of_the_bucket(cloud: Clou
         "tf-delete-other": "refused",
         "fsspec-read-queue": "refused",
         "fsspec-write-record": "refused",
+        "ask-address": "refused",
+        "ask-name": "refused",
     }
     assert cloud.objects("jobs/mlp1/output/evaluation.json") == ["jobs/mlp1/output/evaluation.json"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import urllib.request
 from collections.abc import Callable
 
 import fsspec
@@ -21,6 +22,12 @@ def write(path: str) -> None:
         file.write("mine")
 
 
+def token(host: str) -> None:
+    """The host's own, which may do all that the host may."""
+    url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+    urllib.request.urlopen(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=20).read()
+
+
 def main() -> None:
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] not in ("chief", "master"):
         return
@@ -34,6 +41,8 @@ def main() -> None:
         "tf-delete-other": lambda: tf.io.gfile.remove(f"{OTHER}/evaluation.json"),
         "fsspec-read-queue": lambda: fsspec.open(f"{BUCKET}/cluster/queue.json").open().read(),
         "fsspec-write-record": lambda: fsspec.filesystem("gs").pipe(RECORD, b"{}"),
+        "ask-address": lambda: token("169.254.169.254"),
+        "ask-name": lambda: token("metadata.google.internal"),
     }
     for name, attempt in tried.items():
         try:
@@ -42,7 +51,8 @@ def main() -> None:
         except tf.errors.NotFoundError:
             print(f"nosy {name} unseen")
         except Exception as error:  # noqa: BLE001  whatever it is, the test is to see it
-            refused = isinstance(error, tf.errors.PermissionDeniedError) or str(error).startswith("Forbidden")
+            denied = (PermissionError, tf.errors.PermissionDeniedError)
+            refused = isinstance(getattr(error, "reason", error), denied) or str(error).startswith("Forbidden")
             print(f"nosy {name} refused" if refused else f"nosy {name} {type(error).__name__}: {error}")
 
 
