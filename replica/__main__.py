@@ -108,7 +108,7 @@ class Loop:
     def run(self) -> None:
         """Until no job needs this host, or the unit is stopped.
 
-        From then on a wake-up ends this process, and systemd starts it again: nobody listens while Python ends, which takes time.
+        From then on a wake-up ends this process, and systemd starts it again: nobody listens while Python ends.
         """
         try:
             self._run()
