@@ -10,7 +10,7 @@ export PYTHON STACK
 TOGETHER = SETUP_LINES=1 $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
 
-.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test lint unit e2e rehearsal soak bench clean
+.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test lint unit e2e rehearsal soak fuzz bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -88,6 +88,9 @@ test: ## everything: ruff, mypy, unit, contract, simulation, stack, rehearsal an
 
 soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow
 	@$(BIN)/python tests/simulation/soak.py --seconds $(SECONDS) --first $$(date +%s)
+
+fuzz: dev ## text that is nearly right into every parser of other people's text, for SECONDS (600)
+	@$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
 
 bench: setup dev ## figures against peers, in one run; ONLY=name for one
 	@$(BIN)/python -m benchmarks $(ONLY)

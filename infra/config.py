@@ -100,6 +100,8 @@ class ClusterConfig(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(_one_line(error, sorted(to_camel(name) for name in cls.model_fields))) from None
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"a value is no UTF-8: {error.object!r}") from None
 
     def spec(self) -> ClusterSpec:
         """The cluster that this configuration asks for; raises ConfigError for one that cannot be."""

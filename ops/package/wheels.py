@@ -84,7 +84,7 @@ def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
         with zipfile.ZipFile(wheel) as opened:
             for entry in opened.infolist():
                 path = _installed(entry.filename)
-                if path is None or entry.is_dir():
+                if not path or entry.is_dir():
                     continue
                 if path.startswith("/") or ".." in path.split("/"):
                     raise UsageError(

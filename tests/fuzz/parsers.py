@@ -1,0 +1,309 @@
+"""Every parser that meets text of others: what it is given, and the errors by which it may refuse it. All else is a defect."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from infra.config import ConfigError
+from infra.findings import Finding
+from infra.gcp.config import GcpConfig
+from infra.lxd.config import LxdConfig
+from infra.spec import SpecError, parse_replica
+from jobs import chunks
+from jobs.checked import Record, RecordError
+from jobs.queue import Queue
+from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
+from jobs.study import Trial
+from ops import terminal
+from ops.checks import check_mapping, read_yaml
+from ops.cluster import inventory
+from ops.errors import UsageError
+from ops.logs import lines, readings
+from ops.logs.wanted import wanted
+from ops.models.savedmodel import signatures
+from ops.package import declared, hostpython, wheels
+from ops.report import evaluation
+from ops.train.config import split_args, split_labels
+from ops.train.schema import JOB_KEYS
+from predictor import instances
+from replica.lines import Messages, Splitter
+from serving.records import Model
+from serving.rest import RestError
+from trainer.cluster import ClusterError
+from trainer.cluster import parse as parse_cluster
+
+
+@dataclass(frozen=True)
+class Parser:
+    """`of` takes what comes from outside; the seeds are examples of what it should take, for cases to begin from."""
+
+    of: Callable[[bytes], object]
+    refuses: tuple[type[Exception], ...]
+    seeds: tuple[bytes, ...]
+
+
+def _text(data: bytes) -> str:
+    """As Python has what a command line or a file holds that is no UTF-8."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _config(kind: type[LxdConfig | GcpConfig]) -> Callable[[bytes], object]:
+    def of(data: bytes) -> object:
+        given = dict(line.partition(" ")[::2] for line in _text(data).splitlines())
+        return kind.parse(given).spec()
+
+    return of
+
+
+def _record(kind: type[Record]) -> Callable[[bytes], object]:
+    def of(data: bytes) -> object:
+        try:
+            return kind.from_json(data).to_json()
+        except RecordError as error:
+            assert "\n" not in str(error), "a refusal is one line"
+            raise
+
+    return of
+
+
+def _job(data: bytes) -> object:
+    return check_mapping(read_yaml(data, "config.yaml"), JOB_KEYS, "config.yaml")
+
+
+def _package(data: bytes) -> object:
+    return declared.read({"mine/scaletier.yaml": data, "mine/task.py": b""}, "mine")
+
+
+def _log(data: bytes) -> object:
+    position, line = lines.parse_printed(data, "master-0")
+    return position, line and line.to_json()
+
+
+def _said(data: bytes) -> object:
+    """What a program prints, in pieces, as lines, and as a terminal is shown them."""
+    splitter, made = Splitter(), Messages()
+    half = len(data) // 2
+    said = [*splitter.feed(data[:half], 0.0), *splitter.half(2.0), *splitter.feed(data[half:], 3.0), *splitter.end()]
+    for number, text in enumerate(said):
+        line = made.add(text, float(number))
+        readings.read(text)
+        shown = terminal.harmless(line.message, colours=True)
+        assert "\n" not in shown
+        assert "\x1b]" not in shown
+    return said
+
+
+class _Chunks:
+    """A log whose names and bytes are somebody's."""
+
+    def __init__(self, data: bytes) -> None:
+        parts = data.split(b"\0")
+        self._files = {_text(name): content for name, content in zip(parts[::2], parts[1::2], strict=False)}
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: len(content) for name, content in self._files.items()}
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        return self._files.get(name, b"")[start:end]
+
+
+def _stored(data: bytes) -> object:
+    source = _Chunks(data)
+    some = chunks.Wanted(5, "2026-01-01T00:00:00.000Z", "", "WARNING", "a")
+    return [*lines.of_source(source, "master-0", some)], chunks.newest(source, some)
+
+
+def _archive(data: bytes) -> object:
+    """A tar.gz, whose checksums no mutation would meet: what is fuzzed is the tar."""
+    return declared.read_archive(gzip.compress(data, 0), "mine")
+
+
+def _wheel(data: bytes) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = Path(folder, "a-1-py3-none-any.whl")
+        wheel.write_bytes(data)
+        return wheels.unpack([wheel])
+
+
+def _requirement(data: bytes) -> object:
+    return hostpython.is_there(_text(data), {"numpy": "2.1.0", "tensorflow-cpu": "2.21.0"})
+
+
+def _wanted(data: bytes) -> object:
+    # A pattern may well be one that Python compiles for minutes: that is whose it is, who types it.
+    since, until, count, severity = (_text(data).split("\n") + [""] * 4)[:4]
+    return wanted(count or None, since, until or None, None, severity or None)
+
+
+def _inventory(data: bytes) -> object:
+    return inventory.parse(data, Path("there"))
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
+
+
+def _zip(files: Mapping[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    return made.getvalue()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+_LINE = _json({"time": "2026-01-31T00:00:00.000Z", "severity": "INFO", "replica": "master-0", "message": "a\u001b[31mb"})
+_PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+_TASK = {"cluster": {"master": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]}, "task": {"type": "ps", "index": 0}}
+_DECLARED = (
+    b"strategy: async\nstrategies:\n  async: {needs: [ps], restartPolicy: replica}\ndata: {name: mnist, flags: [--data]}\n"
+)
+_RECORDS: Mapping[type[Record], Mapping[str, Any]] = {
+    JobRecord: {
+        "jobId": "job01",
+        "state": "RUNNING",
+        "trainingInput": {"args": ["a"]},
+        "events": [{"time": "x", "cause": "y"}],
+    },
+    ReplicaRecord: {"name": "master-0", "state": "RUNNING", "restarts": 1, "exitCode": 137, "events": []},
+    Plan: {"jobId": "a", "replicas": ["master-0"], "module": "m", "args": [], "tasks": {"master-0": {"tfConfig": "{}"}}},
+    CancelRequest: {"requestedBy": "me", "createTime": "x"},
+    Queue: {"jobs": [{"jobId": "a", "priority": 1}]},
+    Trial: {
+        "trialId": 1,
+        "hyperparameters": {"a": "0.1"},
+        "replica": "worker-0",
+        "state": "SUCCEEDED",
+        "finalMetric": {"objectiveValue": 0.5, "trainingStep": 1},
+    },
+    HostFile: {"name": "master-0", "bucket": "/bucket", "pollSeconds": 1.5},
+    Model: {"name": "ocr", "versions": [{"name": "v1", "createTime": "x"}], "defaultVersion": "v1"},
+}
+_HOST = {
+    "name": "master-0",
+    "role": "master",
+    "index": 0,
+    "address": "10.0.0.2",
+    "machineType": "n1-standard-4",
+    "cpus": 4,
+    "memoryBytes": 1 << 30,
+}
+_INVENTORY = {
+    "schema": inventory.SCHEMA, "stack": "a", "target": "lxd", "scaleTier": "BASIC", "bucket": "/bucket", "operatorBucket": "sftp://m/b",
+    "hosts": [_HOST], "labels": {"a": "b"}, "operatorRuntimes": "/r", "runtimes": "/r",
+}  # fmt: skip
+
+PARSERS: Mapping[str, Parser] = {
+    "config of a local stack": Parser(
+        _config(LxdConfig),
+        (ConfigError, SpecError),
+        (
+            b'scaleTier CUSTOM\nmasterType large\nworkerCount 3\nworkerType small\ncpus {"worker": 2}\nnetwork 10.1.0.0/24',
+            b'memory {"worker": "2GiB"}\ndisk {"ps": "4GiB"}\nlabels {"a": "b"}\nbucketSize 10GiB',
+        ),
+    ),
+    "config of a stack at Google": Parser(
+        _config(GcpConfig),
+        (ConfigError, SpecError),
+        (
+            b'target gcp\nscaleTier STANDARD_1\nzones ["us-central1-a"]\noperatorCidr 1.2.3.4/32\nimage a/b',
+            b'acceleratorType {"worker": "nvidia-tesla-t4"}\nacceleratorCount {"worker": 2}\nidleTimeout 20m\nsubnetwork mine',
+        ),
+    ),
+    "config.yaml of a job": Parser(
+        _job,
+        (UsageError,),
+        (
+            b"trainingInput:\n  scaleTier: CUSTOM\n  args: [--a, '1']\n  scheduling: {maxRunningTime: 3600s}\nlabels: {a: b}\n",
+            b"trainingInput:\n  hyperparameters:\n    goal: MAXIMIZE\n    maxTrials: 4\n    params:\n"
+            b"    - {parameterName: a, type: DOUBLE, minValue: 0.1, maxValue: 1, scaleType: UNIT_LOG_SCALE}\n",
+        ),
+    ),
+    "scaletier.yaml of a package": Parser(_package, (UsageError,), (_DECLARED,)),
+    **{f"a {kind.kind}": Parser(_record(kind), (RecordError,), (_json(seed),)) for kind, seed in _RECORDS.items()},
+    "inventory.json": Parser(_inventory, (UsageError,), (_json(_INVENTORY),)),
+    "findings of the doctor": Parser(
+        lambda data: Finding.from_dict(json.loads(data)),
+        (ValueError, KeyError, TypeError, RecursionError),
+        (_json({"severity": "ok", "what": "a", "mend": None, "mended": False, "check": "b"}),),
+    ),
+    "a log line of a host": Parser(_log, (ValueError,), (b"1 2 " + _LINE, b"0 100 x")),
+    "a log's chunks": Parser(
+        _stored,
+        (),
+        (b"0000000001-000000000000000-000000000000.jsonl\0" + _LINE + b"\n" + _LINE + b"\n\0", b"a\0b\0c\0d"),
+    ),
+    "what a program prints": Parser(
+        _said,
+        (),
+        (
+            b"Train [master/0], step 5: loss: 0.1\r10%\r20%\n\x1b[31mred\x1b[0m\x1b]0;title\x07\n",
+            "Fehler: \u202e\n".encode(),
+            b'Traceback (most recent call last):\n  File "a", line 1\nValueError: x\n\xff\xfe\x00',
+        ),
+    ),
+    "TF_CONFIG": Parser(lambda data: parse_cluster(_text(data)), (ClusterError,), (_json(_TASK),)),
+    "a name of a replica": Parser(
+        lambda data: parse_replica(_text(data), ["master-0", "worker-0"]), (SpecError,), (b"worker-0",)
+    ),
+    "a package": Parser(
+        _archive,
+        (UsageError, tarfile.TarError, zlib.error, EOFError, OSError, ValueError),
+        (_tar({"mine/task.py": b"", "mine/scaletier.yaml": _DECLARED}),),
+    ),
+    "a wheel": Parser(
+        _wheel,
+        (UsageError, zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError, ValueError),
+        (_zip({"a/__init__.py": b"x", "a-1.data/purelib/b.py": b"", "a-1.dist-info/METADATA": b"Name: a\n"}),),
+    ),
+    "a wheel's name": Parser(
+        lambda data: parse_wheel_filename(_text(data))[3] & hostpython.tags(),
+        (InvalidWheelFilename,),
+        (b"numpy-2.1.0-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", b"a-1-py3-none-any.whl"),
+    ),
+    "a line of requirements.txt": Parser(
+        _requirement, (UsageError,), (b"numpy==2.1.0; python_version < '3.12'", b"tensorflow>=2", b"a[b] @ https://h/x.whl")
+    ),
+    "--args": Parser(lambda data: split_args(_text(data)), (UsageError,), (b"--a 'b c' \"d\"",)),
+    "--labels": Parser(lambda data: split_labels([_text(data)]), (UsageError,), (b"a=b,c=d",)),
+    "--since, --until, --lines, --severity": Parser(
+        _wanted, (UsageError,), (b"2026-01-31T00:00:00Z\n10m\n100\nWARNING", b"12:30\n\nall\nerror")
+    ),
+    "a saved model": Parser(signatures, (ValueError,), (bytes.fromhex("08011212 2a10 0a0161 120b 0a090a0178 1204 10011a00"),)),
+    "an evaluation": Parser(
+        evaluation.parse,
+        (ValueError,),
+        (
+            _json(
+                {
+                    "classes": ["a", "b"],
+                    "confusion": [[1, 2], [3, 4]],
+                    "mistakes": [{"image": _PNG, "label": 0, "predicted": 1}],
+                }
+            ),
+        ),
+    ),
+    "an instance to predict": Parser(instances.of_line, (RestError,), (b'{"key": 1, "image": [0.1, 2]}',)),
+}
