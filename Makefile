@@ -10,7 +10,7 @@ export PYTHON STACK
 TOGETHER = SETUP_LINES=1 $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
 
-.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test lint unit e2e rehearsal soak fuzz bench clean
+.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test lint unit e2e rehearsal soak fuzz audit bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -91,6 +91,9 @@ soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow
 
 fuzz: dev ## text that is nearly right into every parser of other people's text, for SECONDS (600)
 	@$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
+
+audit: venv ## known holes in the pinned versions, by pip-audit; it needs PyPI itself
+	@setup/audit.sh
 
 bench: setup dev ## figures against peers, in one run; ONLY=name for one
 	@$(BIN)/python -m benchmarks $(ONLY)
