@@ -114,9 +114,14 @@ class Broker:
         threading.Thread(target=self._server.serve_forever, name="broker", daemon=True).start()
 
     @property
+    def port(self) -> int:
+        """Where it answers."""
+        return int(self._server.server_port)
+
+    @property
     def environment(self) -> dict[str, str]:
         """What has Google's clients ask here."""
-        there = f"{_LOOPBACK}:{self._server.server_port}"
+        there = f"{_LOOPBACK}:{self.port}"
         return {"GCE_METADATA_HOST": there, "GCE_METADATA_IP": there}
 
     def close(self) -> None:

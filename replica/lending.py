@@ -1,0 +1,34 @@
+"""`python -m replica.lending OUTPUT -- COMMAND`: a command of fab's on a host of Google's, which runs a program of a job.
+
+The program has the rights that the job had, to write its OUTPUT, from a broker that lives as long as the command. PORT among the
+command's words is the broker's port.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from jobs import paths
+from replica.broker import Access, Broker, Mint, mint
+
+PORT = "@port@"
+"""A word of the command for which the port stands in."""
+
+
+def main(arguments: Sequence[str], mint: Mint = mint) -> int:
+    """Run the command; its exit code."""
+    output, _, *command = arguments
+    there = urlsplit(output)
+    may = Access(there.netloc, (there.path.strip("/"),), (f"{paths.DATA}/",))
+    broker = Broker(may, mint, lambda text: sys.stderr.write(f"{text}\n"))
+    try:
+        return subprocess.run([str(broker.port) if word == PORT else word for word in command], check=False).returncode
+    finally:
+        broker.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
