@@ -1,7 +1,7 @@
 """`python -m replica.lending OUTPUT -- COMMAND`: a command of fab's on a host of Google's, which runs a program of a job.
 
-The program has the rights that the job had, to write its OUTPUT, from a broker that lives as long as the command. PORT among the
-command's words is the broker's port.
+The program has the rights that the job had, to write its OUTPUT, from a broker that lives as long as the command. PORT among
+the command's words is the broker's port.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ def main(arguments: Sequence[str], mint: Mint = mint) -> int:
     output, _, *command = arguments
     there = urlsplit(output)
     may = Access(there.netloc, (there.path.strip("/"),), (f"{paths.DATA}/",))
-    broker = Broker(may, mint, lambda text: sys.stderr.write(f"{text}\n"))
+    broker = Broker(may, mint, _say)
     try:
         return subprocess.run([str(broker.port) if word == PORT else word for word in command], check=False).returncode
     finally:
         broker.close()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":
