@@ -28,6 +28,7 @@ from jobs.times import now, seconds_between
 from replica import memory
 from replica.decide import end_of
 from replica.supervisor import Assignment
+from replica.trainer import TAIL_CHARACTERS
 
 LIMIT = 1_000_000
 """Bytes of it at most: what does not fit of the log, its oldest lines, is left out, then what is largest."""
@@ -85,7 +86,7 @@ def made(
         "host": host.name,
         "time": now(),
         "trainer": of_trainer(record),
-        "lines": last_lines(log),
+        "lines": with_tail(last_lines(log), record),
         "units": units(),
         "kernel": kernel(),
         "disks": disks(["/", str(state), *buckets]),
@@ -128,6 +129,16 @@ def last_lines(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[str, Any]]:
+    """The end of a log, and what the trainer printed last where that is not in it: a full disk loses the line that says so."""
+    tail = record.errorMessage.splitlines()
+    there = {line["message"][:TAIL_CHARACTERS] for line in lines}
+    if not tail or tail[-1] in there:
+        return lines
+    lost = [text for text in tail if text not in there]
+    return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in lost)]
+
+
 def units() -> dict[str, Any]:
     """What systemd says of the replica's unit and the trainer's, as far as this user may ask."""
     argv = ["systemctl", "show", "--no-pager", f"--property={_PROPERTIES}", *_UNITS]
@@ -138,7 +149,9 @@ def units() -> dict[str, Any]:
     if ran.returncode:
         return {"notReadable": f"systemctl: {ran.stderr.strip() or ran.returncode}"}
     blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in ran.stdout.split("\n\n")]
-    return {block.pop("Id"): block for block in blocks if "Id" in block}
+    forgotten = {"LoadState": "not-found"}  # which is what systemd says of a unit that has ended
+    loaded = {block.pop("Id"): block for block in blocks if "Id" in block}
+    return {name: forgotten if forgotten.items() <= block.items() else block for name, block in loaded.items()}
 
 
 def kernel(kmsg: Path = _KMSG) -> dict[str, Any]:
@@ -187,7 +200,7 @@ def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
 def load() -> dict[str, Any]:
     """What the machine has of memory, how much of it is free, and its load; null for what this unit is not shown."""
     page = os.sysconf("SC_PAGE_SIZE")
-    pages = {"totalBytes": "SC_PHYS_PAGES", "freeBytes": "SC_AVPHYS_PAGES"}
+    pages = {"machineBytes": "SC_PHYS_PAGES", "machineFreeBytes": "SC_AVPHYS_PAGES"}
     told: dict[str, Any] = dict.fromkeys((*pages, "load"))
     for key, name in pages.items():
         with suppress(OSError, ValueError):

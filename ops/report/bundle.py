@@ -65,8 +65,6 @@ class Found:
 
 def bundle(cluster: Cluster, job_id: str | None, dest: str | None, force: bool, as_json: bool) -> int:
     """Write a job's bundle, of the newest where none is named; nothing is written over unless with `force`."""
-    if dest is not None:
-        check_target(Path(dest), force)
     record = existing_job(cluster.ledger, job_id)
     target = Path(dest if dest is not None else f"{record.jobId}-bundle.tar.gz")
     check_target(target, force)
@@ -133,7 +131,8 @@ def _undiagnosed(found: Found) -> list[str]:
     if record.state is not JobState.FAILED:
         return [f"job {record.jobId} is {record.state}: no diagnosis was made, as hosts make one when a job FAILED"]
     names = [replica.name for replica in found.replicas if replica.name not in found.diagnoses]
-    return [f"no diagnosis by {', '.join(names)}: never started, lost, or without a bucket at the end"] if names else []
+    why = "it never started, was lost or had no bucket, or is still at it"
+    return [f"no diagnosis by {', '.join(names)}: {why}"] if names else []
 
 
 def _described(cluster: Cluster, record: JobRecord, replicas: list[ReplicaRecord]) -> bytes:
@@ -217,7 +216,7 @@ def summary(found: Found) -> str:
 
 def _line(found: Found, replica: ReplicaRecord) -> str:
     told = found.diagnoses.get(replica.name, {})
-    said = [*_ended(replica, told), *_rooms(told, found.logs.get(replica.name, []))]
+    said = [*_ended(replica, told), *_rooms(replica, told, found.logs.get(replica.name, []))]
     if replica.firstError:
         said.append(f"its first error: {replica.firstError.message}")
     ahead = _number(_part(told, "clock").get("aheadSeconds"))
@@ -237,7 +236,7 @@ def _ended(replica: ReplicaRecord, told: Mapping[str, Any]) -> list[str]:
     return [*said, terminal.plural(replica.restarts, "restart")] if replica.restarts else said
 
 
-def _rooms(told: Mapping[str, Any], log: list[Line]) -> list[str]:
+def _rooms(replica: ReplicaRecord, told: Mapping[str, Any], log: list[Line]) -> list[str]:
     """Where there was no room: what is full now, and what the trainer says, as what it wrote goes when it ends."""
     said = []
     disks = told.get("disks")
@@ -245,8 +244,8 @@ def _rooms(told: Mapping[str, Any], log: list[Line]) -> list[str]:
         total, free = _number(disk.get("totalBytes")), _number(disk.get("freeBytes"))
         if total and (full := 100 * (1 - free / total)) >= _FULL:
             said.append(f"{disk.get('path')} is {full:.0f} % full")
-    lines = (found[0] for line in reversed(log) if (found := _NO_ROOM.search(line.message)))
-    return [*said, *(f'it ran out of disk, "{line}"' for line in [next(lines, None)] if line)]
+    texts = "\n".join((replica.errorMessage, *(line.message for line in log)))
+    return [*said, f'it ran out of disk, "{lack[0]}"'] if (lack := _NO_ROOM.search(texts)) else said
 
 
 def _is_object(value: object) -> bool:

@@ -135,7 +135,7 @@ def test_all_that_tells_why_a_job_failed(job: Job, capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     size = Path("job01-bundle.tar.gz").stat().st_size
     assert out == f"job01-bundle.tar.gz: {size / 1000:.1f} kB, begin with its summary.txt\n"
-    assert "no diagnosis by master-0: never started, lost, or without a bucket at the end" in err.splitlines()
+    assert "no diagnosis by master-0: it never started, was lost or had no bucket, or is still at it" in err.splitlines()
     assert "master-0 does not answer: it was not asked" in err.splitlines()
     assert [path.name for path in Path().iterdir()] == ["job01-bundle.tar.gz"]
     assert job.fleet.asked == [("worker-1", ask_command(NOON))]
@@ -154,8 +154,16 @@ def test_the_summary_begins_with_the_first_error_and_has_a_line_a_replica(job: J
         'it ran out of disk, "No space left on device"; its first error: MemoryError: too much; its clock was +600 s to '
         "that of master-0; clock +500 ms to this machine's",
     ]
-    assert "Note: no diagnosis by master-0: never started, lost, or without a bucket at the end" in lines
+    assert "Note: no diagnosis by master-0: it never started, was lost or had no bucket, or is still at it" in lines
     assert "What is in here:" in lines
+
+
+def test_a_full_disk_shows_where_the_log_could_not_be_written_either(job: Job) -> None:
+    job.put(paths.diagnosis("job01", "master-0"), b'{"lines": []}')
+    full = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="OSError: [Errno 122] Disk quota exceeded")
+    job.ledger.write_replica("job01", full, job.ledger.replica_version("job01", "master-0"))
+    assert job.bundle() == 0
+    assert 'master-0: EXITED with 1; it ran out of disk, "Disk quota exceeded"' in content()["summary.txt"].splitlines()
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.SUCCEEDED, JobState.CANCELLED])

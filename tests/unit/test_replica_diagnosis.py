@@ -14,14 +14,17 @@ import pytest
 from replicahosts import Make, until
 
 from jobs import paths
+from jobs.folder import Folder
 from jobs.lease import Lease
-from jobs.records import JobRecord, ReplicaRecord
+from jobs.ledger import Ledger
+from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 from jobs.store import StoreError
 from replica import diagnosis
 from replica.diagnosis import LIMIT, LINES, Diagnosis, encoded, hidden, lines_of
 from replica.lines import Line
 from replica.log import Log
+from replica.site import HostSite
 
 SECRET = "correct horse battery staple"
 RAISES = (
@@ -101,6 +104,7 @@ class Files:
         self.there: dict[str, bytes] = {}
 
     def upload(self, name: str, source: Path) -> None:
+        assert source.parent == Path("/proc/self/fd")  # no file of the host's disk, which may be full
         self.goes.wait(20)
         if self.error:
             raise self.error
@@ -123,6 +127,43 @@ def test_a_bucket_that_hangs_holds_up_the_next_job_for_a_while_alone(monkeypatch
     files.goes.set()
     until(lambda: files.there == {"a": b"1"})
     assert said == []
+
+
+class Slow(Folder):
+    """A bucket that takes a diagnosis when it is told, and all else at once."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.goes, self.taken = threading.Event(), list[str]()
+
+    def upload(self, name: str, source: Path) -> None:
+        if "/diagnosis/" in name:
+            self.goes.wait(20)
+            self.taken.append(name)
+        super().upload(name, source)
+
+
+def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_path: Path) -> None:
+    store = Slow(tmp_path)
+    site = HostSite(HostFile("worker-1", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
+    failed = JobRecord("job01", JobState.FAILED)
+    site.diagnose(failed, ReplicaRecord("ps-0"), "")
+    assert site.finish()  # of no job is there anything to say
+    for job_id in ("job01", "job02"):
+        (place := tmp_path / "state" / "jobs" / job_id).mkdir(parents=True)
+        (place / "package.sha256").write_text("abc")
+        site.prepare(Plan(job_id, ["master-0", "ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a/b"), "ps-0")
+        store.goes.clear()
+        for _ in range(3):
+            site.diagnose(replace(failed, jobId=job_id), ReplicaRecord("ps-0"), "")
+            assert not site.finish()
+        time.sleep(0.2)  # in which all else is done
+        assert not site.finish()
+        store.goes.set()
+        until(site.finish)
+    assert store.taken == [paths.diagnosis("job01", "ps-0"), paths.diagnosis("job02", "ps-0")]
+    told = json.loads((tmp_path / paths.diagnosis("job02", "ps-0")).read_bytes())
+    assert (told["job"], told["replica"], told["host"]) == ("job02", "ps-0", "worker-1")
 
 
 @pytest.mark.parametrize("error", [StoreError(28, "No space left on device"), ValueError("what"), KeyError()])
@@ -155,6 +196,15 @@ def test_the_last_lines_of_a_log_are_cut_to_what_a_line_may_have(tmp_path: Path)
     assert len(found) == LINES
     assert found[0]["message"] == "line 6"
     assert (found[-1]["severity"], len(found[-1]["message"])) == ("ERROR", 4000)
+
+
+def test_what_a_full_disk_kept_from_the_log_is_there_all_the_same() -> None:
+    lines = [{"time": "12:00", "severity": "INFO", "message": "up"}]
+    ended = ReplicaRecord("ps-0", endTime="12:01", errorMessage="up\nOSError: No space left on device")
+    lost = {"time": "12:01", "severity": "ERROR", "message": "OSError: No space left on device"}
+    assert diagnosis.with_tail(lines, ended) == [*lines, lost]
+    assert diagnosis.with_tail([*lines, lost], ended) == [*lines, lost]
+    assert diagnosis.with_tail(lines, ReplicaRecord("ps-0")) == lines
 
 
 def test_a_secret_is_nowhere_line_by_line() -> None:
@@ -193,9 +243,11 @@ def test_systemd_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     assert diagnosis.units()["notReadable"].startswith("systemctl: ")
     program = tmp_path / "systemctl"
-    program.write_text("#!/bin/sh\nprintf 'Id=a.service\\nResult=oom-kill\\n\\nId=b.service\\nResult=success\\n'\n")
+    program.write_text(
+        "#!/bin/sh\nprintf 'Id=a.service\\nResult=oom-kill\\n\\nId=b.service\\nLoadState=not-found\\nResult=success\\n'\n"
+    )
     program.chmod(0o755)
-    assert diagnosis.units() == {"a.service": {"Result": "oom-kill"}, "b.service": {"Result": "success"}}
+    assert diagnosis.units() == {"a.service": {"Result": "oom-kill"}, "b.service": {"LoadState": "not-found"}}
 
 
 def test_a_place_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
