@@ -11,7 +11,7 @@ import re
 import shlex
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ LINES = 200
 _HOST_SECONDS = 20.0
 _FULL = 90
 _CLOCK_SECONDS = 5.0
+_SECRET, _SHORTEST = "[secret]", 4
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _CONTENT = """\
 What is in here:
@@ -72,12 +73,12 @@ def bundle(cluster: Cluster, job_id: str | None, dest: str | None, force: bool, 
         found = gather(cluster, record, step)
     for note in found.notes:
         terminal.note(note)
-    content = packed(f"{record.jobId}-bundle", {"summary.txt": summary(found).encode(), **found.files})
+    files = {"summary.txt": summary(found).encode(), **found.files}
+    content = packed(f"{record.jobId}-bundle", hidden(files, secrets(found)))
     write(target, content)
     if as_json:
         told = {"jobId": record.jobId, "state": record.state, "dest": str(target), "bytes": len(content)}
-        files = ["summary.txt", *found.files]
-        terminal.as_json({**told, "files": files, "diagnosed": list(found.diagnoses), "notes": found.notes})
+        terminal.as_json({**told, "files": list(files), "diagnosed": list(found.diagnoses), "notes": found.notes})
     else:
         terminal.out(f"{target}: {terminal.size(len(content))}, begin with its summary.txt")
     return DONE
@@ -259,6 +260,31 @@ def _part(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def secrets(found: Found) -> set[str]:
+    """What hosts wrote down as [secret]: they know the values, and records have the same texts as the trainer printed them."""
+    values: set[str] = set()
+    for replica in found.replicas:
+        told = _part(found.diagnoses.get(replica.name, {}), "trainer")
+        first = replica.firstError.message if replica.firstError else ""
+        for printed, written in (
+            (replica.errorMessage, told.get("errorMessage")),
+            (first, _part(told, "firstError").get("message")),
+        ):
+            pattern = re.escape(str(written)).replace(re.escape(_SECRET), "(.+?)")
+            if printed != written and (match := re.fullmatch(pattern, printed)):
+                values.update(value for value in match.groups() if len(value) >= _SHORTEST and value != _SECRET)
+    return values
+
+
+def hidden(files: Mapping[str, bytes], values: Collection[str]) -> dict[str, bytes]:
+    """The files without these values, however they are written in them."""
+    forms = {f for v in values for f in (v, terminal.harmless(v), json.dumps(v)[1:-1], json.dumps(v, ensure_ascii=False)[1:-1])}
+    found = dict(files)
+    for form in sorted(forms, key=len, reverse=True):
+        found = {name: content.replace(form.encode("utf-8", "replace"), _SECRET.encode()) for name, content in found.items()}
+    return found
 
 
 def packed(top: str, files: Mapping[str, bytes]) -> bytes:

@@ -179,6 +179,31 @@ def test_of_a_job_that_did_not_fail_there_is_what_there_is(
     assert {"job.json", "logs/master-0.log", "replicas/worker-0.json"} <= set(content())
 
 
+def test_a_secret_that_a_host_has_hidden_is_hidden_in_the_rest_too(job: Job) -> None:
+    secret = 'sesam"ö\x1b[2J'
+    error = FirstError(NOON, f"KeyError: {secret}!")
+    printed = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=f"with {secret}\nand {secret}", firstError=error)
+    told = {"errorMessage": "with [secret]\nand [secret]", "firstError": {"message": "KeyError: [secret]!"}}
+    job.ledger.write_replica("job01", printed, job.ledger.replica_version("job01", "master-0"))
+    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": told}).encode())
+    job.becomes(JobState.FAILED, errorMessage=f"master 0 failed {secret}")
+    assert job.bundle() == 0
+    found = content()
+    assert not [name for name, text in found.items() if "sesam" in text]
+    assert "Job job01 FAILED: master 0 failed [secret]" in found["summary.txt"]
+    assert json.loads(found["replicas/master-0.json"])["firstError"]["message"] == "KeyError: [secret]!"
+    assert found["plan.json"] == '{"plan": 1}'
+
+
+@pytest.mark.parametrize("written", ["[secret]", "a[secret]c[secret]", 7, None])
+def test_what_is_no_secret_hides_nothing(job: Job, written: object) -> None:
+    printed = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="abcd" if written != "[secret]" else "[secret]")
+    job.ledger.write_replica("job01", printed, job.ledger.replica_version("job01", "master-0"))
+    job.put(paths.diagnosis("job01", "master-0"), json.dumps({"lines": [], "trainer": {"errorMessage": written}}).encode())
+    assert job.bundle() == 0
+    assert "[secret]" not in content()["describe.txt"]
+
+
 def test_a_job_of_which_there_is_nothing_but_its_record(tmp_path: Path, job: Job) -> None:
     put_job(job.ledger, JobRecord("job00", JobState.QUEUED, createTime=NOON, wants=HOSTS))
     assert bundle(job.cluster, "job00", "x.tar.gz", False, False) == 0
