@@ -19,7 +19,7 @@ from infra.gcp.cluster import POLL_SECONDS
 from infra.spec import ScaleTier, preset
 from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
-from jobs.records import JobRecord, Plan, Task
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 from jobs.store import Conflict, Item
 from ops.train.render import beat_seconds, idle_seconds
@@ -94,6 +94,9 @@ class _Site:
 
     def facts(self) -> dict[str, Any] | None:
         return None
+
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        pass
 
     def tidy(self, job_ids: Collection[str]) -> None:
         pass

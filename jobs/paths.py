@@ -53,6 +53,11 @@ def log(job_id: str, name: str) -> str:
     return f"{JOBS}/{job_id}/logs/{name}"
 
 
+def diagnosis(job_id: str, name: str) -> str:
+    """What a replica's host knew when the job FAILED, written once."""
+    return f"{JOBS}/{job_id}/diagnosis/{name}.json"
+
+
 def trial(job_id: str, number: int) -> str:
     """The record of a trial, of a job that tunes hyperparameters."""
     return f"{JOBS}/{job_id}/trials/{number}.json"

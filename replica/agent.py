@@ -11,7 +11,7 @@ from jobs.checked import RecordError
 from jobs.lease import Clock, Watch
 from jobs.ledger import Ledger, Stored
 from jobs.power import Starter
-from jobs.records import JobRecord, Plan
+from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
 from jobs.tender import Tender
@@ -34,11 +34,14 @@ class Site(Protocol):
     def facts(self) -> dict[str, Any] | None:
         """What was found for the manifest, once; None while nothing new is."""
 
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        """Begin to write down, once, why a job has FAILED, of whose end this host `heard` then; nothing waits for that."""
+
     def tidy(self, job_ids: Collection[str]) -> None:
         """Forget the secrets of every job but these, which have this host or may get it."""
 
     def finish(self) -> bool:
-        """True once the log is in the bucket, or was waited for long enough."""
+        """True once log and diagnosis are in the bucket, or were waited for long enough."""
 
 
 class Agent:
@@ -79,6 +82,7 @@ class Agent:
         self.supervisor: Supervisor | None = None
         self._failing = False
         self._trouble = ""
+        self._heard = ""
         self._terminated = self._asked = False
         self.over = False
         """True once no job has this host or waits for it, or the unit is stopped and the bucket knows how the replica is."""
@@ -219,8 +223,17 @@ class Agent:
                     self._drop()
             raise
         self._watch.forget("unreadable")
+        self._diagnose(reporter.job, self.supervisor)
         if reporter.settled and self._site.finish():
             self._drop()
+
+    def _diagnose(self, job: JobRecord | None, supervisor: Supervisor) -> None:
+        """Of a job that has FAILED, what this host knows, as soon as its trainer has stopped and before anything is tidied."""
+        if job is None or job.state is not JobState.FAILED:
+            return
+        self._heard = self._heard or self._now()
+        if supervisor.idle:
+            self._site.diagnose(job, supervisor.record, self._heard)
 
     def _ask_why(self) -> None:
         """Whether the unit is being stopped because its host is taken back; asked once."""
@@ -234,6 +247,7 @@ class Agent:
     def _drop(self) -> None:
         """Be done with a job."""
         self._reporter = self.supervisor = self._assignment = None
+        self._heard = ""
 
     def _fails(self, error: Exception) -> None:
         self._trouble = str(error)

@@ -31,3 +31,17 @@ def oom_kills(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/
             if file.exists() and (found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)):
                 return int(found[1])
     return 0
+
+
+def events(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> dict[str, dict[str, int]]:
+    """All that the kernel has counted of memory that ran out, by control group: this process's, and the one that it is in."""
+    found = {}
+    with suppress(OSError):
+        path = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
+        groups = [(Path(path.get("", "/")), "memory.events"), (Path(f"/memory{path.get('memory', '')}"), "memory.oom_control")]
+        for group, name in groups:
+            for folder in (group, group.parent):
+                with suppress(OSError):
+                    text = Path(f"{root}{folder}", name).read_text()
+                    found[str(folder)] = {key: int(count) for key, count in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+    return found

@@ -9,16 +9,18 @@ import shutil
 import tarfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jobs import paths
 from jobs.ledger import Ledger
-from jobs.records import HostFile, Plan, Task
+from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.store import Conflict, Files, StoreError
-from replica import processors
+from replica import diagnosis, processors
 from replica.archive import Archive, archived
 from replica.broker import Broker, Mint, access, mint
+from replica.diagnosis import Diagnosis
 from replica.launched import SOCKET, Launcher
 from replica.log import Log
 from replica.manifest import Manifest
@@ -62,15 +64,19 @@ class HostSite:
         self._archive: Archive | None = None
         self._manifest: Manifest | None = None
         self._log: Log | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._assignment: Assignment | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         """The job's package, log and environment; StoreError where they cannot be had now."""
         try:
-            return self._prepared(plan, replica)
+            self._assignment = self._prepared(plan, replica)
         except StoreError:
             raise
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
+        self._diagnosis = None
+        return self._assignment
 
     def _prepared(self, plan: Plan, name: str) -> Assignment:
         self.finish()  # of a job, or an attempt, before
@@ -95,6 +101,14 @@ class HostSite:
         """What the chief's host found, once it is in the manifest; None until then, and after."""
         return self._manifest.told() if self._manifest else None
 
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        """Begin to write down, once, what this host knows of a job that has FAILED, of whose end it `heard` then."""
+        if self._diagnosis or self._assignment is None or self._log is None:
+            return
+        name, log = paths.diagnosis(job.jobId, record.name), self._log
+        make = partial(diagnosis.made, self._host, self._state, self._assignment, log.path, job, record, heard)
+        self._diagnosis = Diagnosis(self._files, name, make, lambda why: log.say(why, "WARNING"))
+
     def tidy(self, job_ids: Collection[str]) -> None:
         """Forget secrets, package and home of every job but these, which have this host or may get it."""
         with suppress(OSError):  # there are none
@@ -106,9 +120,11 @@ class HostSite:
                 self._launcher.tidy(job_ids)
 
     def finish(self) -> bool:
-        """True once the log is in the bucket, or was waited for long enough."""
+        """True once diagnosis and log are in the bucket, or were waited for long enough."""
         if self._manifest:
             self._manifest.close()
+        if self._diagnosis and not self._diagnosis.finish():
+            return False
         return self._archive is None or self._archive.finish()
 
     def _package(self, plan: Plan) -> Path:

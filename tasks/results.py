@@ -72,6 +72,29 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
 
 
 @task(
+    words=["job", "dest"],
+    help={
+        "job": JOB,
+        "dest": "the file to write (default: ID-bundle.tar.gz)",
+        "force": "write over a file that is there",
+        "json": JSON,
+    },
+)
+def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool = False, json: bool = False) -> int:
+    """Put all that tells why a job failed into one file: what each host wrote down when it did, records, ends of logs.
+
+    fab bundle job01
+    fab bundle job01 /tmp/job01.tar.gz --force
+
+    Its summary.txt begins with the job's first error. What a trainer printed is in it.
+    """
+    from ops.cluster.cluster import Cluster
+    from ops.report.bundle import bundle as run
+
+    return run(Cluster.load(), job, dest, force, json)
+
+
+@task(
     words=["job"],
     help={
         "job": JOB,

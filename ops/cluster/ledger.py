@@ -14,7 +14,7 @@ from jobs.checked import RecordError
 from jobs.ledger import Ledger
 from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
-from jobs.states import ReplicaState
+from jobs.states import JobState, ReplicaState
 from jobs.store import Store
 from ops import terminal
 from ops.errors import OpsError, UsageError, meant
@@ -113,6 +113,11 @@ def newest_job(ledger: Ledger, say: bool = False) -> str | None:
     jobs = ledger.jobs()[0]
     started = [job for job in jobs if job.startTime] or jobs
     return started[0].jobId if started else None
+
+
+def advice(record: JobRecord) -> str:
+    """The command that has all that tells why a job FAILED; empty for any other job."""
+    return f"fab bundle {record.jobId} has all that tells why, in one file" if record.state is JobState.FAILED else ""
 
 
 def replica_names(record: JobRecord) -> list[str]:

@@ -64,8 +64,8 @@ def check_output(target: Path) -> None:
 
 
 def write(target: Path, content: bytes) -> None:
-    """The page, complete or not there; UsageError where the folder does not allow it."""
-    part = target.with_name(f".{uuid.uuid4().hex}.html")
+    """A file, complete or not there; UsageError where the folder does not allow it."""
+    part = target.with_name(f".{uuid.uuid4().hex}")
     try:
         try:
             part.write_bytes(content)

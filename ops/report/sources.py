@@ -63,16 +63,16 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
     check_started(record, replicas)
     notes: list[str] = []
     none: dict[str, list[Line]] = {}
-    logs = _try(lambda: _logs(cluster, record), none, notes, "no log was read")
-    output = _try(lambda: find(cluster, record), None, notes, "the output was not read")
-    tuned = _try(lambda: trials.read(cluster.ledger, record), None, notes, "the trials were not read")
+    logs = tried(lambda: _logs(cluster, record), none, notes, "no log was read")
+    output = tried(lambda: find(cluster, record), None, notes, "the output was not read")
+    tuned = tried(lambda: trials.read(cluster.ledger, record), None, notes, "the trials were not read")
     if output and tuned:
         output = output.of_trial(tuned.best)
     told = any(progress.trained(line.message) or progress.evaluated(line.message) for log in logs.values() for line in log)
     curves: dict[str, list[tuple[int, float]]] = {}
     if output and not told:
-        curves = _try(lambda: scalars(cluster, output, _POINTS), {}, notes, "the summaries were not read")
-    evaluation = _try(lambda: _evaluation(output), None, notes, f"{EVALUATION} was not used") if output else None
+        curves = tried(lambda: scalars(cluster, output, _POINTS), {}, notes, "the summaries were not read")
+    evaluation = tried(lambda: _evaluation(output), None, notes, f"{EVALUATION} was not used") if output else None
     return Sources(
         record,
         replicas,
@@ -80,7 +80,7 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
         logs,
         curves,
         _metrics(cluster, record, logs),
-        _try(lambda: _manifest(cluster, record.jobId), {}, notes, "the manifest was not read"),
+        tried(lambda: _manifest(cluster, record.jobId), {}, notes, "the manifest was not read"),
         evaluation,
         _planned(cluster, record),
         tuned,
@@ -100,7 +100,8 @@ def check_started(record: JobRecord, replicas: list[ReplicaRecord]) -> None:
     )
 
 
-def _try(read_it: Callable[[], T], otherwise: T, notes: list[str], what: str) -> T:
+def tried(read_it: Callable[[], T], otherwise: T, notes: list[str], what: str) -> T:
+    """What is read; where that fails `otherwise`, and a note that says why."""
     try:
         return read_it()
     except (OpsError, StoreError, RecordError, EvaluationError, OSError) as error:

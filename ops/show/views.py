@@ -18,7 +18,7 @@ from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
-from ops.cluster.ledger import existing_job, replicas_of
+from ops.cluster.ledger import advice, existing_job, replicas_of
 from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.show import trials
@@ -109,21 +109,29 @@ def _cancelled(cluster: Cluster, record: JobRecord) -> str | None:
 
 def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     """All that is known of a job."""
-    ledger = cluster.ledger
-    record = existing_job(ledger, job_id)
-    job_id = record.jobId
-    replicas = replicas_of(ledger, record)
-    tuned = trials.read(ledger, record)
-    first = earliest((replica.name, replica.firstError) for replica in replicas)
+    record = existing_job(cluster.ledger, job_id)
+    replicas = replicas_of(cluster.ledger, record)
     if as_json:
+        tuned = trials.read(cluster.ledger, record)
+        first = earliest((replica.name, replica.firstError) for replica in replicas)
         told = {"replicas": [replica.to_dict() for replica in replicas]}
         output = {"trainingOutput": tuned.output()} if tuned else {}
         error = {"firstError": {"replica": first[0], **asdict(first[1])}} if first else {}
         terminal.as_json({**record.to_dict(), **told, **output, **error})
         return DONE
-    queue = ledger.queue() if record.state is JobState.QUEUED else Queue()
-    ahead = queue.ahead_of(job_id)
-    kept = sum(job == job_id for job in queue.kept().values())
+    describe_to_stdout(cluster, record, replicas)
+    if more := advice(record):
+        terminal.note(more)
+    return DONE
+
+
+def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[ReplicaRecord]) -> None:
+    """The same for people."""
+    tuned = trials.read(cluster.ledger, record)
+    first = earliest((replica.name, replica.firstError) for replica in replicas)
+    queue = cluster.ledger.queue() if record.state is JobState.QUEUED else Queue()
+    ahead = queue.ahead_of(record.jobId)
+    kept = sum(job == record.jobId for job in queue.kept().values())
     facts = {
         "job": record.jobId,
         "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
@@ -161,7 +169,6 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     if record.errorMessage:
         terminal.out()
         terminal.out(record.errorMessage.rstrip("\n"))
-    return DONE
 
 
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:

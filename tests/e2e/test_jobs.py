@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 
@@ -107,6 +108,46 @@ def test_trainer_that_raises_is_failed_with_its_traceback(cluster: Stack) -> Non
     assert record["state"] == "FAILED"
     assert record["errorMessage"].startswith("The replica worker 1 exited with a non-zero status of 1.")
     assert "RuntimeError: worker-1 was told to raise" in record["errorMessage"]
+
+
+def test_why_jobs_failed_is_told_in_one_file(cluster: Stack, tmp_path: Path) -> None:
+    raised = cluster.fab("train", "--job", "told_raises", *TINY, "--args", "--raise worker-1 --seconds 60")
+    assert "fab bundle told_raises has all that tells why" in raised.err
+    assert cluster.fab("train", "--job", "told_eats", *TINY, "--args", "--eat worker-0 --seconds 60").code == 1
+    for host in ("worker-0", "worker-1"):
+        assert cluster.ssh(host, "sudo systemctl restart scaletier").code == 0
+    found = {job: _bundle(cluster, job, tmp_path / f"{job}.tar.gz") for job in ("told_raises", "told_eats")}
+    replicas = ("ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0")
+    for job, files in found.items():
+        assert {f"diagnosis/{name}.json" for name in replicas} <= set(files), job
+        assert {f"logs/{name}.log" for name in replicas} <= set(files), job
+        assert {f"hosts/{name}.txt" for name in replicas} <= set(files), job
+    first = found["told_raises"]["summary.txt"].splitlines()[0]
+    assert first.startswith("First error: worker-1, ")
+    assert first.endswith(": RuntimeError: worker-1 was told to raise")
+    raises, eats = (
+        json.loads(found[job][f"diagnosis/{name}.json"])
+        for job, name in (("told_raises", "worker-1"), ("told_eats", "worker-0"))
+    )
+    assert raises["trainer"]["exitCode"] == 1
+    assert raises["units"]["scaletier.service"]["ActiveState"] == "active"
+    assert raises["tfConfig"]["task"] == {"type": "worker", "index": 1}
+    assert "tensorflow" in " ".join(raises["python"]["packages"])
+    assert (eats["trainer"]["exitCode"], eats["trainer"]["outOfMemory"]) == (137, True)
+    assert eats["trainer"]["memoryLimit"] > 0
+    (line,) = [line for line in found["told_eats"]["summary.txt"].splitlines() if line.startswith("worker-0: ")]
+    assert line.startswith("worker-0: EXITED with 137, signal 9 (SIGKILL), out of memory of ")
+
+
+def _bundle(cluster: Stack, job: str, file: Path) -> dict[str, str]:
+    result = cluster.fab("bundle", job, str(file))
+    assert (result.code, "no diagnosis" in result.err) == (0, False), result.text
+    with tarfile.open(file) as tar:
+        return {
+            member.name.partition("/")[2]: content.read().decode()
+            for member in tar.getmembers()
+            if (content := tar.extractfile(member))
+        }
 
 
 def test_killed_replica_is_restarted_and_the_job_succeeds(cluster: Stack) -> None:

@@ -132,6 +132,9 @@ class Site:
     def facts(self) -> dict[str, Any] | None:
         return None
 
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        pass
+
     def tidy(self, job_ids: Collection[str]) -> None:
         pass
 

@@ -34,6 +34,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.models.versions.versions": "fab versions",
     "ops.plan.plan.plan": "fab plan",
     "ops.plan.planned._show": "fab plan --job",
+    "ops.report.bundle.bundle": "fab bundle",
     "ops.report.command.report": {"reports": "fab report of several jobs", "": "fab report"},
     "ops.show.cost.cost": "fab cost",
     "ops.show.doctor.doctor": "fab doctor",

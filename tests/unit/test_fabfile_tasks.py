@@ -23,6 +23,7 @@ from ops.errors import DETACHED, HostError, OpsError, UsageError
 ROOT = Path(__file__).resolve().parents[2]
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 TASKS = [
+    "bundle",
     "cancel",
     "connect",
     "cost",
@@ -94,7 +95,7 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["nope"], "there is no task 'nope'; valid are cancel, connect, cost, data"),
+        (["nope"], "there is no task 'nope'; valid are bundle, cancel, connect, cost, data"),
         (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
         (["logs", "all", "--what"], "fab logs has no flag --what; fab logs --help lists the valid ones"),
         (["logs", "--folow"], "fab logs has no flag --folow; did you mean --follow?"),

@@ -721,7 +721,8 @@ def test_the_exit_code_of_a_followed_job(
     if wanted == "SUCCEEDED":
         assert err == "job01 SUCCEEDED: fab get job01 fetches its output\n"
     else:
-        assert err == f"error: job01 {wanted}: worker-1 ran out of memory (fab describe job01)\n"
+        more = "; fab bundle job01 has all that tells why, in one file" if wanted == "FAILED" else ""
+        assert err == f"error: job01 {wanted}: worker-1 ran out of memory (fab describe job01{more})\n"
 
 
 def test_ctrl_c_leaves_a_job_to_itself(

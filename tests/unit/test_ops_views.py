@@ -131,7 +131,12 @@ def test_the_newest_job_is_described_where_none_is_named(
     for n in range(2):
         put_job(ledger, JobRecord(f"job0{n}", JobState.FAILED, createTime=NOON.format(n)))
     assert describe(cluster, None, as_json=False) == 0
-    assert facts(capsys.readouterr().out)["job"] == "job01"
+    out, err = capsys.readouterr()
+    assert facts(out)["job"] == "job01"
+    assert err == "fab bundle job01 has all that tells why, in one file\n"
+    put_job(ledger, JobRecord("job01", JobState.CANCELLED, createTime=NOON.format(1)))
+    assert describe(cluster, None, as_json=False) == 0
+    assert capsys.readouterr().err == ""
     with pytest.raises(UsageError, match=r"there is no job .jb01.; did you mean job01[?]; there are job01, job00"):
         describe(cluster, "jb01", as_json=False)
 

@@ -38,6 +38,7 @@ class Host:
         self.found: dict[str, Any] | None = None
         self.is_archived = True
         self.kept: list[str] | None = None
+        self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
         self.agent = Agent("master-0", life, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
 
@@ -49,6 +50,9 @@ class Host:
     def facts(self) -> dict[str, Any] | None:
         found, self.found = self.found, None
         return found
+
+    def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
+        self.diagnosed.append((job.jobId, record.exitCode, heard))
 
     def tidy(self, job_ids: Collection[str]) -> None:
         self.kept = sorted(job_ids)
@@ -384,3 +388,36 @@ def test_a_unit_that_is_stopped_says_whether_its_host_is_preempted(tmp_path: Pat
     record = host.ledger.replicas("job01", ["master-0"])["master-0"]
     assert (record.state, record.preempted) == ("EXITED", preempted)
     assert ("this host is preempted" in host.said) is preempted
+
+
+def test_what_is_known_of_a_job_that_failed_is_asked_for_before_anything_is_tidied(host: Host) -> None:
+    host.submit()
+    host.submit("job02")
+    host.rounds(4)
+    host.children[-1].code = 3
+    host.is_archived = False
+    host.rounds(5)
+    assert host.job().state == "FAILED"
+    assert set(host.diagnosed) == {("job01", 3, NOW)}
+    assert host.kept == ["job01", "job02"]
+    assert host.prepares == ["job01"]
+    host.is_archived = True
+    host.rounds(6)
+    assert host.prepares == ["job01", "job02"]
+    host.children[-1].code = 0
+    host.rounds(6)
+    assert host.job("job02").state == "SUCCEEDED"
+    assert set(host.diagnosed) == {("job01", 3, NOW)}
+
+
+def test_a_trainer_that_has_not_stopped_yet_is_waited_for(host: Host) -> None:
+    host.submit(hosts=("master-0",))
+    host.rounds(4)
+    stored = host.ledger.job("job01")
+    assert stored is not None
+    host.ledger.change_job(stored, stored.record.ended("it was not meant to be"))
+    host.rounds(3)
+    assert (len(host.children[-1].stops), host.diagnosed) == (1, [])
+    host.children[-1].code = 143
+    host.rounds(3)
+    assert set(host.diagnosed) == {("job01", 143, NOW)}

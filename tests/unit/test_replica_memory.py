@@ -8,7 +8,7 @@ import pytest
 
 from replica import memory, trainer
 from replica.log import Log
-from replica.memory import oom_kills
+from replica.memory import events, oom_kills
 from replica.process import Run
 
 
@@ -44,3 +44,17 @@ def test_kills_before_a_trainer_are_not_its_own(tmp_path: Path, monkeypatch: pyt
     assert not started.out_of_memory
     kills = 3
     assert started.out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "file"),
+    [("0::/slice/unit\n", "slice", "memory.events"), ("4:memory:/slice/unit\n", "memory/slice", "memory.oom_control")],
+)
+def test_all_that_the_kernel_counts_here_and_one_above(tmp_path: Path, own: str, folder: str, file: str) -> None:
+    (tmp_path / folder / "unit").mkdir(parents=True)
+    (tmp_path / folder / "unit" / file).write_text("oom 7\noom_kill 3\n")
+    (tmp_path / folder / file).write_text("oom_kill 4\n")
+    (tmp_path / "cgroup").write_text(own)
+    above = f"/{folder}"
+    assert events(tmp_path / "cgroup", tmp_path) == {f"{above}/unit": {"oom": 7, "oom_kill": 3}, above: {"oom_kill": 4}}
+    assert events(tmp_path / "gone", tmp_path) == {}

@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--burst", type=int, default=0, help="numbered lines beside each of these")
     parser.add_argument("--exit", action="append", default=[], help="worker-0=3: that replica ends so; -9 kills itself")
     parser.add_argument("--raise", dest="raises", default="", help="the replica that raises an exception")
+    parser.add_argument("--eat", default="", help="the replica that takes memory until it has none left")
     args, rest = parser.parse_known_args()
 
     config = json.loads(os.environ["TF_CONFIG"])
@@ -30,6 +31,8 @@ def main() -> int:
 
     if args.raises == name:
         work.fail(name)
+    if args.eat == name:
+        work.eat()
     for order in args.exit:
         replica, _, code = order.partition("=")
         if replica == name:

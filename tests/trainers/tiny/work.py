@@ -16,3 +16,9 @@ def steps(seconds: float, pause: float, enough: Path | None = None) -> Iterator[
 
 def fail(name: str) -> None:
     raise RuntimeError(f"{name} was told to raise")
+
+
+def eat() -> None:
+    held = []
+    while True:
+        held.append(b"x" * 2**24)

@@ -1,0 +1,266 @@
+"""What this host knows of a job that FAILED, as one object in the bucket, from which `fab bundle` tells why.
+
+It is made in a thread of its own, once, when the job has FAILED and its trainer here has stopped: neither a heartbeat nor the
+end of the job waits for it, and the host's next job not long. Nothing of a trainer's environment is in it but TF_CONFIG, and
+the value of a secret nowhere, whatever a trainer printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jobs import chunks
+from jobs.chunks import Folder, Wanted
+from jobs.records import HostFile, JobRecord, ReplicaRecord
+from jobs.store import Files
+from jobs.times import now, seconds_between
+from replica import memory
+from replica.decide import end_of
+from replica.supervisor import Assignment
+from replica.trainer import TAIL_CHARACTERS
+
+LIMIT = 1_000_000
+"""Bytes of it at most: what does not fit of the log, its oldest lines, is left out, then what is largest."""
+LINES = 200
+SECONDS = 10.0
+"""So long the host's next job waits for it at most."""
+SHORTEST = 4
+"""Characters of a secret that is looked for: a shorter one is part of too many words."""
+_MESSAGE = 4000
+_UNIT_SECONDS = 5.0
+_UNITS = ("scaletier.service", "scaletier-trainer.service")
+_PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
+_PACKAGES = 2000
+_KERNEL_RECORDS, _KERNEL_LINES = 100_000, 50
+_OUT_OF_MEMORY = re.compile(rb"out of memory|oom[-_ ]kill|killed process|invoked oom", re.IGNORECASE)
+_KMSG = Path("/dev/kmsg")
+
+
+class Diagnosis:
+    """One of them, being made and written."""
+
+    def __init__(self, files: Files, name: str, make: Callable[[], bytes], complain: Callable[[str], None]) -> None:
+        """`make` gives what the object of that name is to be; where that or the writing fails, `complain` hears a line."""
+        self._files, self._name, self._make, self._complain = files, name, make, complain
+        self._give_up_at = time.monotonic() + SECONDS
+        self._thread = threading.Thread(target=self._run, name="diagnosis", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> bool:
+        """True once it is written, could not be, or was waited for long enough."""
+        return not self._thread.is_alive() or time.monotonic() > self._give_up_at
+
+    def _run(self) -> None:
+        try:
+            with os.fdopen(os.memfd_create("diagnosis"), "wb") as file:  # the host's disk may be what is full
+                file.write(self._make())
+                file.flush()
+                self._files.upload(self._name, Path(f"/proc/self/fd/{file.fileno()}"))
+        except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            self._complain(f"no diagnosis for fab bundle: {why}")
+
+
+def made(
+    host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, heard: str
+) -> bytes:
+    """All of it, as it is written: of a job of whose end this host `heard` then, and whose `log` here is in that folder."""
+    plan, env = assignment.plan, assignment.environment
+    depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
+    buckets = [host.bucket] if host.bucket.startswith("/") else []
+    told = {
+        "schema": 1,
+        **of_job(job, heard),
+        "replica": record.name,
+        "host": host.name,
+        "time": now(),
+        "trainer": of_trainer(record),
+        "lines": with_tail(last_lines(log), record),
+        "units": units(),
+        "kernel": kernel(),
+        "disks": disks(["/", str(state), *buckets]),
+        "memory": load(),
+        "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
+        "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
+    }
+    return encoded(hidden(told, lines_of(env.get(name, "") for name in plan.secrets)))
+
+
+def of_job(job: JobRecord, heard: str) -> dict[str, Any]:
+    """How the job ended, and this host's clock against that of who said so: `aheadSeconds` has in it the time until `heard`."""
+    leader = job.lease.holder.partition("/")[0]
+    told = {"leader": leader, "leaderTime": job.endTime, "time": heard}
+    ahead = round(seconds_between(job.endTime, heard), 3) if job.endTime else None
+    return {"job": job.jobId, "clock": {**told, "aheadSeconds": ahead}}
+
+
+def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
+    """How the trainer of this host ended, in words too where a signal killed it."""
+    keys = ("state", "exitCode", "outOfMemory", "memoryLimit", "restarts", "preempted", "startTime", "endTime", "errorMessage")
+    told = {key: getattr(record, key) for key in keys}
+    code = record.exitCode
+    ended = end_of(code, record.outOfMemory) if code is not None and code >= 128 else None
+    first = asdict(record.firstError) if record.firstError else None
+    return {**told, "ended": ended, "firstError": first, "usage": asdict(record.usage) if record.usage else None}
+
+
+def last_lines(folder: Path) -> list[dict[str, Any]]:
+    """The end of a log, of each line time, severity and message."""
+    found = []
+    for entry in chunks.newest(Folder(folder), Wanted(lines=LINES))[0]:
+        text = entry.line.decode("utf-8", "replace")
+        try:
+            line = json.loads(text)
+            told = {key: str(line[key]) for key in ("time", "severity", "message")}
+        except (ValueError, KeyError, TypeError):
+            told = {"time": "", "severity": "INFO", "message": text}
+        found.append({**told, "message": told["message"][:_MESSAGE]})
+    return found
+
+
+def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[str, Any]]:
+    """The end of a log, and what the trainer printed last where that is not in it: a full disk loses the line that says so."""
+    tail = record.errorMessage.splitlines()
+    there = {line["message"][:TAIL_CHARACTERS] for line in lines}
+    if not tail or tail[-1] in there:
+        return lines
+    lost = [text for text in tail if text not in there]
+    return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in lost)]
+
+
+def units() -> dict[str, Any]:
+    """What systemd says of the replica's unit and the trainer's, as far as this user may ask."""
+    argv = ["systemctl", "show", "--no-pager", f"--property={_PROPERTIES}", *_UNITS]
+    try:
+        ran = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_UNIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"notReadable": f"systemctl: {error}"}
+    if ran.returncode:
+        return {"notReadable": f"systemctl: {ran.stderr.strip() or ran.returncode}"}
+    blocks = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in ran.stdout.split("\n\n")]
+    forgotten = {"LoadState": "not-found"}  # which is what systemd says of a unit that has ended
+    loaded = {block.pop("Id"): block for block in blocks if "Id" in block}
+    return {name: forgotten if forgotten.items() <= block.items() else block for name, block in loaded.items()}
+
+
+def kernel(kmsg: Path = _KMSG) -> dict[str, Any]:
+    """The kernel's own lines about memory that ran out, or why they cannot be read; and what it has counted of this unit."""
+    try:
+        lines: dict[str, Any] = {"lines": _kernel_lines(kmsg)}
+    except OSError as error:
+        lines = {"notReadable": f"{kmsg}: {error.strerror}"}
+    return {**lines, "memoryEvents": memory.events()}
+
+
+def _kernel_lines(kmsg: Path) -> list[str]:
+    found: list[str] = []
+    descriptor = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        for _ in range(_KERNEL_RECORDS):
+            try:
+                record = os.read(descriptor, 8192)  # one record a read
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue  # it was written over just now
+            if not record:
+                break
+            if _OUT_OF_MEMORY.search(record):
+                found.append(record.partition(b";")[2].partition(b"\n")[0].decode("utf-8", "replace"))
+    finally:
+        os.close(descriptor)
+    return found[-_KERNEL_LINES:]
+
+
+def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
+    """How full the file systems are that these paths are on."""
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            has = os.statvfs(path)
+        except OSError as error:
+            found.append({"path": path, "notReadable": error.strerror})
+            continue
+        sizes = {"totalBytes": has.f_blocks * has.f_frsize, "freeBytes": has.f_bavail * has.f_frsize}
+        found.append({"path": path, **sizes, "files": has.f_files, "freeFiles": has.f_favail})
+    return found
+
+
+def load() -> dict[str, Any]:
+    """What the machine has of memory, how much of it is free, and its load; null for what this unit is not shown."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    pages = {"machineBytes": "SC_PHYS_PAGES", "machineFreeBytes": "SC_AVPHYS_PAGES"}
+    told: dict[str, Any] = dict.fromkeys((*pages, "load"))
+    for key, name in pages.items():
+        with suppress(OSError, ValueError):
+            told[key] = os.sysconf(name) * page
+    with suppress(OSError):
+        told["load"] = [round(each, 2) for each in os.getloadavg()]
+    return {**told, "unitLimitBytes": memory.limit()}
+
+
+def packages(python: str, brought: Path) -> dict[str, Any]:
+    """The Python of the trainer, and what packages it and the job's own folder have, by the names of their folders."""
+    top = Path(python).parents[1] if len(Path(python).parents) > 1 else Path()
+    folders = [*sorted(top.glob("lib/python3*/site-packages")), brought]
+    found: dict[str, str] = {}
+    for folder in folders:
+        for path in islice(folder.glob("*.dist-info"), _PACKAGES):
+            name, dash, version = path.name.removesuffix(".dist-info").rpartition("-")
+            if dash:
+                found[name] = version
+    return {
+        "path": python,
+        "versions": [folder.parent.name for folder in folders[:-1]],
+        "packages": dict(sorted(found.items())),
+    }
+
+
+def hidden(value: Any, secrets: Collection[str]) -> Any:
+    """The same without a line of a secret in any of its texts, as a trainer may have printed it."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, "[secret]")
+        return value
+    if isinstance(value, dict):
+        return {key: hidden(item, secrets) for key, item in value.items()}
+    return [hidden(item, secrets) for item in value] if isinstance(value, list) else value
+
+
+def lines_of(values: Iterable[str]) -> list[str]:
+    """What is looked for of secrets: each of their lines, the longest first, as one may be part of another."""
+    lines = {line.strip() for value in values for line in value.splitlines()}
+    return sorted((line for line in lines if len(line) >= SHORTEST), key=len, reverse=True)
+
+
+def encoded(told: dict[str, Any]) -> bytes:
+    """As it is written, in LIMIT bytes at most."""
+    while len(content := _json(told)) > LIMIT:
+        if lines := told.get("lines"):
+            told = {**told, "lines": lines[len(lines) // 2 + 1 :]}
+            continue
+        largest = max(told, key=lambda key: len(_json(told[key])))
+        told = {**told, largest: "left out, as it was too large"}
+    return content
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")

@@ -1,0 +1,256 @@
+"""What a host writes down of a job that FAILED: what is in it, what never is, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replicahosts import Make, until
+
+from jobs import paths
+from jobs.folder import Folder
+from jobs.lease import Lease
+from jobs.ledger import Ledger
+from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
+from jobs.states import JobState
+from jobs.store import StoreError
+from replica import diagnosis
+from replica.diagnosis import LIMIT, LINES, Diagnosis, encoded, hidden, lines_of
+from replica.lines import Line
+from replica.log import Log
+from replica.site import HostSite
+
+SECRET = "correct horse battery staple"
+RAISES = (
+    "import os, time\n"
+    "print('up', flush=True)\n"
+    "if 'worker' in os.environ['TF_CONFIG']:\n"
+    "    print('my token is', os.environ['TOKEN'], flush=True)\n"
+    "    raise ValueError('no such column, with ' + os.environ['TOKEN'])\n"
+    "time.sleep(600)\n"
+)
+
+
+def read(cluster: Any, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((cluster.bucket / paths.diagnosis("job01", name)).read_bytes())
+    return found
+
+
+def test_each_host_of_a_job_that_failed_says_what_it_knows(make: Make) -> None:
+    cluster = make(RAISES, "master-0", "worker-0", secrets=["TOKEN"])
+    for name in cluster.replicas:
+        (secrets := cluster.host(name) / "state" / "secrets").mkdir()
+        (secrets / "job01.json").write_text(json.dumps({"TOKEN": SECRET}))
+    (cluster.package / "brought-1.2.dist-info").mkdir()
+    cluster.start()
+    assert cluster.wait() == [0, 0]
+    assert cluster.job.state == "FAILED"
+    worker, master = read(cluster, "worker-0"), read(cluster, "master-0")
+    assert (worker["job"], worker["replica"], worker["host"]) == ("job01", "worker-0", "worker-0")
+    assert (worker["trainer"]["exitCode"], worker["trainer"]["ended"]) == (1, None)
+    assert (master["trainer"]["exitCode"], master["trainer"]["ended"]) == (143, "signal 15 (SIGTERM)")
+    assert worker["trainer"]["firstError"]["message"] == "ValueError: no such column, with [secret]"
+    said = [line["message"] for line in worker["lines"]]
+    assert {"my token is [secret]", "trainer exited with status 1"} <= set(said)
+    assert worker["tfConfig"] == {"task": {"type": "worker", "index": 0}}
+    assert worker["python"]["packages"]["brought"] == "1.2"
+    assert worker["python"]["packages"]["fabric"]
+    assert worker["clock"]["leader"] in cluster.replicas
+    assert 0 <= worker["clock"]["aheadSeconds"] < 60
+    assert [disk["path"] for disk in worker["disks"]] == ["/", str(cluster.host("worker-0") / "state"), str(cluster.bucket)]
+    assert all(disk["freeBytes"] <= disk["totalBytes"] for disk in worker["disks"])
+    assert set(worker["kernel"]) & {"lines", "notReadable"}
+    assert worker["units"]
+    for name in cluster.replicas:
+        text = (cluster.bucket / paths.diagnosis("job01", name)).read_text()
+        assert SECRET not in text
+        assert "PATH" not in text
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_of_a_job_that_did_not_fail_nothing_is_written(make: Make, code: int | None) -> None:
+    cluster = make("print('up', flush=True)\nimport time\n" + ("" if code == 0 else "time.sleep(600)\n"))
+    cluster.start()
+    if code is None:
+        until(lambda: cluster.runs("master-0"))
+        cluster.cancel()
+    assert cluster.wait() == [0]
+    assert cluster.job.state == ("SUCCEEDED" if code == 0 else "CANCELLED")
+    assert not (cluster.job_folder / "diagnosis").exists()
+
+
+def test_where_it_cannot_be_written_the_job_ends_all_the_same_and_says_so(make: Make) -> None:
+    cluster = make("raise SystemExit(3)\n")
+    (cluster.job_folder / "diagnosis").write_text("a file in the way")
+    cluster.start()
+    assert cluster.wait() == [0]
+    assert cluster.job.state == "FAILED"
+    (line,) = [line for line in cluster.log("master-0", "WARNING") if "diagnosis" in line]
+    assert line.startswith("no diagnosis for fab bundle: ")
+    assert "\n" not in line
+
+
+class Files:
+    """A bucket that takes what is uploaded when it is told, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.goes, self.error = threading.Event(), error
+        self.there: dict[str, bytes] = {}
+
+    def upload(self, name: str, source: Path) -> None:
+        assert source.parent == Path("/proc/self/fd")  # no file of the host's disk, which may be full
+        self.goes.wait(20)
+        if self.error:
+            raise self.error
+        self.there[name] = source.read_bytes()
+
+
+def ended(made: Diagnosis) -> bool:
+    until(made.finish)
+    return True
+
+
+def test_a_bucket_that_hangs_holds_up_the_next_job_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "SECONDS", 0.3)
+    files, said = Files(), list[str]()
+    began = time.monotonic()
+    made = Diagnosis(files, "a", lambda: b"1", said.append)  # type: ignore[arg-type]
+    assert not made.finish()
+    assert ended(made)
+    assert 0.3 <= time.monotonic() - began < 10
+    files.goes.set()
+    until(lambda: files.there == {"a": b"1"})
+    assert said == []
+
+
+class Slow(Folder):
+    """A bucket that takes a diagnosis when it is told, and all else at once."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.goes, self.taken = threading.Event(), list[str]()
+
+    def upload(self, name: str, source: Path) -> None:
+        if "/diagnosis/" in name:
+            self.goes.wait(20)
+            self.taken.append(name)
+        super().upload(name, source)
+
+
+def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_path: Path) -> None:
+    store = Slow(tmp_path)
+    site = HostSite(HostFile("worker-1", str(tmp_path)), tmp_path / "state", Ledger(store), store, {})
+    failed = JobRecord("job01", JobState.FAILED)
+    site.diagnose(failed, ReplicaRecord("ps-0"), "")
+    assert site.finish()  # of no job is there anything to say
+    for job_id in ("job01", "job02"):
+        (place := tmp_path / "state" / "jobs" / job_id).mkdir(parents=True)
+        (place / "package.sha256").write_text("abc")
+        site.prepare(Plan(job_id, ["master-0", "ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a/b"), "ps-0")
+        store.goes.clear()
+        for _ in range(3):
+            site.diagnose(replace(failed, jobId=job_id), ReplicaRecord("ps-0"), "")
+            assert not site.finish()
+        time.sleep(0.2)  # in which all else is done
+        assert not site.finish()
+        store.goes.set()
+        until(site.finish)
+    assert store.taken == [paths.diagnosis("job01", "ps-0"), paths.diagnosis("job02", "ps-0")]
+    told = json.loads((tmp_path / paths.diagnosis("job02", "ps-0")).read_bytes())
+    assert (told["job"], told["replica"], told["host"]) == ("job02", "ps-0", "worker-1")
+
+
+@pytest.mark.parametrize("error", [StoreError(28, "No space left on device"), ValueError("what"), KeyError()])
+def test_whatever_goes_wrong_is_one_line(error: Exception) -> None:
+    files, said = Files(error), list[str]()
+    files.goes.set()
+    assert ended(Diagnosis(files, "a", lambda: b"1", said.append))  # type: ignore[arg-type]
+    why = {StoreError: "No space left on device", ValueError: "what", KeyError: "KeyError"}[type(error)]
+    assert said == [f"no diagnosis for fab bundle: {why}"]
+
+
+def test_what_is_too_large_loses_its_oldest_lines_and_then_what_is_largest() -> None:
+    lines = [{"message": f"{n} " + "ä" * 4000} for n in range(LINES)]
+    content = encoded({"schema": 1, "lines": lines, "small": "here"})
+    assert len(content) <= LIMIT
+    told = json.loads(content)
+    assert told["small"] == "here"
+    assert told["lines"] == lines[-len(told["lines"]) :]
+    assert len(told["lines"]) > 20
+    told = json.loads(encoded({"schema": 1, "lines": lines, "tfConfig": "x" * LIMIT, "small": "here"}))
+    assert told == {"schema": 1, "lines": [], "tfConfig": "left out, as it was too large", "small": "here"}
+
+
+def test_the_last_lines_of_a_log_are_cut_to_what_a_line_may_have(tmp_path: Path) -> None:
+    log = Log(tmp_path, "job01", "ps-0")
+    log.write([Line(1769860800.0 + n, "INFO", f"line {n}") for n in range(LINES + 5)])
+    log.write([Line(1769869999.0, "ERROR", "x" * 9000)])
+    log.close()
+    found = diagnosis.last_lines(log.path)
+    assert len(found) == LINES
+    assert found[0]["message"] == "line 6"
+    assert (found[-1]["severity"], len(found[-1]["message"])) == ("ERROR", 4000)
+
+
+def test_what_a_full_disk_kept_from_the_log_is_there_all_the_same() -> None:
+    lines = [{"time": "12:00", "severity": "INFO", "message": "up"}]
+    ended = ReplicaRecord("ps-0", endTime="12:01", errorMessage="up\nOSError: No space left on device")
+    lost = {"time": "12:01", "severity": "ERROR", "message": "OSError: No space left on device"}
+    assert diagnosis.with_tail(lines, ended) == [*lines, lost]
+    assert diagnosis.with_tail([*lines, lost], ended) == [*lines, lost]
+    assert diagnosis.with_tail(lines, ReplicaRecord("ps-0")) == lines
+
+
+def test_a_secret_is_nowhere_line_by_line() -> None:
+    secrets = lines_of([f"{SECRET}\nsecond line", "abc", "", "correct horse"])
+    assert secrets == [SECRET, "correct horse", "second line"]
+    told = {"a": [f"it is {SECRET}!", {"b": "correct horse, second line"}, 5, None], "abc": "abc"}
+    assert hidden(told, secrets) == {"a": ["it is [secret]!", {"b": "[secret], [secret]"}, 5, None], "abc": "abc"}
+
+
+def test_a_clock_that_is_off_shows_in_when_the_end_was_heard_of() -> None:
+    job = JobRecord("job01", JobState.FAILED, endTime="2026-01-31T12:00:00.000Z", lease=Lease(holder="master-0/ab"))
+    found = diagnosis.of_job(job, "2026-01-31T12:10:00.500Z")
+    clock = {"leader": "master-0", "leaderTime": job.endTime, "time": "2026-01-31T12:10:00.500Z", "aheadSeconds": 600.5}
+    assert found == {"job": "job01", "clock": clock}
+    assert diagnosis.of_job(replace(job, endTime=None), "2026-01-31T12:10:00.500Z")["clock"]["aheadSeconds"] is None
+
+
+def test_how_a_trainer_ended_in_words() -> None:
+    told = diagnosis.of_trainer(ReplicaRecord("ps-0", exitCode=137, outOfMemory=True, memoryLimit=5))
+    assert (told["ended"], told["memoryLimit"]) == ("signal 9 (SIGKILL), out of memory", 5)
+
+
+def test_the_kernel_is_heard_where_it_may_be(tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    assert diagnosis.kernel(missing)["notReadable"] == f"{missing}: No such file or directory"
+    os.mkfifo(kmsg := tmp_path / "kmsg")
+    keeps = os.open(kmsg, os.O_RDWR)
+    os.write(keeps, b"6,1,2,-;Memory cgroup out of memory: Killed process 7 (python)\n SUBSYSTEM=x\n")
+    try:
+        assert diagnosis.kernel(kmsg)["lines"] == ["Memory cgroup out of memory: Killed process 7 (python)"]
+    finally:
+        os.close(keeps)
+
+
+def test_systemd_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert diagnosis.units()["notReadable"].startswith("systemctl: ")
+    program = tmp_path / "systemctl"
+    program.write_text(
+        "#!/bin/sh\nprintf 'Id=a.service\\nResult=oom-kill\\n\\nId=b.service\\nLoadState=not-found\\nResult=success\\n'\n"
+    )
+    program.chmod(0o755)
+    assert diagnosis.units() == {"a.service": {"Result": "oom-kill"}, "b.service": {"LoadState": "not-found"}}
+
+
+def test_a_place_that_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
+    here, gone = diagnosis.disks([str(tmp_path), str(tmp_path / "gone")])
+    assert here["totalBytes"] > 0
+    assert gone == {"path": str(tmp_path / "gone"), "notReadable": "No such file or directory"}
