@@ -29,6 +29,7 @@ WITHIN = {
         "infra.spec",
         "infra.connection",
         "infra.findings",
+        "infra.runtime.pip",
         "serving.catalog",
         "serving.fetched",
         "serving.records",
