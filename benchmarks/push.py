@@ -29,6 +29,7 @@ _FORKS = 64
 _PLACE = f"/run/systemd/system.control/{JOBS_UNIT}"
 _UNIT = """[Unit]
 Description=What a push restarts
+StartLimitIntervalSec=0
 
 [Service]
 Type=oneshot
