@@ -16,6 +16,7 @@ from typing import Self
 from benchmarks.measure import MeasureError, Ran, must, run
 from infra.spec import ScaleTier
 from ops.cluster.inventory import Inventory, parse
+from ops.cluster.shell import USER
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
@@ -60,8 +61,8 @@ class BenchStack:
         return must(self.run("pulumi", *arguments, "--non-interactive"), f"pulumi {' '.join(arguments)}")
 
     def ssh(self, host: str, command: str) -> list[str]:
-        """A command line on a host, as a list for run and Popen."""
-        return ["ssh", "-F", str(self.folder / "ssh_config"), host, command]
+        """A command line on a host, as whom `fab shell` logs in, as a list for run and Popen."""
+        return ["ssh", "-F", str(self.folder / "ssh_config"), "-l", USER, host, command]
 
     @property
     def inventory(self) -> Inventory:

@@ -12,7 +12,7 @@ if found=$("$bin/python" -m infra.lxd.image); then say "$found"; exit 0; fi
 say "Ansible is making it (about a minute, once)"
 mkdir -p "$cache"
 export PATH="$bin:$PATH:/usr/sbin:/sbin" ANSIBLE_CONFIG=ansible.cfg
-set -- ansible-playbook image.yml -e "cache='$cache'"
+set -- ansible-playbook image.yml -e "cache='$cache'" -i localhost,
 cd ansible
 total=$("$@" --list-tasks 2>/dev/null | grep -c '^      .*TAGS:' || true)
 progress image --match 'TASK \[(.*)\]' --total "$total" -- "$@"

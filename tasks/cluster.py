@@ -82,7 +82,7 @@ def cost(_: Any, json: bool = False) -> int:
     help={"replica": "a host, such as worker-2 (default: the master's); fab describe says which replica is where"},
 )
 def shell(_: Any, replica: str | None = None) -> int:
-    """Open a shell on a host, or run a command there.
+    """Open a shell on a host, or run a command there, as `admin`, who has sudo; all else of fab logs in as one who has not.
 
     fab shell worker-2
     fab shell worker-2 -- df -h

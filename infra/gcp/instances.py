@@ -101,7 +101,7 @@ class Host(ComponentResource):
                 "enable-oslogin": "FALSE",
                 "enable-guest-attributes": "TRUE",
                 "serial-port-enable": "FALSE",
-                "ssh-keys": args.authorized_key.apply(lambda key: f"scaletier:{key}"),
+                "ssh-keys": args.authorized_key.apply(lambda key: f"admin:{key}"),
                 "startup-script": args.startup_script,
             },
             labels={**args.labels, **own},

@@ -1,4 +1,4 @@
-"""`fab shell`: OpenSSH itself, with the stack's ssh_config."""
+"""`fab shell`: OpenSSH itself, with the stack's ssh_config, as the one user who may become root."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from ops.cluster.inventory import Inventory
 from ops.errors import OpsError
 
+USER = "admin"
+
 
 def argv(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> list[str]:
     """The command line of ssh. The host's shell gets each word as ours was given it, and a single one as a line of its own."""
     host = inventory.host(replica)
-    line = ["ssh", "-F", str(inventory.folder / "ssh_config"), host.name]
+    line = ["ssh", "-F", str(inventory.folder / "ssh_config"), "-l", USER, host.name]
     return [*line, "--", words[0] if len(words) == 1 else shlex.join(words)] if words else line
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import uuid
 from pathlib import Path
@@ -95,7 +94,7 @@ def _make(cluster: Cluster, found: Output, more: list[str]) -> str:
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
     """Run that, of the package that comes by stdin, on the chief's host, where it writes into a folder alone."""
-    return shlex.join(aside.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], inventory.bucket, folder))
+    return aside.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
 
 
 def _fetch(found: Output, folder: str, target: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from infra.spec import SERVING_PORT, Role
+from ops.cluster import asroot
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import HERE, SERVING_UNIT, Host, Inventory
@@ -18,32 +18,11 @@ from ops.train.render import UNITS, File, fill
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 60.0
-_HOME = "/opt/scaletier/server"
 _NEW = "/opt/scaletier/.server"
-_VERSION = "VERSION"
+_CONF = f"{UNITS}/{SERVING_UNIT}.d/host.conf"
 _CODE = ("jobs", "serving")
 # What a server may take of its host's memory where jobs run, which may take most of it and come first, and where none does.
 MEMORY_SHARE_BESIDE_JOBS, MEMORY_SHARE = 0.4, 0.9
-_LOCK = "exec 9>/run/scaletier-serving.lock\nflock 9"
-# One at a time. Code arrives beside what is there, and takes its place when all of it is; the version is written last, so that
-# what was broken off is done again. A server that runs what it should is left alone.
-_TAKE_IN = f"""set -e
-{_LOCK}
-rm -rf {_NEW}
-tar -xzpf - -C /
-if [ "$(cat {_HOME}/{_VERSION} 2>/dev/null)" != "$1" ]; then
-  rm -rf {_HOME}
-  mv {_NEW} {_HOME}
-  cp {_HOME}/{SERVING_UNIT} {UNITS}/
-  systemctl daemon-reload
-  systemctl restart {SERVING_UNIT}
-  printf %s "$1" >{_HOME}/{_VERSION}
-else
-  rm -rf {_NEW}
-  systemctl start {SERVING_UNIT}
-fi
-systemctl enable --quiet {SERVING_UNIT}"""
-_END = f"{_LOCK}\n[ ! -e {UNITS}/{SERVING_UNIT} ] || systemctl disable --now --quiet {SERVING_UNIT}"
 
 
 def servers_of(inventory: Inventory) -> tuple[Host, ...]:
@@ -62,9 +41,9 @@ def memory_of(host: Host) -> int:
 
 
 def unit(inventory: Inventory, host: Host) -> str:
-    """The unit of the server on a host. Only where no job runs others than that host itself may ask it."""
+    """What the server is told on a host. Only where no job runs others than that host itself may ask it."""
     return fill(
-        "scaletier-serving.service.j2",
+        "scaletier-serving.conf.j2",
         {
             "bucket": inventory.bucket,
             "addresses": [LOOPBACK] if host.role.runs_jobs else [LOOPBACK, host.address],
@@ -83,8 +62,9 @@ def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
     def on(name: str) -> str:
         files = _files(HERE, unit(inventory, inventory.host(name)))
         version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
-        command = shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version])
-        return fleet.must(name, command, "could not start its model server, it ended", host_stream(files))
+        return fleet.must(
+            name, asroot.command("serve", version), "could not start its model server, it ended", host_stream(files)
+        )
 
     return fleet.each(names_of(inventory) if names is None else names, on, START_SECONDS)
 
@@ -94,13 +74,13 @@ def hand_over(cluster: Cluster) -> None:
     chief = cluster.inventory.chief.name
     if chief not in names_of(cluster.inventory):
         with contextlib.suppress(OpsError):
-            cluster.fleet.must(chief, shlex.join(["sudo", "-n", "sh", "-c", _END]), "could not end its model server, it ended")
+            cluster.fleet.must(chief, asroot.command("end-serving"), "could not end its model server, it ended")
 
 
-def _files(root: Path, unit_text: str) -> list[File]:
+def _files(root: Path, conf: str) -> list[File]:
     code = [
         File(f"{_NEW}/{path.relative_to(root).as_posix()}", path.read_text())
         for name in _CODE
         for path in sorted((root / name).glob("*.py"))
     ]
-    return [*code, File(f"{_NEW}/{SERVING_UNIT}", unit_text)]
+    return [*code, File(_CONF, conf)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -50,7 +49,7 @@ def command(host: Host, logdir: str, title: str) -> str:
     scheme, is_url, _ = logdir.partition("://")
     # fsspec would go on with the sizes and names that it saw first.
     fresh = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
-    return shlex.join(aside.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading]))
+    return aside.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
 
 
 def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str | None) -> int:

@@ -175,7 +175,7 @@ def ask_command(since: str) -> str:
         f"systemctl show --no-pager -p {properties} scaletier.service scaletier-trainer.service",
         "df -h; df -hi",
         "free -m",
-        f"sudo -n journalctl -k --no-pager -q --since {moment} | grep -iE 'out of memory|oom|killed process' | tail -n 50",
+        f"journalctl -k --no-pager -q --since {moment} | grep -iE 'out of memory|oom|killed process' | tail -n 50",
     ]
     heads = (f"echo; echo {shlex.quote('# ' + part)}; {part} 2>&1" for part in parts[1:])
     return "; ".join([parts[0], *heads])

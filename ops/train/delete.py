@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import posixpath
-import shlex
 from collections.abc import Collection, Sequence
 
 from jobs import paths
 from jobs.records import JobRecord
 from ops import terminal
+from ops.cluster import asroot
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, HostError, UsageError
-from ops.train.push import STATE_DIR
 
 _LOGS_SECONDS = 30.0
-# A link is not followed, and neither is what find meets.
-_REMOVE = """set -e
-if [ -L "$1" ]; then exec rm -f -- "$1"; fi
-find "$1" -mindepth 1 ! -path "$1/job.json" -delete
-rm -f -- "$1/job.json"
-rmdir -- "$1"
-"""
 
 
 def delete(cluster: Cluster, job_id: str | None, sure: bool, as_json: bool = False) -> int:
@@ -125,7 +117,7 @@ def _remove(cluster: Cluster, job_id: str) -> None:
         cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
         return
     # Folders that a trainer made may be its own alone: a host's root takes them away.
-    line = shlex.join(["sudo", "-n", "sh", "-c", _REMOVE, "sh", f"{inventory.bucket}/{paths.folder(job_id)}"])
+    line = asroot.command("remove", job_id)
     for name in inventory.replicas:
         try:
             cluster.fleet.must(name, line, f"could not delete {job_id}, it ended")
@@ -139,12 +131,7 @@ def _remove(cluster: Cluster, job_id: str) -> None:
 def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
     """What those hosts that answer have kept, log and package: another job of that id must not go on in it."""
     fleet = cluster.fleet
-    kept = [
-        f"{STATE_DIR}/{place}"
-        for job_id in job_ids
-        for place in (f"logs/{job_id}", f"logs/{job_id}.jsonl", f"jobs/{job_id}", f"fetched/{job_id}")
-    ]
-    line = shlex.join(["sudo", "-n", "rm", "-rf", "--", *kept])
+    line = asroot.command("forget", *job_ids)
     failures = fleet.each(
         cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
     ).failures

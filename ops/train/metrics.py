@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import Any
 
 from jobs.chunks import Wanted
@@ -88,7 +87,7 @@ def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple
     with terminal.Step(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host
         reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
-        command = shlex.join(aside.reading(cluster.inventory.host(host), reader))
+        command = aside.reading(cluster.inventory.host(host), reader)
         printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
     try:
         found: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])

@@ -23,15 +23,15 @@ def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json
     rendered = {host: files for host, files in render(inventory).items() if host in hosts.values()}
     replicas = {host: replica for replica, host in hosts.items()}
     if as_json:
-        files = {name: [asdict(file) for file in files] for name, files in rendered.items()}
+        files = {
+            name: [{**asdict(file), "link": None, "directory": False} for file in files] for name, files in rendered.items()
+        }
         terminal.as_json({"hosts": files, "plan": made.to_dict()})
         return DONE
     for name, of_host in rendered.items():
         for file in of_host:
-            what = f"-> {file.link}" if file.link is not None else f"{file.mode:04o} {file.user}:{file.group}"
-            terminal.out(terminal.paint(f"# {name}:{file.path} {what}", "bold"))
-            if file.link is None:
-                terminal.out(file.content)
+            terminal.out(terminal.paint(f"# {name}:{file.path} {file.mode:04o} {file.user}:{file.group}", "bold"))
+            terminal.out(file.content)
         terminal.out(terminal.paint(f"# {name}: the environment of {made.module or program.words(made.command)}", "bold"))
         task = made.tasks[replicas[name]]
         hidden = dict.fromkeys(made.secrets, "(secret)")

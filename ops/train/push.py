@@ -8,57 +8,26 @@ import io
 import shlex
 import tarfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from ops.cluster import asroot
+from ops.cluster.asroot import HELPER
 from ops.package.package import compression, mode
-from ops.train.render import TIMER, TRAINER, UNIT, UNITS, File
+from ops.train.render import File
 
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
 READY, FAILED = "ready", "failed: "
-# What starts trainers on a host. It comes with the host, and not with a job.
-LAUNCH = "/usr/lib/scaletier/launch"
 CODE_DIR = "/opt/scaletier"
-# The replica may not write what it runs, so Python's own copy of it is made here; it is told by content, as all dates are one.
-# The timer does not start what is just being replaced, and what it had started just before gets a second chance.
-# Code arrives beside what is there, and takes its place when all of it is: a push that breaks off leaves the old one.
+# Code and a package arrive beside what is there, where nobody but root looks.
 NEW_DIR = f"{CODE_DIR}/.new"
-# What runs on a host, and what is told apart by its version there, which is the last to be replaced.
+# What runs on a host, and what is told apart by its version there.
 CODE = ("jobs", "replica", "tuner")
 VERSION = "replica/VERSION"
-# A package comes there, too, where nobody but root looks, and root unpacks nothing into a folder that anybody else may write.
-# A reload reads every unit of the host again, and most jobs bring the units of the job before. A replica that runs is only
-# woken: it may be another job's, and takes this one up, or new code, when its host is free.
-_TAKE_IN = f"""set -e
-cd {UNITS}
-exec 9>/run/scaletier-push.lock
-flock 9
-trap 'systemctl start --no-block {TIMER}' EXIT
-other=$([ "$(cat {CODE_DIR}/{VERSION} 2>/dev/null)" = "$1" ] || echo yes)
-[ -z "$other" ] || systemctl stop {TIMER} 2>/dev/null || true
-rm -rf {NEW_DIR}
-mkdir -m 0700 {NEW_DIR}
-units=$(cat {UNIT} {TIMER} {TRAINER} 2>/dev/null || true)
-tar -xzpf - -C /
-job={STATE_DIR}/jobs/$2
-if [ -n "$2" ] && ! cmp -s {NEW_DIR}/package.sha256 $job/package.sha256; then
-  rm -rf $job
-  mkdir -m 0755 $job
-  mv {NEW_DIR}/package {NEW_DIR}/package.sha256 $job/
-fi
-rm -rf {NEW_DIR}/package
-if [ -n "$other" ]; then
-  {PYTHON} -m compileall -qq --invalidation-mode checked-hash -s {NEW_DIR} -p {CODE_DIR} {NEW_DIR} || true
-  rm -f {CODE_DIR}/{VERSION}
-  for name in {" ".join(CODE)}; do rm -rf {CODE_DIR}/$name; mv {NEW_DIR}/$name {CODE_DIR}/; done
-fi
-rm -rf {NEW_DIR}
-[ "$units" = "$(cat {UNIT} {TIMER} {TRAINER})" ] || systemctl daemon-reload
-systemctl reload-or-restart {UNIT} || {{ sleep 3; systemctl reload-or-restart {UNIT}; }}"""
 # A host that makes itself of an image at each boot says here how far it is; others are ready when they answer.
 _STATE = (
     f"state=$(cat /run/scaletier-state 2>/dev/null || {{ [ -x {PYTHON} ] && echo {READY} || echo preparing; }}); "
-    f'[ "$state" != {READY} ] || [ -e {LAUNCH} ] || state="{FAILED}it is older than this scaletier: pulumi up"; '
+    f'[ "$state" != {READY} ] || [ -e {HELPER} ] || state="{FAILED}it is older than this scaletier: pulumi up"; '
     f'echo "$state"; [ "$state" = {READY} ] || exit 0'
 )
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
@@ -69,7 +38,7 @@ def take_in_command(version: str, job_id: str = "") -> str:
 
     Needs one channel, and no file of its own on the host.
     """
-    return shlex.join(["sudo", "-n", "sh", "-c", _TAKE_IN, "sh", version, job_id])
+    return asroot.command("take-in", version, *([job_id] if job_id else []))
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
@@ -109,15 +78,11 @@ def shared_stream(
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, content in sorted(code.items()):
-            _add(tar, f"{NEW_DIR}/{path}", content, 0o644, "root", "root")
+            _add(tar, f"{NEW_DIR}/{path}", content)
         if package is not None:
-            tar.addfile(_entry(f"{NEW_DIR}/package", 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
-            folders = {str(parent) for path in package for parent in PurePosixPath(path).parents} - {"."}
-            for folder in sorted(folders):  # a program may write beside itself, as most do
-                tar.addfile(_entry(f"{NEW_DIR}/package/{folder}", 0o2775, "trainer", "trainer", kind=tarfile.DIRTYPE))
             for path, content in sorted(package.items()):
-                _add(tar, f"{NEW_DIR}/package/{path}", content, mode(path, executables), "trainer", "trainer")
-            _add(tar, f"{NEW_DIR}/package.sha256", mark.encode(), 0o644, "root", "root")
+                _add(tar, f"{NEW_DIR}/package/{path}", content, mode(path, executables))
+            _add(tar, f"{NEW_DIR}/package.sha256", mark.encode())
         end = tar.offset
     return gzip.compress(packed.getvalue()[:end], compression(end), mtime=0)
 
@@ -127,14 +92,7 @@ def host_stream(files: Iterable[File]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for file in files:
-            if file.directory:
-                tar.addfile(_entry(file.path, file.mode, file.user, file.group, kind=tarfile.DIRTYPE))
-            elif file.link is not None:
-                entry = _entry(file.path, file.mode, "root", "root", kind=tarfile.SYMTYPE)
-                entry.linkname = file.link
-                tar.addfile(entry)
-            else:
-                _add(tar, file.path, file.content.encode(), file.mode, file.user, file.group)
+            _add(tar, file.path, file.content.encode())
     return gzip.compress(packed.getvalue(), 1, mtime=0)
 
 
@@ -147,13 +105,8 @@ def code(root: Path) -> tuple[dict[str, bytes], str]:
     return {**files, VERSION: whole.encode()}, whole
 
 
-def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int, user: str, group: str) -> None:
-    entry = _entry(path, mode, user, group)
-    entry.size = len(content)
-    tar.addfile(entry, io.BytesIO(content))
-
-
-def _entry(path: str, mode: int, user: str, group: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:
+    """Whose it will be, and who may read it, the host knows."""
     entry = tarfile.TarInfo(path.lstrip("/"))
-    entry.mode, entry.uname, entry.gname, entry.type = mode, user, group, kind
-    return entry
+    entry.mode, entry.size = mode, len(content)
+    tar.addfile(entry, io.BytesIO(content))

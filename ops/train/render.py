@@ -19,14 +19,11 @@ from ops.train.config import Job
 from ops.train.environment import USUAL, of_task
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
-UNIT = JOBS_UNIT
-TIMER = "scaletier.timer"
-TRAINER = "scaletier-trainer.service.d/host.conf"
 UNITS = "/etc/systemd/system"
+UNIT, TIMER, TRAINER = (f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service"))
+"""What a host is told of the units that it has."""
 DATA = "data/mnist"
 SECRETS = "/var/lib/scaletier/secrets"
-# Where the replica of a host writes, beside the bucket. All else there is root's.
-OWN_PATHS = " ".join(f"/var/lib/scaletier/{name}" for name in ("fetched", "logs", "secrets", "trials"))
 # What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
 MEMORY_SHARE = 0.9
 # Threads that a trainer may have: libraries start a pool of each kind for every processor.
@@ -35,15 +32,13 @@ _TASKS, _TASKS_A_CPU = 512, 256
 
 @dataclass(frozen=True)
 class File:
-    """A file of a host; `link` instead of `content` is a symbolic link, and a directory has neither."""
+    """A file of a host. Whose it is there, and who may read it, the host knows as well, and goes by that."""
 
     path: str
-    content: str = ""
+    content: str
     mode: int = 0o644
     group: str = "root"
-    link: str | None = None
     user: str = "root"
-    directory: bool = False
 
 
 def idle_seconds(poll_seconds: float) -> int:
@@ -65,20 +60,16 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
     """The files of one host."""
     values: dict[str, Any] = {
         "accelerator": host.accelerator,
-        "bucket_path": inventory.bucket if inventory.bucket.startswith("/") else None,
         "memory_max": int(host.memory_bytes * MEMORY_SHARE),
         "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
         "idle_seconds": idle_seconds(inventory.poll_seconds),
-        "own_paths": OWN_PATHS,
     }
     said = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
     return [
         File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "replica"),
-        File(f"{UNITS}/{UNIT}", fill("scaletier.service.j2", values)),
-        File(f"{UNITS}/{TRAINER}", fill("scaletier-trainer.conf.j2", values)),
-        File(f"{UNITS}/{TIMER}", fill("scaletier.timer.j2", values)),
-        File(f"{UNITS}/multi-user.target.wants/{UNIT}", mode=0o777, link=f"../{UNIT}"),
-        File(f"{UNITS}/timers.target.wants/{TIMER}", mode=0o777, link=f"../{TIMER}"),
+        File(UNIT, fill("scaletier.conf.j2", values)),
+        File(TRAINER, fill("scaletier-trainer.conf.j2", values)),
+        File(TIMER, fill("scaletier-timer.conf.j2", values)),
     ]
 
 
@@ -86,10 +77,7 @@ def secret_files(job: Job) -> list[File]:
     """A job's secrets, the same on every host and the replica's alone, who tells its trainer; nothing for a job without."""
     if not job.secrets:
         return []
-    return [
-        File(SECRETS, mode=0o700, group="replica", user="replica", directory=True),
-        File(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", user="replica"),
-    ]
+    return [File(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", "replica")]
 
 
 def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
@@ -154,13 +142,6 @@ def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
     return {**USUAL, **job.environment, **told}
 
 
-def unit_quoted(value: str) -> str:
-    """A path in a unit file, in double quotes, with no specifier in it. Source: systemd.syntax(7)."""
-    if any(ord(c) < 32 or ord(c) == 127 for c in value):
-        raise ValueError(f"systemd takes no control characters in a unit: {value!r}")
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
-
-
 def _json(value: object) -> str:
     return json.dumps(value)
 
@@ -175,7 +156,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.filters |= {"unit_quoted": unit_quoted, "json": _json}
+    env.filters |= {"json": _json}
     return env
 
 

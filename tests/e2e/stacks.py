@@ -126,8 +126,9 @@ class Stack:
         assert result.code == 0, result.text
         return [host["name"] for host in json.loads(result.out)["hosts"] if host["answers"]]
 
-    def ssh(self, host: str, command: str, timeout: float = 60) -> Result:
-        return self.run("ssh", "-F", str(self.folder / "ssh_config"), host, command, timeout=timeout)
+    def ssh(self, host: str, command: str, timeout: float = 60, user: str = "admin") -> Result:
+        """A command on a host as whom `fab shell` logs in, or as another."""
+        return self.run("ssh", "-F", str(self.folder / "ssh_config"), "-l", user, host, command, timeout=timeout)
 
     def enough(self, job: str) -> None:
         """End a job of the tiny trainer as if its time were over: a test that waits need not guess how long it takes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,73 @@ def test_what_a_job_leaves_goes_with_it(cluster: Stack, tmp_path: Path) -> None:
     while cluster.ssh("master-0", "ls /var/lib/scaletier/jobs").out.split():
         assert time.monotonic() < deadline, "a host that has no job keeps none"
         time.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("sh -c id", "a password is required"),
+        ("cat /etc/shadow", "a password is required"),
+        ("systemctl stop ssh", "a password is required"),
+        ("-u admin id", "a password is required"),
+        ("-u replica id", "a password is required"),
+        ("/usr/lib/scaletier/launch", "a password is required"),
+        ("/usr/lib/scaletier/host", "refused: "),
+        ("/usr/lib/scaletier/host remove ../../etc", "refused: '../../etc' is no id of a job"),
+        ("/usr/lib/scaletier/host forget ../../../etc", "refused: '../../../etc' is no id of a job"),
+        ("/usr/lib/scaletier/host aside reading 1 -p User=root -- id", "refused: "),
+        ("/usr/lib/scaletier/host aside writing 99999999 /etc -- id", "refused: '/etc' is no folder in the bucket"),
+    ],
+)
+def test_who_logs_in_may_have_root_do_nothing_else(cluster: Stack, words: str, says: str) -> None:
+    ran = cluster.ssh("master-0", f"sudo -n {words}", user="scaletier")
+    assert ran.code == 1, ran.text
+    assert says in ran.err, ran.text
+    assert not ran.out
+
+
+def test_who_logs_in_may_not_write_what_root_goes_by(cluster: Stack) -> None:
+    for path in (
+        "/usr/lib/scaletier/host",
+        "/etc/systemd/system/x",
+        "/opt/scaletier/x",
+        "/var/lib/scaletier/jobs/x",
+        "/home/admin/x",
+    ):
+        assert cluster.ssh("master-0", f"touch {path}", user="scaletier").code == 1, path
+
+
+_UNIT = r"""
+import gzip, io, subprocess, sys, tarfile
+packed = io.BytesIO()
+with tarfile.open(fileobj=packed, mode="w") as tar:
+    for path, content in {"etc/scaletier/host.json": b'{"bucket": "/bucket"}', sys.argv[1]: sys.argv[2].encode()}.items():
+        entry = tarfile.TarInfo(path)
+        entry.size, entry.mode = len(content), 0o6755
+        tar.addfile(entry, io.BytesIO(content))
+line = ["sudo", "-n", "/usr/lib/scaletier/host", "take-in", "ab12"]
+print(subprocess.run(line, input=gzip.compress(packed.getvalue()), capture_output=True).stderr.decode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("etc/systemd/system/scaletier.service", "[Service]\nExecStart=/bin/sh\n"),
+        ("etc/systemd/system/scaletier.service.d/host.conf", "[Service]\nUser=root\n"),
+        ("etc/sudoers.d/evil", "scaletier ALL=(ALL) NOPASSWD: ALL\n"),
+        ("opt/scaletier/.new/../../../etc/sudoers.d/evil", "scaletier ALL=(ALL) NOPASSWD: ALL\n"),
+        ("var/lib/scaletier/secrets/../jobs/x.json", "{}"),
+        ("root/.ssh/authorized_keys", "ssh-ed25519 AAAA"),
+    ],
+)
+def test_a_push_puts_nothing_elsewhere(cluster: Stack, path: str, content: str) -> None:
+    units = "/etc/systemd/system"
+    there = f"sudo sh -c 'sha256sum /etc/sudoers.d/* {units}/*.service {units}/*/*.conf; ls -A /root /root/.ssh'"
+    before = cluster.ssh("master-0", there).out
+    ran = cluster.ssh("master-0", shlex.join(["python3", "-c", _UNIT, path, content]), user="scaletier")
+    assert ran.out.startswith("refused: "), ran.text
+    assert cluster.ssh("master-0", there).out == before
 
 
 def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:

@@ -31,7 +31,7 @@ def test_every_host_is_as_safe_as_it_can_be(stack: Stack) -> None:
         assert metadata["enable-oslogin"] == "FALSE"
         assert metadata["enable-guest-attributes"] == "TRUE"
         assert metadata["serial-port-enable"] == "FALSE"
-        assert metadata["ssh-keys"] == f"scaletier:{KEY}"
+        assert metadata["ssh-keys"] == f"admin:{KEY}"
         assert len(metadata["startup-script"]) < 2**18
         assert inputs["allowStoppingForUpdate"] is True
         assert inputs["desiredStatus"] == "RUNNING"

@@ -28,7 +28,7 @@ def files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[str, tu
     return inventory, {
         host: {
             "plan.json": (tasks[host].tfConfig, *(f"{key}={value}" for key, value in tasks[host].environment.items())),
-            **{file.path: (file.content, file.mode, file.group, file.link) for file in found},
+            **{file.path: (file.content, file.mode, file.group) for file in found},
         }
         for host, found in render(inventory).items()
     }

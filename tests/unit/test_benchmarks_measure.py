@@ -13,7 +13,7 @@ from benchmarks.launch import hosts_of, launch_command, login_command
 from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, peak_memory, percentile, run, running
 from benchmarks.provision import cgroup_folder, used_memory
 from benchmarks.push import by_ansible, by_pyinfra, by_ssh
-from benchmarks.push_once import harmless
+from benchmarks.push_once import unlike
 from benchmarks.stack import job_id
 from infra.lxd import image
 from infra.spec import ScaleTier
@@ -165,11 +165,12 @@ def test_the_peer_launches_what_pulumi_would(monkeypatch: pytest.MonkeyPatch) ->
     assert list(login_command(hosts[3], Path("/k")))[-2:] == ["scaletier@10.1.2.2", "true"]
 
 
-def test_what_is_pushed_restarts_a_unit_that_trains_nothing() -> None:
-    unit = harmless(File("/etc/systemd/system/scaletier.service", "ExecStart=/train"))
-    assert "ExecStart=/bin/true" in unit.content
-    other = File("/etc/scaletier/environment", "A=1")
-    assert harmless(other) is other
+def test_what_is_pushed_is_never_the_same_twice() -> None:
+    unit = File("/etc/systemd/system/scaletier.service.d/host.conf", "[Service]\n")
+    assert unlike(unit).content.startswith("[Service]\n# ")
+    assert unlike(unit) != unlike(unit)
+    other = File("/etc/scaletier/host.json", "{}")
+    assert unlike(other) is other
 
 
 def test_the_peers_of_a_push_reach_every_host(inventory: Inventory, tmp_path: Path) -> None:

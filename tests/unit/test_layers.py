@@ -158,7 +158,7 @@ def test_nothing_of_the_shipped_trainer_is_known_elsewhere() -> None:
 
 
 def test_nothing_is_said_of_a_target_in_the_templates_that_ops_fills() -> None:
-    for name in ("tf_config.json.j2", "scaletier.service.j2", "scaletier.timer.j2"):
+    for name in ("tf_config.json.j2", "scaletier.conf.j2", "scaletier-timer.conf.j2"):
         text = (ROOT / "templates" / name).read_text().lower()
         assert "lxd" not in text
         assert "gcp" not in text

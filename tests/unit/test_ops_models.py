@@ -58,11 +58,11 @@ class FakeServer:
         return found
 
     def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
-        assert "scaletier-serving.service" in command
+        assert command.startswith("sudo -n /usr/lib/scaletier/host ")
         if name in self.down:
             raise self.down[name]
         if stdin is None:
-            assert "systemctl disable --now" in command
+            assert command.endswith(" end-serving")
             self.ended.append(name)
         else:
             self.sent[name] = stdin
@@ -155,16 +155,15 @@ def test_what_a_host_gets_is_the_server_and_its_unit(deployed: Deployed) -> None
     server.start(cluster)
     assert list(fake.sent) == ["master-0"]
     names, unit = received(fake.sent["master-0"])
-    assert {"jobs/store.py", "serving/__main__.py", "scaletier-serving.service"} <= names
-    cache = "--cache /var/cache/scaletier-serving"
-    assert f'-m serving --bucket "{cluster.inventory.bucket}" {cache} --host 127.0.0.1 --port 8501' in unit
+    assert {"jobs/store.py", "serving/__main__.py"} <= names
+    assert f'="SERVES=--bucket {cluster.inventory.bucket} --host 127.0.0.1 --port 8501 --poll-seconds' in unit
     assert f"\nMemoryMax={int(cluster.inventory.chief.memory_bytes * 0.4)}\n" in unit
 
 
 def received(stream: bytes) -> tuple[set[str], str]:
     """The names of the files that a host was sent, and the unit."""
     with tarfile.open(fileobj=io.BytesIO(stream), mode="r:gz") as tar:
-        member = tar.extractfile("opt/scaletier/.server/scaletier-serving.service")
+        member = tar.extractfile("etc/systemd/system/scaletier-serving.service.d/host.conf")
         assert member is not None
         return {name.removeprefix("opt/scaletier/.server/") for name in tar.getnames()}, member.read().decode()
 

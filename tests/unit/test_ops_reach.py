@@ -58,7 +58,7 @@ class FakeFleet:
         return fan_out(names, work, seconds)
 
     def must(self, name: str, command: str, what: str, stdin: bytes | None = None) -> str:
-        self.ran.append((name, "disable --now" not in command))
+        self.ran.append((name, "end-serving" not in command))
         self.then(name)
         return ""
 

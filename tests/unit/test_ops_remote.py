@@ -303,7 +303,7 @@ def test_records_while_no_host_answers(cluster: Inventory) -> None:
 
 
 def test_shell(inventory: Inventory) -> None:
-    ssh = ["ssh", "-F", f"{inventory.folder}/ssh_config", "worker-1"]
+    ssh = ["ssh", "-F", f"{inventory.folder}/ssh_config", "-l", "admin", "worker-1"]
     assert shell.argv(inventory, "worker-replica-1") == ssh
     assert shell.argv(inventory, "worker-1", ["echo", "a  b", "$HOME"]) == [*ssh, "--", "echo 'a  b' '$HOME'"]
     assert shell.argv(inventory, "worker-1", ["cd /tmp; ls"]) == [*ssh, "--", "cd /tmp; ls"]

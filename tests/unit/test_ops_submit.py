@@ -225,7 +225,7 @@ def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Le
 
 def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) -> None:
     def answers(name: str, command: str) -> Ran | None:
-        return Ran(name, 2, "noise\ntar: No space left\n") if name == "worker-1" and "tar" in command else None
+        return Ran(name, 2, "noise\nfailed: No space left\n") if name == "worker-1" and "take-in" in command else None
 
     fleet = FakeFleet(submission.inventory, answers)
     with pytest.raises(

@@ -64,11 +64,7 @@ def _program(inventory: Inventory, logdir: str, title: str) -> list[str]:
 
 def test_it_is_nobody_and_takes_what_a_job_leaves(inventory: Inventory) -> None:
     words = shlex.split(module.command(inventory.chief, "/bucket/jobs", "x"))
-    assert words[:6] == ["sudo", "-n", "systemd-run", "--quiet", "--pipe", "--wait"]
-    assert {"DynamicUser=yes", "MemoryMax=800000000", "CPUWeight=20", "OOMScoreAdjust=900", "ProtectSystem=strict"} <= set(
-        words
-    )
-    assert not [word for word in words if word.startswith(("BindPaths", "ReadWritePaths", "User="))]
+    assert words[:7] == ["sudo", "-n", "/usr/lib/scaletier/host", "aside", "reading", "800000000", "--"]
 
 
 def test_the_command_reads_any_bucket_and_serves_the_host_alone(inventory: Inventory) -> None:

@@ -62,7 +62,7 @@ def read(victim: str) -> str:
 
 def keys(_: str) -> str:
     """Read the keys of the host and of who logs in."""
-    paths = ("/etc/ssh/ssh_host_ed25519_key", "/home/scaletier/.ssh/authorized_keys", "/etc/shadow", "/root/.bashrc")
+    paths = ("/etc/ssh/ssh_host_ed25519_key", "/home/admin/.ssh/authorized_keys", "/etc/shadow", "/root/.bashrc")
     return each(
         *(lambda path=path: Path(path).read_bytes()[:20] for path in paths), lambda: list(Path("/home/scaletier").iterdir())
     )

@@ -1,0 +1,534 @@
+"""What root does for fab on a host, /usr/lib/scaletier/host: all that it refuses, and what becomes of what it takes."""
+
+from __future__ import annotations
+
+import getpass
+import gzip
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from launching import SCRIPT, module
+from opsdata import inventory_json
+
+from infra.lxd.layout import BUCKET
+from jobs import paths
+from ops.cluster import aside, asroot
+from ops.cluster.inventory import Inventory, parse
+from ops.models import server
+from ops.train import push, render
+from ops.train.render import File
+from replica import lending
+
+host = module("host")
+PLACES = ("/etc/", "/opt/", "/var/lib/")
+CODE = {"jobs/a.py": b"", "replica/VERSION": b"1", "tuner/a.py": b""}
+MEMBER = st.one_of(
+    st.text(),
+    st.sampled_from(["/etc/passwd", "../x", "opt/scaletier/.new/package/../../x", "opt/scaletier/.new/jobs/../../x.py"]),
+    st.builds("opt/scaletier/.new/{}{}".format, st.sampled_from(["", "jobs/", "package/", "package/a/", "/"]), st.text()),
+    st.builds("var/lib/scaletier/secrets/{}.json".format, st.text()),
+)
+
+
+def packed(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> io.BytesIO:
+    """A stream as fab sends it."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for entry, content in members:
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return io.BytesIO(gzip.compress(whole.getvalue()))
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode = kind, mode
+    return entry
+
+
+def on(root: Path) -> str:
+    """The program's text, as on a host whose root is that folder."""
+    me, text = getpass.getuser(), SCRIPT.with_name("host").read_text()
+    for place in PLACES:
+        text = text.replace(place, f"{root}{place}")
+    for there, here in (("/bucket", f"{root}/bucket"), ("/run", f"{root}/run"), ("replica", me), ("trainer", me)):
+        text = text.replace(f'"{there}"', f'"{here}"', 1)
+    return text.replace('"/usr/sbin:/usr/bin', f'"{root}/bin:/usr/bin')
+
+
+class Machine:
+    """A host that is a folder, with a double of systemd."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.script = root, root / "usr/host"
+        made = ("etc/systemd/system", "etc/scaletier", "opt/scaletier/venv/bin", "bin", "run", "usr", "bucket/jobs")
+        for folder in (*made, *(f"var/lib/scaletier/{name}" for name in ("jobs", "logs", "fetched", "secrets"))):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        self.script.write_text(on(root))
+        for program, body in {"bin/systemctl": f'echo "$*" >>{root}/told', "opt/scaletier/venv/bin/python": ""}.items():
+            (root / program).write_text(f"#!/bin/sh\n{body}\n")
+            (root / program).chmod(0o755)
+        self.home, self.units = root / "var/lib/scaletier", root / "etc/systemd/system"
+        monkeypatch.setattr(push, "NEW_DIR", f"{root}/opt/scaletier/.new")
+
+    def call(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        (self.root / "told").write_text("")
+        return subprocess.run([sys.executable, "-ISB", self.script, *words], input=stdin, capture_output=True, check=False)
+
+    @property
+    def told(self) -> list[str]:
+        """What systemd was told."""
+        return (self.root / "told").read_text().splitlines()
+
+    def files(self, memory: int = 1, more: Iterable[File] = ()) -> list[File]:
+        """A host's own part of a push."""
+        own = {
+            "etc/scaletier/host.json": '{"bucket": "/bucket"}',
+            "etc/systemd/system/scaletier.service.d/host.conf": f"[Service]\nMemoryMax={memory}\n",
+            "etc/systemd/system/scaletier.timer.d/host.conf": "[Timer]\nOnUnitInactiveSec=60\n",
+            "etc/systemd/system/scaletier-trainer.service.d/host.conf": "[Service]\n",
+        }
+        return [*(File(f"{self.root}/{path}", content) for path, content in own.items()), *more]
+
+    def take_in(
+        self,
+        version: str,
+        code: Mapping[str, bytes],
+        memory: int = 1,
+        package: Mapping[str, bytes] | None = None,
+        mark: str = "",
+        job: str = "job01",
+        more: Iterable[File] = (),
+    ) -> tuple[list[str], set[str]]:
+        """What systemd was told, and the files of the code that are there afterwards."""
+        stream = push.shared_stream(code, package, mark) + push.host_stream(self.files(memory, more))
+        done = self.call("take-in", version, *([job] if package else []), stdin=stream)
+        assert done.returncode == 0, done.stderr
+        return self.told, self.code
+
+    @property
+    def code(self) -> set[str]:
+        """The files that the host runs."""
+        top = self.root / "opt/scaletier"
+        found = (path.relative_to(top) for path in top.rglob("*") if path.is_file())
+        return {path.as_posix() for path in found if path.parts[0] != "venv"}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -> None:
+    """Of both targets, with and without GPUs."""
+    hosts = json.loads(inventory_json())["hosts"]
+    hosts[1]["accelerator"] = {"type": "nvidia-tesla-t4", "count": 1}
+    elsewhere = parse(inventory_json(hosts=hosts, bucket="gs://my-bucket.b_1", operatorBucket="gs://b"), tmp_path)
+    for cluster in (inventory, elsewhere):
+        for files in render.render(cluster).values():
+            assert {file.path for file in files} == {host.HOST, *host.OF_JOBS}
+            for file in files:
+                assert host.checked(file.path, file.content.encode()) == file.content.encode()
+                assert host.whose(file.path) == (file.user, file.group, file.mode)
+        for each in cluster.hosts:
+            assert host.checked(host.OF_SERVING, server.unit(cluster, each).encode())
+    assert host.whose(f"{render.SECRETS}/job01.json") == ("replica", "replica", 0o600)
+    assert all(host.REPLICA.fullmatch(name) for name in push.code(SCRIPT.parents[8])[0])
+    assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (push.NEW_DIR, server._NEW, push.PYTHON, push.STATE_DIR)
+    assert (host.JOB_ID.pattern, host.BUCKET) == (paths.JOB_ID.pattern.strip("^$"), BUCKET)
+    assert f"/{SCRIPT.with_name('host').relative_to(SCRIPT.parents[3])}" == asroot.HELPER
+    sudoers = (SCRIPT.parents[3] / "etc/sudoers.d/scaletier").read_text().splitlines()
+    assert [line for line in sudoers if line.startswith("scaletier")] == [f"scaletier ALL=(root) NOPASSWD: {asroot.HELPER}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("scaletier.service", "User=root"),
+        ("scaletier.service", "ExecStartPre=+/bin/sh"),
+        ("scaletier.service", "MemoryMax=1\\"),
+        ("scaletier.service", "# a comment that goes on \\"),
+        ("scaletier.service", "MemoryMax=1\rUser=root"),
+        ("scaletier.service", "MemoryMax=1\x00User=root"),
+        ("scaletier.service", " MemoryMax=1"),
+        ("scaletier.service", "MemoryMax=infinity"),
+        ("scaletier.service", "MemoryMax=\u0661"),
+        ("scaletier.timer", "Unit=evil.service"),
+        ("scaletier.timer", "[Service]"),
+        ("scaletier-trainer.service", "BindPaths=/etc"),
+        ("scaletier-trainer.service", "TemporaryFileSystem=/tmp:mode=1777,size=1 /usr"),
+        ("scaletier-serving.service", 'Environment="SERVES=--bucket /etc --host 1 --port 1 --poll-seconds 1"'),
+        ("scaletier-serving.service", 'Environment="SERVES=--bucket /bucket --host 1 --port 1 --poll-seconds 1" LD_PRELOAD=x'),
+        ("scaletier-serving.service", 'Environment="LD_PRELOAD=/bucket/x"'),
+    ],
+)
+def test_a_unit_is_told_numbers_and_nothing_else(name: str, line: str) -> None:
+    path = f"/etc/systemd/system/{name}.d/host.conf"
+    section = "Timer" if name.endswith("timer") else "Service"
+    assert host.checked(path, f"[{section}]\n# Made.\n".encode())
+    with pytest.raises(host.Refused, match="has what no host takes"):
+        host.checked(path, f"[{section}]\n{line}\n".encode())
+
+
+@given(st.text(), st.sampled_from(sorted(host.CONFS)))
+@example("[Service]\nMemoryMax=1\nUser=root\n", "/etc/systemd/system/scaletier.service.d/host.conf")
+def test_whatever_a_unit_is_told_names_no_program_and_no_user(text: str, path: str) -> None:
+    try:
+        host.checked(path, text.encode(errors="surrogatepass"))
+    except (host.Refused, UnicodeDecodeError):
+        return
+    keys = {line.partition("=")[0] for line in text.split("\n") if not line.startswith("#")}
+    assert keys <= {"", "[Service]", "[Timer]", "MemoryMax", "OnUnitInactiveSec", "PrivateDevices", "ProtectClock", "TasksMax"}
+    assert "\\" not in text
+
+
+@pytest.mark.parametrize(
+    "bucket", ["/etc", "/bucket/", "/bucket/..", "", None, 7, "gs://", "gs://b/c", "gs://../x", "s3://abc"]
+)
+def test_a_bucket_is_one(bucket: object) -> None:
+    with pytest.raises(host.Refused, match="is no bucket"):
+        host.checked(host.HOST, json.dumps({"bucket": bucket}).encode())
+
+
+@given(
+    MEMBER,
+    st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]),
+    st.integers(0, 0o7777),
+)
+@example("opt/scaletier/.new/package/tool", tarfile.REGTYPE, 0o6755)
+@example("opt/scaletier/.new/package/link", tarfile.SYMTYPE, 0o777)
+@example("opt/scaletier/.new/package/a/../../../../../tmp/x", tarfile.REGTYPE, 0o644)
+@example("opt/scaletier/.new//package/x", tarfile.REGTYPE, 0o644)
+@example("opt/scaletier/.new/replica/../x.py", tarfile.REGTYPE, 0o644)
+@example("var/lib/scaletier/secrets/../x.json", tarfile.REGTYPE, 0o644)
+@example("usr/lib/scaletier/host", tarfile.REGTYPE, 0o755)
+def test_a_member_is_a_file_in_its_place_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, kind: bytes, mode: int
+) -> None:
+    top = tmp_path_factory.mktemp("top")
+    inside = top / "new"
+    inside.mkdir()
+    given_name = name.replace("opt/scaletier/.new", str(inside).lstrip("/"))
+    entry = member(given_name, kind, mode)
+    entry.linkname, entry.uname, entry.uid = "/etc/shadow", "root", 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "USER", getpass.getuser())
+        try:
+            stream = packed([(entry, b"x" if kind == tarfile.REGTYPE else b"")])
+        except (ValueError, UnicodeError):
+            return
+        try:
+            files = host.unpack(stream, str(inside), host.REPLICA, host.OF_JOBS)
+        except (host.Refused, OSError, ValueError, tarfile.TarError):
+            files = {}
+            refused = True
+        else:
+            refused = False
+    assert kind == tarfile.REGTYPE or refused
+    assert all(host._is_secret(path) and os.path.normpath(path) == path for path in files)
+    made = [path for path in top.rglob("*") if path != inside]
+    assert all(path.is_relative_to(inside) for path in made)
+    assert not [path for path in made if path.is_symlink() or (path.is_file() and path.stat().st_mode & 0o7022)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/new/package/../x",
+        "/new/package/a/../../x",
+        "/new/package//x",
+        "/new/package/./x",
+        "/new/package",
+        "/new/jobs/a.pyc",
+        "/new/jobs/a/b.py",
+        "/new/other/a.py",
+        "/newer/jobs/a.py",
+        f"{render.SECRETS}/1.json",
+        f"{render.SECRETS}/a b.json",
+        f"{render.SECRETS}/a/b.json",
+        f"{render.SECRETS}/job01",
+        "/etc/systemd/system/scaletier.service",
+        "/etc/systemd/system/ssh.service.d/host.conf",
+        "/etc/systemd/system/scaletier-serving.service.d/host.conf",
+    ],
+)
+def test_a_place_that_is_none_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    stream = packed([(member(name.replace("/new", f"{tmp_path}/new").lstrip("/")), b"{}")])
+    (tmp_path / "new").mkdir()
+    with pytest.raises(host.Refused, match=r"is nothing that this host takes: where fab is newer than it, pulumi up$"):
+        host.unpack(stream, f"{tmp_path}/new", host.REPLICA, host.OF_JOBS)
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_code_that_a_host_has_is_not_unpacked_again(tmp_path: Path) -> None:
+    files = [(member(f"{tmp_path}/jobs/a.py".lstrip("/")), b"1"), (member(f"{tmp_path}/package.sha256".lstrip("/")), b"2")]
+    host.unpack(packed(files), str(tmp_path), host.REPLICA, host.OF_JOBS, known=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["package.sha256"]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "",
+        "/",
+        "/etc",
+        "bucket/a",
+        "/bucket",
+        "/bucket/",
+        "/bucket/../etc",
+        "/bucket/a/../../etc",
+        "/bucket/./a",
+        "/bucketeer",
+        '/bucket/a" "/etc',
+        "/bucket/a:/etc",
+        "/bucket/%h",
+        "/bucket/a\\",
+        "/bucket/a\n",
+        "-p",
+    ],
+)
+def test_a_folder_to_write_into_is_one_of_the_bucket(folder: str) -> None:
+    assert host.line_aside("writing", "1", "/bucket/jobs/a/output", "--", "sh")
+    with pytest.raises(host.Refused, match="is no folder in the bucket"):
+        host.line_aside("writing", "1", folder, "--", "sh")
+
+
+def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
+    name = f"{tmp_path}/jobs/a.py".lstrip("/")
+    with pytest.raises(FileExistsError):
+        host.unpack(packed([(member(name), b"1"), (member(name), b"2")]), str(tmp_path), host.REPLICA, host.OF_JOBS)
+    with pytest.raises(host.Refused, match="too large"):
+        host.checked(host.HOST, b" " * (host.LIMIT + 1))
+    with pytest.raises(host.Refused, match="nothing that this host takes"):
+        host.unpack(packed([(member(f"{tmp_path}/package/a".lstrip("/")), b"")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
+    with pytest.raises(host.Refused, match="nothing that this host takes"):
+        host.unpack(packed([(member(host.HOST.lstrip("/")), b"{}")]), str(tmp_path), host.MODELS, {host.OF_SERVING})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("sh",),
+        ("take-in",),
+        ("take-in", "not a hash"),
+        ("take-in", "ab12", "../x"),
+        ("take-in", "ab12", "job01", "more"),
+        ("serve", "../x"),
+        ("end-serving", "sshd"),
+        ("remove",),
+        ("remove", "../../etc"),
+        ("remove", ".."),
+        ("remove", "a", "b"),
+        ("remove", "job01\n"),
+        ("forget",),
+        ("forget", "job01", "../../../etc"),
+        ("forget", ""),
+        ("aside", "reading"),
+        ("aside", "reading", "1"),
+        ("aside", "reading", "1", "--"),
+        ("aside", "reading", "1", "-p", "User=root", "--", "sh"),
+        ("aside", "reading", "infinity", "--", "sh"),
+        ("aside", "reading", "1 -p User=root", "--", "sh"),
+        ("aside", "reading", "1", "/bucket/jobs", "--", "sh"),
+        ("aside", "else", "1", "--", "sh"),
+        ("aside", "writing", "1", "/bucket/a", "/bucket/b", "--", "sh"),
+        ("aside", "writing", "1", "/etc", "--", "sh"),
+    ],
+)
+def test_a_call_that_is_none_is_refused(machine: Machine, words: tuple[str, ...]) -> None:
+    (machine.root / "bin/systemd-run").write_text("#!/bin/sh\necho ran\n")
+    (machine.root / "bin/systemd-run").chmod(0o755)
+    before = sorted(path for path in machine.root.rglob("*") if path.name != "told")
+    done = machine.call(*words)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n"), done.stderr[:9]) == (1, b"", 1, b"refused: ")
+    assert machine.told == []
+    assert sorted(path for path in machine.root.rglob("*") if path.name != "told") == before
+
+
+@given(st.text(max_size=40))
+@example("job01\n")
+@example("..")
+def test_what_is_no_id_of_a_job_reaches_nothing(name: str) -> None:
+    if paths.JOB_ID.fullmatch(name):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "_run", lambda *_: pytest.fail("it ran"))
+        for verb in (host.remove, host.forget, lambda job: host.take_in("ab", job) if job else host.forget(job)):
+            with pytest.raises(host.Refused):
+                verb(name)
+
+
+def told_of(line: list[str]) -> tuple[list[str], list[str]]:
+    """Of a command line of systemd-run the properties, and the program."""
+    place = line.index("--")
+    return [line[n + 1] for n, word in enumerate(line[:place]) if word == "-p"], line[place + 1 :]
+
+
+def line_of(command: str) -> list[str]:
+    """What the host makes of a command line of fab's."""
+    words = shlex.split(command)
+    assert words[:4] == ["sudo", "-n", asroot.HELPER, "aside"]
+    found: list[str] = host.line_aside(*words[4:])
+    return found
+
+
+def test_a_program_that_reads_is_nobody_and_takes_what_a_job_leaves(inventory: Inventory) -> None:
+    told, argv = told_of(line_of(aside.reading(inventory.chief, ["env", "A=$B", "--", "-p", "User=root"])))
+    assert {"DynamicUser=yes", "SupplementaryGroups=trainer", "MemoryMax=800000000", "CPUWeight=20"} <= {*told}
+    assert {"OOMScoreAdjust=900", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet="} <= {*told}
+    assert not [each for each in told if each.startswith(("BindPaths", "ReadWritePaths", "User="))]
+    assert argv == ["env", "A=$$B", "--", "-p", "User=root"], "systemd has no variables to put in"
+
+
+def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inventory) -> None:
+    told, argv = told_of(line_of(aside.writing(inventory.chief, ["sh"], "/bucket/jobs/job01/output/")))
+    assert argv == ["sh"]
+    assert {"User=trainer", 'TemporaryFileSystem="/bucket":ro', 'BindReadOnlyPaths=-"/bucket/data"'} <= {*told}
+    assert [each for each in told if each.startswith("BindPaths=")] == ['BindPaths="/bucket/jobs/job01/output"']
+    assert "DynamicUser=yes" not in told
+
+
+def test_a_program_that_writes_to_google_s_bucket_is_lent_its_rights(inventory: Inventory) -> None:
+    lend, _, run = aside.writing(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
+    assert lend == "cd /opt/scaletier && venv/bin/python -m replica.lending gs://b/jobs/job01/output"
+    assert lending.PORT in shlex.split(run)
+    told, argv = told_of(line_of(run.replace(lending.PORT, "4321")))
+    assert argv == ["sh"]
+    assert "Environment=GCE_METADATA_HOST=127.0.0.1:4321 GCE_METADATA_IP=127.0.0.1:4321" in told
+    assert not [each for each in told if each.startswith("BindPaths=")]
+    assert 'TemporaryFileSystem="/bucket":ro' in told
+
+
+def test_a_host_takes_in_what_has_changed_and_wakes_its_replica(machine: Machine) -> None:
+    hold = "stop scaletier.timer"
+    # A replica that is just ending does not hear of it, and is to start again.
+    wake = ["reload-or-restart scaletier.service", "start scaletier.service", "start --no-block scaletier.timer"]
+    first = {"jobs/old.py": b"", "replica/__main__.py": b"1", "replica/VERSION": b"1", "tuner/run.py": b"1"}
+    assert machine.take_in("1", first) == ([hold, "daemon-reload", *wake], {*first})
+    assert (machine.units / "scaletier.service.d/host.conf").read_text() == "[Service]\nMemoryMax=1\n"
+    for link in ("multi-user.target.wants/scaletier.service", "timers.target.wants/scaletier.timer"):
+        assert (machine.units / link).readlink() == Path("..", Path(link).name)
+    (machine.root / "opt/scaletier/jobs/compiled").touch()
+    kept = {*first, "jobs/compiled"}
+    assert machine.take_in("1", first) == (wake, kept), "the same again: what is compiled stays"
+    assert machine.take_in("1", first, memory=2) == (["daemon-reload", *wake], kept)
+    second = {"jobs/new.py": b"", "replica/__main__.py": b"2", "replica/VERSION": b"2", "tuner/run.py": b"1"}
+    assert machine.take_in("2", second, memory=2) == ([hold, *wake], {*second}), "nothing of another version is left"
+    assert not list(machine.units.rglob(".*")), "and no part of a file"
+
+
+def test_a_package_takes_the_place_of_another_whole_and_of_its_own_never(machine: Machine, tmp_path: Path) -> None:
+    home = machine.home / "jobs/job01"
+    machine.take_in("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
+    (home / "package/mine/beside").touch()
+    (home / "home").mkdir()
+    machine.take_in("1", CODE, package={"mine/task.py": b"1", "mine/old.py": b""}, mark="a")
+    assert (home / "package/mine/beside").exists(), "a program may run from it"
+    (tmp_path / "elsewhere").mkdir()
+    (home / "package/mine/old.py").unlink()
+    (home / "package/mine/deeper").symlink_to(tmp_path / "elsewhere")
+    machine.take_in("1", CODE, package={"mine/task.py": b"2", "mine/deeper/evil.py": b""}, mark="b")
+    assert not list((tmp_path / "elsewhere").iterdir()), "what a trainer has put there leads nowhere"
+    there = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    assert there == ["package.sha256", "package/mine/deeper/evil.py", "package/mine/task.py"]
+    assert ((home / "package.sha256").read_text(), (home / "package/mine/task.py").read_text()) == ("b", "2")
+    assert oct((home / "package/mine/deeper").stat().st_mode) == "0o42775", "a program may write beside itself"
+
+
+def test_secrets_are_the_replica_s_alone_and_follow_no_link(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "shadow").write_text("root")
+    (machine.home / "secrets/job01.json").symlink_to(tmp_path / "shadow")
+    machine.take_in("1", CODE, more=[File(f"{machine.home}/secrets/job01.json", "{}")])
+    assert (tmp_path / "shadow").read_text() == "root"
+    assert not (machine.home / "secrets/job01.json").is_symlink()
+    assert oct((machine.home / "secrets/job01.json").stat().st_mode) == "0o100600"
+
+
+@pytest.mark.parametrize("breaks", ["in the middle", "after the shared part", "damaged"])
+def test_a_stream_that_breaks_off_changes_nothing(machine: Machine, breaks: str) -> None:
+    machine.take_in("1", CODE)
+    before = {path: path.read_bytes() for path in (machine.root / "opt").rglob("*") if path.is_file()}
+    shared = push.shared_stream({**CODE, "replica/VERSION": b"2"})
+    whole = shared + push.host_stream(machine.files(memory=2))
+    damaged = bytearray(whole)
+    damaged[-6] ^= 1
+    stream = {"in the middle": whole[:-30], "after the shared part": shared, "damaged": bytes(damaged)}[breaks]
+    done = machine.call("take-in", "2", stdin=stream)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+    assert machine.told == ["stop scaletier.timer", "start --no-block scaletier.timer"]
+    assert {path: path.read_bytes() for path in (machine.root / "opt").rglob("*") if path.is_file()} == before
+    assert (machine.units / "scaletier.service.d/host.conf").read_text() == "[Service]\nMemoryMax=1\n"
+
+
+def test_a_job_s_package_has_to_come_along(machine: Machine) -> None:
+    done = machine.call("take-in", "1", "job01", stdin=push.shared_stream(CODE) + push.host_stream(machine.files()))
+    assert done.stderr == b"refused: the package did not come along\n"
+    assert not (machine.root / "opt/scaletier/.new").exists()
+
+
+def test_a_server_is_left_alone_where_it_is_what_it_should_be(machine: Machine) -> None:
+    def serve(version: str, memory: int) -> list[str]:
+        code = [File(f"{machine.root}/opt/scaletier/.server/serving/__main__.py", version)]
+        conf = File(f"{machine.units}/scaletier-serving.service.d/host.conf", f"[Service]\nMemoryMax={memory}\n")
+        done = machine.call("serve", version, stdin=push.host_stream([*code, conf]))
+        assert done.returncode == 0, done.stderr
+        assert (machine.root / "opt/scaletier/server/serving/__main__.py").read_text() == version
+        assert (machine.units / "multi-user.target.wants/scaletier-serving.service").is_symlink()
+        assert (machine.units / "scaletier-serving.service.d/host.conf").read_text() == conf.content
+        assert not (machine.root / "opt/scaletier/.server").exists()
+        return machine.told
+
+    assert machine.call("end-serving").returncode == 0
+    assert machine.told == [], "there is none"
+    assert serve("1", 1) == ["daemon-reload", "restart scaletier-serving.service"]
+    assert serve("1", 1) == ["start scaletier-serving.service"]
+    assert serve("2", 2) == ["daemon-reload", "restart scaletier-serving.service"]
+    assert machine.call("end-serving").returncode == 0
+    assert machine.told == ["disable --now --quiet scaletier-serving.service"]
+
+
+def test_a_job_goes_with_all_that_is_its_and_no_link_is_followed(machine: Machine, tmp_path: Path) -> None:
+    job, other = machine.root / "bucket/jobs/job01", tmp_path / "other"
+    deep = job / "output" / "/".join(["d"] * 1500)
+    subprocess.run(["mkdir", "-p", deep], check=True)
+    (job / "job.json").touch()
+    other.mkdir()
+    (other / "kept").touch()
+    (job / "output/link").symlink_to(other)
+    (machine.root / "bucket/jobs/linked").symlink_to(other)
+    for name in ("job01", "linked"):
+        done = machine.call("remove", name)
+        assert done.returncode == 0, done.stderr
+    assert (list((machine.root / "bucket/jobs").iterdir()), list(other.iterdir())) == ([], [other / "kept"])
+    assert machine.call("remove", "job01").returncode == 1, "it is gone"
+
+
+def test_a_bucket_that_leads_elsewhere_is_not_followed(machine: Machine, tmp_path: Path) -> None:
+    """Who may write the bucket may put a link in the place of its folders."""
+    (tmp_path / "elsewhere/etc").mkdir(parents=True)
+    (machine.root / "bucket/jobs").rmdir()
+    (machine.root / "bucket/jobs").symlink_to(tmp_path / "elsewhere")
+    assert machine.call("remove", "etc").returncode == 1
+    assert (tmp_path / "elsewhere/etc").exists()
+
+
+def test_what_a_host_has_kept_of_jobs_is_forgotten(machine: Machine) -> None:
+    for job in ("job01", "job02", "job03"):
+        for place in (f"logs/{job}", f"jobs/{job}", f"fetched/{job}"):
+            (machine.home / place).mkdir()
+        (machine.home / f"logs/{job}.jsonl").touch()
+    assert machine.call("forget", "job01", "job02", "job09").returncode == 0
+    left: set[Any] = {path.relative_to(machine.home).as_posix() for path in machine.home.glob("*/*")}
+    assert left == {"logs/job03", "logs/job03.jsonl", "jobs/job03", "fetched/job03"}
