@@ -14,9 +14,9 @@ from benchmarks.measure import medians as in_turn
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
-from ops.cluster.inventory import Inventory
+from ops.cluster.inventory import JOBS_UNIT, Inventory
 from ops.train.push import PYTHON
-from ops.train.render import DATA, UNIT
+from ops.train.render import DATA
 from ops.train.train import MNIST
 
 _STEP_SECONDS = 180.0
@@ -112,7 +112,7 @@ def first_train_line(log: str) -> float:
 def memory_replica(stack: BenchStack) -> Figure:
     """The unit's main process, after 5 s of a job that prints; its trainer is not part of it."""
     inventory = stack.require(ScaleTier.STANDARD_1)
-    read = f"sudo -n sh -c 'cat /proc/$(systemctl show -P MainPID {UNIT})/status'"
+    read = f"sudo -n sh -c 'cat /proc/$(systemctl show -P MainPID {JOBS_UNIT})/status'"
     with stack.tiny_job("memory", "--seconds 60 --rate 5"):
         time.sleep(5)
         answers = [must(run(stack.ssh(name, read), stack.env, ROOT), f"reading {name}") for name in inventory.names]

@@ -124,7 +124,7 @@ def measure(stack: BenchStack, tier: ScaleTier, peer: Callable[[Inventory, Path]
 
 def _on_each(stack: BenchStack, inventory: Inventory, command: str) -> None:
     with ThreadPoolExecutor(len(inventory.names)) as pool:
-        list(pool.map(lambda name: stack.run(*stack.ssh(name, command)), inventory.names))
+        list(pool.map(lambda name: must(stack.run(*stack.ssh(name, command)), f"preparing {name}"), inventory.names))
 
 
 def _rows() -> Iterable[Benchmark]:

@@ -15,7 +15,7 @@ from ops.cluster.remote import Fleet
 from ops.errors import HostsError
 from ops.train import push
 from ops.train.config import Flags
-from ops.train.render import UNIT, File, render
+from ops.train.render import UNIT_CONF, File, render
 from ops.train.train import prepare
 
 JOB = "bench_push"
@@ -24,7 +24,7 @@ _SECONDS = 300.0
 
 def unlike(file: File) -> File:
     """The same file, what the unit is told never the same twice, so that systemd must reload."""
-    return dataclasses.replace(file, content=f"{file.content}# {time.time_ns()}\n") if file.path == UNIT else file
+    return dataclasses.replace(file, content=f"{file.content}# {time.time_ns()}\n") if file.path == UNIT_CONF else file
 
 
 def main(arguments: list[str]) -> int:

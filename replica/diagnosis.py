@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import threading
 import time
@@ -42,9 +41,6 @@ _UNIT_SECONDS = 5.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
 _PACKAGES = 2000
-_KERNEL_RECORDS, _KERNEL_LINES = 100_000, 50
-_OUT_OF_MEMORY = re.compile(rb"out of memory|oom[-_ ]kill|killed process|invoked oom", re.IGNORECASE)
-_KMSG = Path("/dev/kmsg")
 
 
 class Diagnosis:
@@ -88,9 +84,9 @@ def made(
         "trainer": of_trainer(record),
         "lines": with_tail(last_lines(log), record),
         "units": units(),
-        "kernel": kernel(),
+        "kernel": {"memoryEvents": memory.events()},
         "disks": disks(["/", str(state), *buckets]),
-        "memory": load(),
+        "memory": memory_of_host(),
         "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
         "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
     }
@@ -102,7 +98,7 @@ def of_job(job: JobRecord, heard: str) -> dict[str, Any]:
     leader = job.lease.holder.partition("/")[0]
     told = {"leader": leader, "leaderTime": job.endTime, "time": heard}
     ahead = round(seconds_between(job.endTime, heard), 3) if job.endTime else None
-    return {"job": job.jobId, "clock": {**told, "aheadSeconds": ahead}}
+    return {"jobId": job.jobId, "clock": {**told, "aheadSeconds": ahead}}
 
 
 def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
@@ -154,35 +150,6 @@ def units() -> dict[str, Any]:
     return {name: forgotten if forgotten.items() <= block.items() else block for name, block in loaded.items()}
 
 
-def kernel(kmsg: Path = _KMSG) -> dict[str, Any]:
-    """The kernel's own lines about memory that ran out, or why they cannot be read; and what it has counted of this unit."""
-    try:
-        lines: dict[str, Any] = {"lines": _kernel_lines(kmsg)}
-    except OSError as error:
-        lines = {"notReadable": f"{kmsg}: {error.strerror}"}
-    return {**lines, "memoryEvents": memory.events()}
-
-
-def _kernel_lines(kmsg: Path) -> list[str]:
-    found: list[str] = []
-    descriptor = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        for _ in range(_KERNEL_RECORDS):
-            try:
-                record = os.read(descriptor, 8192)  # one record a read
-            except BlockingIOError:
-                break
-            except BrokenPipeError:
-                continue  # it was written over just now
-            if not record:
-                break
-            if _OUT_OF_MEMORY.search(record):
-                found.append(record.partition(b";")[2].partition(b"\n")[0].decode("utf-8", "replace"))
-    finally:
-        os.close(descriptor)
-    return found[-_KERNEL_LINES:]
-
-
 def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
     """How full the file systems are that these paths are on."""
     found: list[dict[str, Any]] = []
@@ -197,16 +164,14 @@ def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
     return found
 
 
-def load() -> dict[str, Any]:
-    """What the machine has of memory, how much of it is free, and its load; null for what this unit is not shown."""
+def memory_of_host() -> dict[str, Any]:
+    """What the machine has of memory, and how much of it is free; null for what this unit is not shown."""
     page = os.sysconf("SC_PAGE_SIZE")
     pages = {"machineBytes": "SC_PHYS_PAGES", "machineFreeBytes": "SC_AVPHYS_PAGES"}
-    told: dict[str, Any] = dict.fromkeys((*pages, "load"))
+    told: dict[str, Any] = dict.fromkeys(pages)
     for key, name in pages.items():
         with suppress(OSError, ValueError):
             told[key] = os.sysconf(name) * page
-    with suppress(OSError):
-        told["load"] = [round(each, 2) for each in os.getloadavg()]
     return {**told, "unitLimitBytes": memory.limit()}
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from serving.fetched import NO_SIGNATURE
 from serving.rest import Arrays, RestError, Signature, Tensor
 
-_CLASSIFY = "tensorflow/serving/classify"
-
 
 @cache
 def tensorflow() -> Any:

@@ -63,7 +63,6 @@ _N1_GPUS: Mapping[str, Mapping[int, int]] = {
     "nvidia-tesla-p100": {1: 16, 2: 32, 4: 96},
     "nvidia-tesla-p4": {1: 24, 2: 48, 4: 96},
 }
-GPUS = (*_N1_GPUS, "nvidia-l4", "nvidia-tesla-a100", "nvidia-a100-80gb")
 
 
 def gpu_name(text: str) -> str:

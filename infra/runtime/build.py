@@ -69,7 +69,7 @@ def archive(recipe: Recipe) -> Path:
 def command(recipe: Recipe, site: Path, requirements: Path, constraints: Path) -> list[str]:
     """pip's command line: wheels for the hosts, whatever this machine is; pure."""
     lists = ("--constraint", str(constraints), "--requirement", str(requirements))
-    return pip.command("install", "--target", str(site), "--no-compile", *pip.wheels(recipe.python), *lists)
+    return pip.command("install", "--target", str(site), "--no-compile", *pip.for_hosts(recipe.python), *lists)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def command(name: str, *arguments: str, whose: Path | None = None) -> list[str]:
     ]
 
 
-def wheels(python: str) -> list[str]:
+def for_hosts(python: str) -> list[str]:
     """By which pip fetches for hosts with this version of Python, whatever this machine is."""
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-HELPER = "/usr/lib/scaletier/host"
+PROGRAM = "/usr/lib/scaletier/host"
 
 
 def command(verb: str, *words: str) -> str:
     """The command line that has it done; who logs in may have nothing else done as root."""
-    return shlex.join(["sudo", "-n", HELPER, verb, *words])
+    return shlex.join(["sudo", "-n", PROGRAM, verb, *words])

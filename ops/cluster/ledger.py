@@ -115,7 +115,7 @@ def newest_job(ledger: Ledger, say: bool = False) -> str | None:
     return started[0].jobId if started else None
 
 
-def advice(record: JobRecord) -> str:
+def where_to_read_why(record: JobRecord) -> str:
     """The command that has all that tells why a job FAILED; empty for any other job."""
     return f"fab bundle {record.jobId} has all that tells why, in one file" if record.state is JobState.FAILED else ""
 

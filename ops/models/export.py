@@ -11,7 +11,7 @@ from jobs.study import words
 from ops import terminal
 from ops.cluster import aside
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
+from ops.cluster.inventory import HERE, Host, Inventory
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import Output, find
 from ops.errors import DONE, OpsError
@@ -19,7 +19,9 @@ from ops.models.savedmodel import signatures
 from ops.package import declared, runtimes
 from ops.show.fetch import check_free
 from ops.show.trials import best_of, say_which
+from ops.train import push
 from ops.train.push import PYTHON
+from ops.train.render import host_files
 
 MODEL = "saved_model.pb"
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too
@@ -86,10 +88,19 @@ def _make(cluster: Cluster, found: Output, more: list[str]) -> str:
     chief = cluster.inventory.chief
     arguments = [*found.job.trainingInput.get("args", []), *more, "--job-dir", found.job_dir]  # of two the last counts
     with terminal.Step(f"exporting the latest checkpoint on {chief.name}"):
+        if not found.job_dir.startswith("/"):
+            _bring_lender(cluster, chief)
         python = runtimes.python_of(cluster.inventory, found.job.manifest) or PYTHON
         line = make_command(cluster.inventory, [python, "-m", exporter, *arguments], found.job_dir)
         cluster.fleet.must(chief.name, line, "could not export, it ended", package)
     return exporter
+
+
+def _bring_lender(cluster: Cluster, host: Host) -> None:
+    """What lends a program its job's rights comes with jobs, and this host may have had none of this version yet."""
+    code, version = push.code(HERE)
+    stream = push.shared_stream(code) + push.host_stream(host_files(cluster.inventory, host))
+    cluster.fleet.must(host.name, push.take_in_command(version), "could not take the replica's code, it ended", stream)
 
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:

@@ -40,7 +40,7 @@ def memory_of(host: Host) -> int:
     return int(host.memory_bytes * (MEMORY_SHARE_BESIDE_JOBS if host.role.runs_jobs else MEMORY_SHARE))
 
 
-def unit(inventory: Inventory, host: Host) -> str:
+def conf(inventory: Inventory, host: Host) -> str:
     """What the server is told on a host. Only where no job runs others than that host itself may ask it."""
     return fill(
         "scaletier-serving.conf.j2",
@@ -60,7 +60,7 @@ def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
     inventory, fleet = cluster.inventory, cluster.fleet
 
     def on(name: str) -> str:
-        files = _files(HERE, unit(inventory, inventory.host(name)))
+        files = _files(HERE, conf(inventory, inventory.host(name)))
         version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
         return fleet.must(
             name, asroot.command("serve", version), "could not start its model server, it ended", host_stream(files)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from infra.runtime.pip import wheels as for_hosts
+from infra.runtime.pip import for_hosts
 from ops import terminal
 from ops.cluster.inventory import PYTHON, ROOT
 from ops.errors import UsageError

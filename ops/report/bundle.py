@@ -42,9 +42,9 @@ _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _CONTENT = """\
 What is in here:
   describe.txt      what fab describe shows
-  job.json, plan.json, manifest.json, replicas/
+  job.json, plan.json, manifest.json, cancel.json, replicas/
                     the records in the bucket
-  diagnosis/        what each host wrote down when the job FAILED: how its trainer ended, units, kernel, disks, memory,
+  diagnosis/        what each host wrote down when the job FAILED: how its trainer ended, units, disks, memory,
                     TF_CONFIG, packages, clock
   logs/             the last lines of each replica
   hosts/            what hosts that answered said when this file was made
@@ -222,9 +222,10 @@ def _line(found: Found, replica: ReplicaRecord) -> str:
         said.append(f"its first error: {replica.firstError.message}")
     ahead = _number(_part(told, "clock").get("aheadSeconds"))
     if abs(ahead) > _CLOCK_SECONDS:
-        said.append(f"its clock was {ahead:+.0f} s to that of {_part(told, 'clock').get('leader')}")
-    if replica.name in found.clocks:
-        said.append(f"clock {found.clocks[replica.name]:+.0f} ms to this machine's")
+        way = "ahead of" if ahead > 0 else "behind"
+        said.append(f"its clock was {abs(ahead):.0f} s {way} that of {_part(told, 'clock').get('leader')}")
+    if abs(now := found.clocks.get(replica.name, 0.0)) > _CLOCK_SECONDS * 1000:
+        said.append(f"its clock is now {now / 1000:+.0f} s off this machine's")
     host = found.record.placement.get(replica.name, replica.name)
     return f"{replica.name}{f' on {host}' if host != replica.name else ''}: {'; '.join(said)}"
 

@@ -18,7 +18,7 @@ from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
-from ops.cluster.ledger import advice, existing_job, replicas_of
+from ops.cluster.ledger import existing_job, replicas_of, where_to_read_why
 from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.show import trials
@@ -120,7 +120,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
         terminal.as_json({**record.to_dict(), **told, **output, **error})
         return DONE
     describe_to_stdout(cluster, record, replicas)
-    if more := advice(record):
+    if more := where_to_read_why(record):
         terminal.note(more)
     return DONE
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ops.cluster import asroot
-from ops.cluster.asroot import HELPER
+from ops.cluster.asroot import PROGRAM
 from ops.package.package import compression, mode
 from ops.train.render import File
 
@@ -27,7 +27,7 @@ VERSION = "replica/VERSION"
 # A host that makes itself of an image at each boot says here how far it is; others are ready when they answer.
 _STATE = (
     f"state=$(cat /run/scaletier-state 2>/dev/null || {{ [ -x {PYTHON} ] && echo {READY} || echo preparing; }}); "
-    f'[ "$state" != {READY} ] || [ -e {HELPER} ] || state="{FAILED}it is older than this scaletier: pulumi up"; '
+    f'[ "$state" != {READY} ] || [ -e {PROGRAM} ] || state="{FAILED}it is older than this scaletier: pulumi up"; '
     f'echo "$state"; [ "$state" = {READY} ] || exit 0'
 )
 _MISSING = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"

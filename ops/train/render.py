@@ -20,7 +20,9 @@ from ops.train.environment import USUAL, of_task
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 UNITS = "/etc/systemd/system"
-UNIT, TIMER, TRAINER = (f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service"))
+UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
+    f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service")
+)
 """What a host is told of the units that it has."""
 DATA = "data/mnist"
 SECRETS = "/var/lib/scaletier/secrets"
@@ -67,9 +69,9 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
     said = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
     return [
         File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "replica"),
-        File(UNIT, fill("scaletier.conf.j2", values)),
-        File(TRAINER, fill("scaletier-trainer.conf.j2", values)),
-        File(TIMER, fill("scaletier-timer.conf.j2", values)),
+        File(UNIT_CONF, fill("scaletier.conf.j2", values)),
+        File(TRAINER_CONF, fill("scaletier-trainer.conf.j2", values)),
+        File(TIMER_CONF, fill("scaletier-timer.conf.j2", values)),
     ]
 
 

@@ -23,7 +23,7 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Background
 from ops.cluster.inventory import ROOT, Inventory
-from ops.cluster.ledger import advice, existing_job, find_job, replica_names
+from ops.cluster.ledger import existing_job, find_job, replica_names, where_to_read_why
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet
 from ops.cluster.waking import startable, wake
@@ -315,6 +315,6 @@ def _sum_up(record: JobRecord) -> int:
         terminal.note(f"{job_id} {state}{took}: fab get {job_id} fetches its output")
         return DONE
     why = record.errorMessage.partition("\n")[0].rstrip(".")
-    more = "; ".join(filter(None, (f"fab describe {job_id}", advice(record))))
+    more = "; ".join(filter(None, (f"fab describe {job_id}", where_to_read_why(record))))
     terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} ({more})")
     return FAILED

@@ -80,6 +80,8 @@ def main() -> int:
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--corpus", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.replay and not options.only:
+        parser.error("--replay needs --only NAME")
     options.found.mkdir(parents=True, exist_ok=True)
     if options.inside or options.replay:
         with tempfile.TemporaryDirectory() as scratch:

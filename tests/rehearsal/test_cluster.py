@@ -136,10 +136,20 @@ def test_of_two_with_one_name_one_is_made(cloud: Cloud, cluster: Stack) -> None:
     cloud.fab("wait", "twice")
 
 
-def test_a_job_is_cancelled(cloud: Cloud, cluster: Stack) -> None:
-    cloud.fab("train", "--job", "long1", "--no-follow", *TINY, "--", "--seconds", "600")
+def test_a_job_is_cancelled_and_its_checkpoint_made_a_model(cloud: Cloud, cluster: Stack, tmp_path: Path) -> None:
+    """By its own program, on a host, with the rights that the job had."""
+    cloud.fab(
+        "train", "--job", "long1", "--no-follow", "--", "--model", "mlp", "--max-steps", "10000000", "--checkpoint-steps", "100"
+    )
+    deadline = time.monotonic() + 120
+    while not any(name.endswith(".index") for name in cloud.objects("jobs/long1/output/checkpoints/model")):
+        assert time.monotonic() < deadline, cloud.run("logs", "--job", "long1").stdout
+        time.sleep(1)
     cloud.fab("cancel", "long1")
     assert json.loads(cloud.fab("describe", "long1", "--json"))["state"] == "CANCELLED"
+    assert cloud.objects("jobs/long1/output/export/") == []
+    cloud.fab("export", "long1", "--dest", str(tmp_path / "model"))
+    assert (tmp_path / "model" / "saved_model.pb").is_file()
 
 
 def test_hosts_that_are_up_run_a_start_up_script_that_has_changed(cloud: Cloud, cluster: Stack) -> None:

@@ -142,14 +142,14 @@ def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -
                 assert host.checked(file.path, file.content.encode()) == file.content.encode()
                 assert host.whose(file.path) == (file.user, file.group, file.mode)
         for each in cluster.hosts:
-            assert host.checked(host.OF_SERVING, server.unit(cluster, each).encode())
+            assert host.checked(host.OF_SERVING, server.conf(cluster, each).encode())
     assert host.whose(f"{render.SECRETS}/job01.json") == ("replica", "replica", 0o600)
     assert all(host.REPLICA.fullmatch(name) for name in push.code(SCRIPT.parents[8])[0])
     assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (push.NEW_DIR, server._NEW, push.PYTHON, push.STATE_DIR)
     assert (host.JOB_ID.pattern, host.BUCKET) == (paths.JOB_ID.pattern.strip("^$"), BUCKET)
-    assert f"/{SCRIPT.with_name('host').relative_to(SCRIPT.parents[3])}" == asroot.HELPER
+    assert f"/{SCRIPT.with_name('host').relative_to(SCRIPT.parents[3])}" == asroot.PROGRAM
     sudoers = (SCRIPT.parents[3] / "etc/sudoers.d/scaletier").read_text().splitlines()
-    assert [line for line in sudoers if line.startswith("scaletier")] == [f"scaletier ALL=(root) NOPASSWD: {asroot.HELPER}"]
+    assert [line for line in sudoers if line.startswith("scaletier")] == [f"scaletier ALL=(root) NOPASSWD: {asroot.PROGRAM}"]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_member_is_a_file_in_its_place_or_refused(
         except (ValueError, UnicodeError):
             return
         try:
-            files = host.unpack(stream, str(inside), host.REPLICA, host.OF_JOBS)
+            files = host.unpack(stream, str(inside), host.REPLICA, host.OF_JOBS, job=True)
         except (host.Refused, OSError, ValueError, tarfile.TarError):
             files = {}
             refused = True
@@ -267,13 +267,13 @@ def test_a_place_that_is_none_is_refused_by_name(tmp_path: Path, name: str) -> N
     stream = packed([(member(name.replace("/new", f"{tmp_path}/new").lstrip("/")), b"{}")])
     (tmp_path / "new").mkdir()
     with pytest.raises(host.Refused, match=r"is nothing that this host takes: where fab is newer than it, pulumi up$"):
-        host.unpack(stream, f"{tmp_path}/new", host.REPLICA, host.OF_JOBS)
+        host.unpack(stream, f"{tmp_path}/new", host.REPLICA, host.OF_JOBS, job=True)
     assert not list((tmp_path / "new").iterdir())
 
 
 def test_code_that_a_host_has_is_not_unpacked_again(tmp_path: Path) -> None:
     files = [(member(f"{tmp_path}/jobs/a.py".lstrip("/")), b"1"), (member(f"{tmp_path}/package.sha256".lstrip("/")), b"2")]
-    host.unpack(packed(files), str(tmp_path), host.REPLICA, host.OF_JOBS, known=True)
+    host.unpack(packed(files), str(tmp_path), host.REPLICA, host.OF_JOBS, job=True, known=True)
     assert [path.name for path in tmp_path.iterdir()] == ["package.sha256"]
 
 
@@ -307,7 +307,7 @@ def test_a_folder_to_write_into_is_one_of_the_bucket(folder: str) -> None:
 def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
     name = f"{tmp_path}/jobs/a.py".lstrip("/")
     with pytest.raises(FileExistsError):
-        host.unpack(packed([(member(name), b"1"), (member(name), b"2")]), str(tmp_path), host.REPLICA, host.OF_JOBS)
+        host.unpack(packed([(member(name), b"1"), (member(name), b"2")]), str(tmp_path), host.REPLICA, host.OF_JOBS, job=True)
     with pytest.raises(host.Refused, match="too large"):
         host.checked(host.HOST, b" " * (host.LIMIT + 1))
     with pytest.raises(host.Refused, match="nothing that this host takes"):
@@ -345,6 +345,7 @@ def test_what_comes_twice_or_is_too_large_is_refused(tmp_path: Path) -> None:
         ("aside", "else", "1", "--", "sh"),
         ("aside", "writing", "1", "/bucket/a", "/bucket/b", "--", "sh"),
         ("aside", "writing", "1", "/etc", "--", "sh"),
+        ("aside", "writing", "1", "--", "sh"),
     ],
 )
 def test_a_call_that_is_none_is_refused(machine: Machine, words: tuple[str, ...]) -> None:
@@ -379,7 +380,7 @@ def told_of(line: list[str]) -> tuple[list[str], list[str]]:
 def line_of(command: str) -> list[str]:
     """What the host makes of a command line of fab's."""
     words = shlex.split(command)
-    assert words[:4] == ["sudo", "-n", asroot.HELPER, "aside"]
+    assert words[:4] == ["sudo", "-n", asroot.PROGRAM, "aside"]
     found: list[str] = host.line_aside(*words[4:])
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.cluster.asroot import HELPER
+from ops.cluster.asroot import PROGRAM
 from ops.train import push
 from ops.train.render import File
 
@@ -33,7 +33,7 @@ def test_the_command_that_checks_a_host() -> None:
 
 
 def _on_a_host(folder: Path, command: str) -> str:
-    return command.replace(push.PYTHON, sys.executable).replace("/run/", f"{folder}/").replace(HELPER, "/")
+    return command.replace(push.PYTHON, sys.executable).replace("/run/", f"{folder}/").replace(PROGRAM, "/")
 
 
 @pytest.mark.parametrize("said", ["preparing: runtime", "failed: image: it has no curl"])

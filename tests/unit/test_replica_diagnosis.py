@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from dataclasses import replace
@@ -52,7 +51,7 @@ def test_each_host_of_a_job_that_failed_says_what_it_knows(make: Make) -> None:
     assert cluster.wait() == [0, 0]
     assert cluster.job.state == "FAILED"
     worker, master = read(cluster, "worker-0"), read(cluster, "master-0")
-    assert (worker["job"], worker["replica"], worker["host"]) == ("job01", "worker-0", "worker-0")
+    assert (worker["jobId"], worker["replica"], worker["host"]) == ("job01", "worker-0", "worker-0")
     assert (worker["trainer"]["exitCode"], worker["trainer"]["ended"]) == (1, None)
     assert (master["trainer"]["exitCode"], master["trainer"]["ended"]) == (143, "signal 15 (SIGTERM)")
     assert worker["trainer"]["firstError"]["message"] == "ValueError: no such column, with [secret]"
@@ -65,8 +64,8 @@ def test_each_host_of_a_job_that_failed_says_what_it_knows(make: Make) -> None:
     assert 0 <= worker["clock"]["aheadSeconds"] < 60
     assert [disk["path"] for disk in worker["disks"]] == ["/", str(cluster.host("worker-0") / "state"), str(cluster.bucket)]
     assert all(disk["freeBytes"] <= disk["totalBytes"] for disk in worker["disks"])
-    assert set(worker["kernel"]) & {"lines", "notReadable"}
-    assert worker["units"]
+    assert "memoryEvents" in worker["kernel"]
+    assert worker["memory"]["machineBytes"] > 0
     for name in cluster.replicas:
         text = (cluster.bucket / paths.diagnosis("job01", name)).read_text()
         assert SECRET not in text
@@ -163,7 +162,7 @@ def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_pat
         until(site.finish)
     assert store.taken == [paths.diagnosis("job01", "ps-0"), paths.diagnosis("job02", "ps-0")]
     told = json.loads((tmp_path / paths.diagnosis("job02", "ps-0")).read_bytes())
-    assert (told["job"], told["replica"], told["host"]) == ("job02", "ps-0", "worker-1")
+    assert (told["jobId"], told["replica"], told["host"]) == ("job02", "ps-0", "worker-1")
 
 
 @pytest.mark.parametrize("error", [StoreError(28, "No space left on device"), ValueError("what"), KeyError()])
@@ -218,25 +217,13 @@ def test_a_clock_that_is_off_shows_in_when_the_end_was_heard_of() -> None:
     job = JobRecord("job01", JobState.FAILED, endTime="2026-01-31T12:00:00.000Z", lease=Lease(holder="master-0/ab"))
     found = diagnosis.of_job(job, "2026-01-31T12:10:00.500Z")
     clock = {"leader": "master-0", "leaderTime": job.endTime, "time": "2026-01-31T12:10:00.500Z", "aheadSeconds": 600.5}
-    assert found == {"job": "job01", "clock": clock}
+    assert found == {"jobId": "job01", "clock": clock}
     assert diagnosis.of_job(replace(job, endTime=None), "2026-01-31T12:10:00.500Z")["clock"]["aheadSeconds"] is None
 
 
 def test_how_a_trainer_ended_in_words() -> None:
     told = diagnosis.of_trainer(ReplicaRecord("ps-0", exitCode=137, outOfMemory=True, memoryLimit=5))
     assert (told["ended"], told["memoryLimit"]) == ("signal 9 (SIGKILL), out of memory", 5)
-
-
-def test_the_kernel_is_heard_where_it_may_be(tmp_path: Path) -> None:
-    missing = tmp_path / "none"
-    assert diagnosis.kernel(missing)["notReadable"] == f"{missing}: No such file or directory"
-    os.mkfifo(kmsg := tmp_path / "kmsg")
-    keeps = os.open(kmsg, os.O_RDWR)
-    os.write(keeps, b"6,1,2,-;Memory cgroup out of memory: Killed process 7 (python)\n SUBSYSTEM=x\n")
-    try:
-        assert diagnosis.kernel(kmsg)["lines"] == ["Memory cgroup out of memory: Killed process 7 (python)"]
-    finally:
-        os.close(keeps)
 
 
 def test_systemd_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
