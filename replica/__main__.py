@@ -144,8 +144,8 @@ class Loop:
 
     @property
     def woken_late(self) -> bool:
-        """True where somebody brought a job just when this process had seen that there was none."""
-        return self._hurried and self._terminated_at is None
+        """True where somebody brought a job just when this process had seen that there was none, or tidied after it had."""
+        return (self._hurried or self._due.is_set()) and self._terminated_at is None
 
     def _terminate(self) -> None:
         self._terminated_at = self._terminated_at or time.monotonic()

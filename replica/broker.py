@@ -28,9 +28,10 @@ Mint = Callable[[Any], tuple[str, float]]
 """A token within a boundary, and how many seconds it is good for; OSError where none is to be had."""
 Boundary = list[dict[str, Any]]
 
-MOST_BUCKETS = 7
-"""Of others, as a boundary has ten rules at most, and three are the stack's own bucket's."""
-_MOST_PREFIXES = 5  # a condition may have twelve logical operators
+MOST_BUCKETS = 6
+"""Of others, as a boundary has ten rules at most, and four are the stack's own bucket's."""
+_PREFIXES_A_RULE, _MOST_PREFIXES = 3, 6  # a condition may have twelve logical operators
+_MOST_AT_ONCE, _SILENCE_SECONDS = 32, 10.0
 _LOOPBACK = "127.0.0.1"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _EARLY = 300.0  # seconds before its end in which a token is made anew, as clients do
@@ -59,16 +60,20 @@ def access(plan: Plan, task: Task, bucket: str) -> Access:
     job_dir = _urls([task.environment.get("JOB_DIR", "")])
     output = next((path.strip("/") for name, path in job_dir if name == bucket), "") or paths.output(plan.jobId)
     own = [path.strip("/") for name, path in told if name == bucket]
-    reads = dict.fromkeys((f"{paths.DATA}/", *(path for path in own if path and not path.startswith(output))))
+    known = (paths.DATA, output)
+    reads = dict.fromkeys(
+        (paths.DATA, *(path for path in own if path and not f"{path}/".startswith(tuple(f"{k}/" for k in known))))
+    )
     others = dict.fromkeys(name for name, _ in told if name != bucket)
     return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])
 
 
 def boundary(may: Access) -> Boundary:
     """The rules of a credential access boundary, as Google's API has them; pure."""
+    some = [may.reads[place : place + _PREFIXES_A_RULE] for place in range(0, len(may.reads), _PREFIXES_A_RULE)]
     return [
         _rule(may.bucket, "roles/storage.objectUser", _within(may.bucket, may.writes)),
-        _rule(may.bucket, "roles/storage.objectViewer", _within(may.bucket, may.reads)),
+        *(_rule(may.bucket, "roles/storage.objectViewer", _within(may.bucket, each, dotted=True)) for each in some),
         # That the bucket exists, which TensorFlow asks before it makes a folder.
         _rule(may.bucket, "roles/storage.bucketViewer"),
         *(_rule(other, "roles/storage.objectUser") for other in may.others),
@@ -83,19 +88,51 @@ def _rule(bucket: str, role: str, condition: str = "") -> dict[str, Any]:
     return rule | ({"availabilityCondition": {"expression": condition}} if condition else {})
 
 
-def _within(bucket: str, prefixes: Iterable[str]) -> str:
-    """Objects below prefixes, and lists of them: what a list asks for is no part of a resource's name."""
-    return " || ".join(
-        f"resource.name.startsWith('projects/_/buckets/{bucket}/objects/{prefix}') || "
-        f"api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('{prefix}')"
-        for prefix in prefixes
-    )
+def _within(bucket: str, folders: Iterable[str], dotted: bool = False) -> str:
+    """Objects of these names, or in folders of these names, and lists of these: what a list asks for is no part of a name.
+
+    With `dotted` also those that have the name before a dot, as a checkpoint's files have.
+    """
+    terms = []
+    for folder in folders:
+        name = f"projects/_/buckets/{bucket}/objects/{folder}"
+        terms += [f"resource.name == '{name}'", f"resource.name.startsWith('{name}/')"]
+        terms += [f"resource.name.startsWith('{name}.')"] if dotted else []
+        terms.append(f"api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('{folder}/')")
+    return " || ".join(terms)
 
 
 def _urls(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in texts:
         for found in _URL.finditer(text):
             yield found[1], found[2]
+
+
+class _Server(ThreadingHTTPServer):
+    """Takes so many at once, and hangs up on who says nothing: a trainer may want its replica to have no room for all else."""
+
+    daemon_threads = True
+    broker: Broker
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__((_LOOPBACK, 0), _Handler)
+        self.broker = broker
+        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who asked has gone."""
 
 
 class Broker:
@@ -109,8 +146,7 @@ class Broker:
         self._trouble = ""
         self._lock = threading.Lock()
         self._token, self._good_until = "", 0.0
-        self._server = ThreadingHTTPServer((_LOOPBACK, 0), type("Handler", (_Handler,), {"broker": self}))
-        self._server.daemon_threads = True
+        self._server = _Server(self)
         threading.Thread(target=self._server.serve_forever, name="broker", daemon=True).start()
 
     @property
@@ -151,8 +187,9 @@ class Broker:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    broker: Broker
+    server: _Server
     protocol_version = "HTTP/1.1"
+    timeout = _SILENCE_SECONDS
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -166,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path != f"{_ACCOUNT}/token":
             return self._say(404, "")
         try:
-            return self._say(200, json.dumps(self.broker.token()))
+            return self._say(200, json.dumps(self.server.broker.token()))
         except OSError as error:
             return self._say(503, str(error))
 

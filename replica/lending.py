@@ -22,7 +22,7 @@ def main(arguments: Sequence[str], mint: Mint = mint) -> int:
     """Run the command; its exit code."""
     output, _, *command = arguments
     there = urlsplit(output)
-    may = Access(there.netloc, (there.path.strip("/"),), (f"{paths.DATA}/",))
+    may = Access(there.netloc, (there.path.strip("/"),), (paths.DATA,))
     broker = Broker(may, mint, _say)
     try:
         return subprocess.run([str(broker.port) if word == PORT else word for word in command], check=False).returncode

@@ -31,6 +31,7 @@ _NARROW = "narrow-"
 _PREFIX = re.compile(
     r"(?:resource\.name|objectListPrefix', ''\))\.startsWith\('(?:projects/_/buckets/[^/]+/objects/)?([^']*)'\)"
 )
+_NAME = re.compile(r"resource\.name == 'projects/_/buckets/[^/]+/objects/([^']*)'")
 _READS = frozenset({"roles/storage.objectViewer", _OBJECT_USER})
 _BUCKET_OF = re.compile(r"^/(?:(?:upload/|download/)?storage/v1/b/([^/?]+)|(?!upload/|storage/|download/)([^/?]+)/)")
 _OBJECT_OF = re.compile(r"^/(?:(?:upload/|download/)?storage/v1/b/[^/?]+/o/(.+)|(?!upload/|storage/|download/)[^/?]+/(.+))$")
@@ -139,8 +140,8 @@ def _within(rule: Mapping[str, Any], bucket: str, name: str | None, reads: bool)
         return False
     if name is None:
         return bool(role == "roles/storage.bucketViewer")
-    prefixes = _PREFIX.findall(rule.get("availabilityCondition", {}).get("expression", ""))
-    inside = name.startswith(tuple(prefixes)) if prefixes else "availabilityCondition" not in rule
+    condition = rule.get("availabilityCondition", {}).get("expression", "")
+    inside = name.startswith(tuple(_PREFIX.findall(condition))) or name in _NAME.findall(condition) or not condition
     return inside and (role in _READS if reads else role == _OBJECT_USER)
 
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.records import Plan, Task
-from replica.broker import MOST_BUCKETS, Access, access, boundary
+from replica.broker import MOST_BUCKETS, Access, Broker, access, boundary
 
 PLAN = Plan("job02", ["master-0"], "trainer.task", [], {})
 TASK = Task(tfConfig="{}", environment={"JOB_DIR": "gs://mine/jobs/job02/output", "SCALETIER_DATA": "gs://mine/data"})
+
+
+_HOLD = """
+import socket, sys, time
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) for _ in range(200)]
+time.sleep(0.5)
+print(len(held), flush=True)
+time.sleep(60)
+"""
 
 
 def of(*args: str, **environment: str) -> Access:
@@ -20,7 +33,7 @@ def of(*args: str, **environment: str) -> Access:
 
 
 def test_a_job_writes_its_output_and_reads_the_stacks_data() -> None:
-    assert of() == Access("mine", ("jobs/job02/output",), ("data/", "data"))
+    assert of() == Access("mine", ("jobs/job02/output",), ("data",))
 
 
 def test_what_it_goes_on_from_it_reads_and_what_is_others_it_may_use_as_its_host_may() -> None:
@@ -28,7 +41,7 @@ def test_what_it_goes_on_from_it_reads_and_what_is_others_it_may_use_as_its_host
     assert found.writes == ("jobs/job02/output",)
     assert "jobs/job01/output" in found.reads
     assert found.others == ("theirs", "more", "results")
-    assert of("gs://mine").reads == ("data/", "data"), "the whole bucket is nobody's to read"
+    assert of("gs://mine").reads == ("data",), "the whole bucket is nobody's to read"
 
 
 def test_a_job_that_goes_on_in_the_output_of_another_writes_there() -> None:
@@ -39,28 +52,54 @@ def test_a_job_that_goes_on_in_the_output_of_another_writes_there() -> None:
 
 def test_the_boundary_as_google_has_it() -> None:
     resource = "//storage.googleapis.com/projects/_/buckets/"
-    assert boundary(Access("mine", ("jobs/j/output",), ("data/", "jobs/i/output"), ("theirs",))) == [
+    of_mine, listed = "projects/_/buckets/mine/objects/", "api.getAttribute('storage.googleapis.com/objectListPrefix', '')"
+    assert boundary(Access("mine", ("jobs/j/output",), ("data", "jobs/i/output/model-7"), ("theirs",))) == [
         {
             "availableResource": f"{resource}mine",
             "availablePermissions": ["inRole:roles/storage.objectUser"],
             "availabilityCondition": {
-                "expression": "resource.name.startsWith('projects/_/buckets/mine/objects/jobs/j/output') || "
-                "api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('jobs/j/output')"
+                "expression": f"resource.name == '{of_mine}jobs/j/output' || "
+                f"resource.name.startsWith('{of_mine}jobs/j/output/') || "
+                f"{listed}.startsWith('jobs/j/output/')"
             },
         },
         {
             "availableResource": f"{resource}mine",
             "availablePermissions": ["inRole:roles/storage.objectViewer"],
             "availabilityCondition": {
-                "expression": "resource.name.startsWith('projects/_/buckets/mine/objects/data/') || "
-                "api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('data/') || "
-                "resource.name.startsWith('projects/_/buckets/mine/objects/jobs/i/output') || "
-                "api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('jobs/i/output')"
+                "expression": f"resource.name == '{of_mine}data' || resource.name.startsWith('{of_mine}data/') || "
+                f"resource.name.startsWith('{of_mine}data.') || {listed}.startsWith('data/') || "
+                f"resource.name == '{of_mine}jobs/i/output/model-7' || "
+                f"resource.name.startsWith('{of_mine}jobs/i/output/model-7/') || "
+                f"resource.name.startsWith('{of_mine}jobs/i/output/model-7.') || "
+                f"{listed}.startsWith('jobs/i/output/model-7/')"
             },
         },
         {"availableResource": f"{resource}mine", "availablePermissions": ["inRole:roles/storage.bucketViewer"]},
         {"availableResource": f"{resource}theirs", "availablePermissions": ["inRole:roles/storage.objectUser"]},
     ]
+
+
+def test_a_name_that_begins_like_another_is_another() -> None:
+    found = of("--warm-start", "gs://mine/jobs/old", "gs://mine/jobs/job02/output-2", JOB_DIR="gs://mine/runs/1")
+    assert found == Access("mine", ("runs/1",), ("data", "jobs/old", "jobs/job02/output-2"))
+    for rule in boundary(found):
+        expression = rule.get("availabilityCondition", {}).get("expression", "")
+        starts = re.findall(r"startsWith\('([^']*)'\)", expression)
+        assert all(start.endswith(("/", ".")) for start in starts)
+
+
+def test_who_asks_for_ever_leaves_its_replica_room_for_all_else() -> None:
+    broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
+    before = threading.active_count()
+    try:
+        with subprocess.Popen([sys.executable, "-c", _HOLD, str(broker.port)], stdout=subprocess.PIPE) as holds:
+            assert holds.stdout is not None
+            assert holds.stdout.readline() == b"200\n"
+            assert threading.active_count() - before <= 32
+            holds.kill()
+    finally:
+        broker.close()
 
 
 @given(
@@ -75,8 +114,8 @@ def test_no_argument_widens_a_rule(args: list[str]) -> None:
     assert len(rules) <= 10
     assert len(found.others) <= MOST_BUCKETS
     assert "" not in found.reads
-    for rule in rules[:2]:
-        expression = rule["availabilityCondition"]["expression"]
-        prefixes = found.writes if rule is rules[0] else found.reads
-        assert expression.count("'") == 2 * len(prefixes) + 6 * len(prefixes), "each text ends where it should"
+    for rule in rules:
+        expression = rule.get("availabilityCondition", {}).get("expression", "")
+        texts = 2 * expression.count("resource.name") + 6 * expression.count("objectListPrefix")
+        assert expression.count("'") == texts, "each text ends where it should"
         assert expression.count("||") <= 12

@@ -29,6 +29,6 @@ def test_a_command_is_lent_the_rights_of_its_output_alone() -> None:
     conditions = {
         rule["availablePermissions"][0]: rule.get("availabilityCondition", {}).get("expression", "") for rule in found
     }
-    assert "/buckets/mine/objects/jobs/job01/output'" in conditions["inRole:roles/storage.objectUser"]
+    assert "/buckets/mine/objects/jobs/job01/output/'" in conditions["inRole:roles/storage.objectUser"]
     assert "/buckets/mine/objects/data/'" in conditions["inRole:roles/storage.objectViewer"]
     assert {rule["availableResource"].rpartition("/")[2] for rule in found} == {"mine"}

@@ -13,13 +13,22 @@ import os, signal, sys
 from types import SimpleNamespace
 from replica.__main__ import Loop
 
+def round():
+    if "tidying" in sys.argv:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert loop._due.wait(10)
+        agent.over = True
+    return 60.0
+
 def step():
+    if "tidying" in sys.argv:
+        return 60.0
     if "during" in sys.argv:
         os.kill(os.getpid(), signal.SIGHUP)
     agent.over = True
     return 0.0
 
-agent = SimpleNamespace(over=False, status="", round=lambda: 60.0)
+agent = SimpleNamespace(over=False, status="", round=round)
 agent.supervisor = SimpleNamespace(step=step, record=SimpleNamespace(state=None))
 loop = Loop(agent)
 loop.run()
@@ -29,7 +38,7 @@ sys.exit(75 if loop.woken_late else 0)
 """
 
 
-@pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("after", -signal.SIGHUP)])
+@pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP)])
 def test_who_is_woken_when_it_has_seen_that_there_is_nothing_is_started_again(when: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM, when], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == code, done.stderr
