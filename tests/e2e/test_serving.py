@@ -203,10 +203,11 @@ def test_a_model_that_no_server_can_load(deployed: Stack, tmp_path: Path) -> Non
 
 
 def test_the_server_is_nobody_s_way_in(deployed: Stack) -> None:
-    """It runs as a user of its own, may not write the bucket, and listens to its own host alone."""
+    """It runs as a user of its own, sees models and no jobs, may not write the bucket, and listens to its own host alone."""
     said = deployed.ssh("master-0", "systemctl show scaletier-serving -p MainPID --value")
     user = deployed.ssh("master-0", f"ps -o user= -p {said.out.strip()}").out.strip()
     assert user not in ("root", "trainer", "scaletier")
+    assert deployed.ssh("master-0", f"sudo nsenter -m -t {said.out.strip()} ls /bucket").out == "models\n"
     assert "127.0.0.1:8501" in deployed.ssh("master-0", "ss -ltn").out
     assert (
         deployed.ssh("worker-0", "timeout 5 python3 -c \"import socket; socket.create_connection(('master-0', 8501), 3)\"").code
