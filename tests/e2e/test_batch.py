@@ -45,7 +45,7 @@ def model(cluster: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, tmp_path: Path) -> None:
     kill = f"until [ -e {_FIRST} ]; do sleep 0.01; done; sudo pkill -KILL -f [p]redictor.task"
-    killer = subprocess.Popen(["ssh", "-F", str(model.folder / "ssh_config"), "worker-1", kill], env=model.env)
+    killer = subprocess.Popen(["ssh", "-F", str(model.folder / "ssh_config"), "-l", "admin", "worker-1", kill], env=model.env)
     try:
         flags = ("--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch", "--replicas", "3")
         said = model.fab("predict", "batched", "--batch", *flags)
