@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tarfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -21,9 +20,10 @@ from replica import diagnosis, processors
 from replica.archive import Archive, archived
 from replica.broker import Broker, Mint, access, mint
 from replica.diagnosis import Diagnosis
-from replica.launched import SOCKET, Launcher
+from replica.launched import SOCKET, Launcher, scratch_folder
 from replica.log import Log
 from replica.manifest import Manifest
+from replica.process import delete
 from replica.supervisor import Assignment
 
 # Said by systemd to the replica alone.
@@ -110,14 +110,25 @@ class HostSite:
         self._diagnosis = Diagnosis(self._files, name, make, lambda why: log.say(why, "WARNING"))
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Forget secrets, package and home of every job but these, which have this host or may get it."""
+        """Forget secrets, package and home of every job but these, which have this host or may get it, and what trials left.
+
+        While no trainer of this host's runs.
+        """
         with suppress(OSError):  # there are none
             for file in self._secrets.iterdir():
                 if file.stem not in job_ids:
                     file.unlink()
         with suppress(OSError):  # the next look tries again
-            if self._launcher and {each.name for each in (self._state / "jobs").iterdir()} - set(job_ids):
+            if self._launcher and self._left() - set(job_ids):
                 self._launcher.tidy(job_ids)
+
+    def _left(self) -> set[str]:
+        """Jobs, and trials, of which the launcher could take something away."""
+        found: set[str] = set()
+        for folder in (self._state / "jobs", self._state / "fetched", scratch_folder(self._state)):
+            with suppress(OSError):  # it is not there
+                found |= {each.name for each in folder.iterdir()}
+        return found
 
     def finish(self) -> bool:
         """True once diagnosis and log are in the bucket, or were waited for long enough."""
@@ -136,30 +147,23 @@ class HostSite:
             if mark.exists() and mark.read_text().strip() == plan.packageSha256:
                 return folder
         home.mkdir(parents=True, exist_ok=True)
-        self._forget_others(home)
         packed, unpacked = home / ".package.tar.gz", home / ".package"
         if not self._files.download(paths.package(plan.jobId), packed):
             raise StoreError(f"{paths.package(plan.jobId)} is not there yet")
         if (found := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
             raise StoreError(f"{paths.package(plan.jobId)} is damaged: sha256 {found[:16]}…, not {plan.packageSha256[:16]}…")
-        shutil.rmtree(unpacked, ignore_errors=True)
+        delete(unpacked)
         unpacked.mkdir()  # a package may be empty, where the program is the host's own
         with tarfile.open(packed) as tar:
             for member in tar.getmembers():
                 if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
                     raise StoreError(f"{paths.package(plan.jobId)} holds {member.name!r}, which is no file of a package")
             tar.extractall(unpacked)  # noqa: S202  each name was looked at, and it is no privileged user who unpacks
-        shutil.rmtree(folder, ignore_errors=True)
+        delete(folder)
         unpacked.rename(folder)
         packed.unlink()
         mark.write_text(plan.packageSha256)
         return folder
-
-    def _forget_others(self, home: Path) -> None:
-        """What was fetched for earlier jobs: their hosts have no further use for it."""
-        for other in home.parent.iterdir():
-            if other != home:
-                shutil.rmtree(other, ignore_errors=True)
 
     def _python(self, plan: Plan) -> str:
         return plan.python or self._host.python

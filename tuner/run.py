@@ -13,8 +13,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +32,7 @@ from jobs.trials import Trials
 from replica import config
 from replica.decide import end_of
 from replica.launched import launcher, scratch_folder
+from replica.process import delete
 from tuner.measure import Metrics
 from tuner.process import METRIC_FILE, Process, launching
 from tuner.stopping import lags
@@ -212,10 +213,8 @@ class Tuner:
         """Run a trial to its end, or until another replica has it, or this one is stopped."""
         trial, study = stored.record, self._study
         self._wanted = None
-        with tempfile.TemporaryDirectory(prefix="trial-", dir=self._scratch) as scratch:
-            if self._scratch:
-                Path(scratch).chmod(0o770)  # for the trial, which is another user of this folder's group
-            file = Path(scratch, "output.metrics")
+        with _folder(self._scratch) as scratch:
+            file = scratch / "output.metrics"
             metrics = Metrics(study.hyperparameterMetricTag, file, study.folder(trial.trialId))
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
             _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
@@ -375,6 +374,18 @@ def _measured(metrics: Metrics, summaries: bool) -> list[Measurement]:
     except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote, or half wrote
         _say(f"what the trial tells cannot be read now: {error}")
         return []
+
+
+@contextmanager
+def _folder(above: Path | None) -> Iterator[Path]:
+    """For what a trial tells. The trial's own folders in it are not this user's to delete: the launcher takes them away."""
+    folder = Path(tempfile.mkdtemp(prefix="trial-", dir=above))
+    try:
+        if above:
+            folder.chmod(0o770)  # for the trial, which is another user of this folder's group
+        yield folder
+    finally:
+        delete(folder)
 
 
 def _finite(measured: Sequence[Measurement]) -> list[Measurement]:

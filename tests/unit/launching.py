@@ -114,3 +114,4 @@ class Host:
         for each in self.served:
             each.kill()
             each.wait()
+        subprocess.run(["rm", "-rf", self.state], check=True)  # pytest's own deletion ends at some depth

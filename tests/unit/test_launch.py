@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,16 +341,101 @@ def test_nobody_else_is_served(tmp_path: Path) -> None:
         host.close()
 
 
+def left(host: Host) -> list[str]:
+    """What is below the folders of the state, and what waits there to be deleted."""
+    here = [path.name for path in host.state.glob(".gone-*")]
+    return sorted([*here, *(path.relative_to(host.state).as_posix() for path in host.state.glob("[!.]*/*"))])
+
+
+def tidy(host: Host, *keep: str) -> None:
+    Launcher(host.address, str(host.bucket)).tidy(keep)
+
+
+def slow_to_delete(host: Host) -> Path:
+    """The host's `rm` waits for this file."""
+    go = host.root / "go"
+    (host.root / "bin/rm").write_text(
+        f'#!/bin/sh\nwhile [ -e {host.state} -a ! -e {go} ]; do sleep 0.02; done\nexec /bin/rm "$@"\n'
+    )
+    (host.root / "bin/rm").chmod(0o755)
+    return go
+
+
 def test_what_jobs_have_left_is_taken_away(host: Host) -> None:
     elsewhere = host.root / "elsewhere"
     (elsewhere / "kept").mkdir(parents=True)
     for name in ("jobs/job02/home", "jobs/job03/package", "fetched/job03/package", "fetched/job02/package"):
         (host.state / name).mkdir(parents=True)
     (host.state / "jobs/job03/home").symlink_to(elsewhere)
-    Launcher(host.address, str(host.bucket)).tidy(["job01", "job02"])
-    left = sorted(path.relative_to(host.state).as_posix() for path in host.state.glob("*/*"))
-    assert left == ["fetched/job02", "jobs/job01", "jobs/job02"]
+    tidy(host, "job01", "job02")
+    until(lambda: left(host) == ["fetched/job02", "jobs/job01", "jobs/job02"])
     assert (elsewhere / "kept").is_dir()
+
+
+def test_what_trials_have_left_is_taken_away(host: Host) -> None:
+    (host.state / "trials/trial-0abc/own").mkdir(parents=True)
+    (host.state / "trials/trial-0abc/own/file").touch()
+    (host.state / "trials/trial-0abc/own").chmod(0o700)
+    tidy(host, "job01")
+    until(lambda: left(host) == ["jobs/job01"])
+
+
+def test_a_trial_that_starts_has_those_before_it_taken_away(host: Host, tmp_path: Path) -> None:
+    for name in ("trial-old/own", "trial-new"):
+        (host.state / "trials" / name).mkdir(parents=True)
+    trial = replace(run(host, "print(1)"), scratch=host.state / "trials/trial-new")
+    log = Log(tmp_path / "logs", "job01", "master-0")
+    assert finished(Trainer(trial, log, Launcher(host.address, str(host.bucket)))) == 0
+    until(lambda: left(host) == ["jobs/job01", "trials/trial-new"])
+
+
+@pytest.mark.parametrize("place", ["jobs/job02/home", "fetched/job02/package", "trials/trial-0abc"])
+def test_no_depth_of_folders_stays(host: Host, place: str) -> None:
+    subprocess.run(["mkdir", "-p", host.state / place / "/".join("d" * 1200)], check=True)
+    tidy(host, "job01")
+    until(lambda: left(host) == ["jobs/job01"])
+
+
+def test_a_program_starts_while_it_is_deleted_what_others_have_left(host: Host, tmp_path: Path) -> None:
+    go = slow_to_delete(host)
+    for job in ("job02", "job03"):
+        (host.state / "jobs" / job).mkdir()
+        tidy(host, "job01")
+    assert finished(started(host, tmp_path, "print(1)")) == 0
+    assert [name[:6] for name in left(host)] == [".gone-", ".gone-", "jobs/j"]
+    until(lambda: host.served[1].poll() is not None)
+    assert host.served[0].poll() is None, "one deletes, and the next one leaves it to that"
+    go.touch()
+    until(lambda: left(host) == ["jobs/job01"])
+    assert host.served[0].wait() == 0
+
+
+def test_what_a_loss_of_power_has_left_goes_with_the_next(host: Host) -> None:
+    (host.state / ".gone-1-0/deep").mkdir(parents=True)
+    tidy(host, "job01")
+    until(lambda: left(host) == ["jobs/job01"])
+
+
+def test_a_deletion_that_fails_is_said(host: Host) -> None:
+    (host.root / "bin/rm").write_text("#!/bin/sh\nexit 1\n")
+    (host.root / "bin/rm").chmod(0o755)
+    (host.state / "jobs/job02").mkdir()
+    tidy(host, "job01")
+    assert host.served[0].wait(PATIENCE) == 1
+
+
+def test_what_nobody_waits_for_any_more_is_not_done(host: Host, tmp_path: Path) -> None:
+    (host.state / "jobs/job02").mkdir()
+    request_of_run = request(run(host, "import sys; open(sys.argv[1], 'w')", str(tmp_path / "ran")), str(host.bucket))
+    with (host.root / "run/launch.lock").open("w") as lock, Path(os.devnull).open() as output:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for asked, descriptors in (({"keep": ["job01"]}, []), (request_of_run, [output.fileno()])):
+            with launched._connected(host.address) as channel:
+                launched._ask(channel, asked, descriptors)
+    until(lambda: len(host.served) == 2)
+    assert [each.wait(PATIENCE) for each in host.served] == [0, 0]
+    assert left(host) == ["jobs/job01", "jobs/job02"]
+    assert not host.asked
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,14 @@ def test_what_jobs_leave_is_asked_to_be_taken_away_where_there_is_any(tmp_path: 
     assert launcher.kept == [["nothing"]]
     site.tidy(["job02"])
     assert launcher.kept == [["nothing"], ["job02"]]
+    (tmp_path / "jobs/job01").rmdir()
+    for number, name in enumerate(("fetched/job01", "trials/trial-0abc"), 3):
+        (tmp_path / name).mkdir(parents=True)
+        site.tidy(["job02"])
+        assert len(launcher.kept) == number, name
+        (tmp_path / name).rmdir()
+    site.tidy(["job02"])
+    assert len(launcher.kept) == 4
 
 
 @pytest.mark.parametrize("address", ["{tmp}/notify", "@scaletier-{tmp}"])

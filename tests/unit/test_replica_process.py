@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -162,7 +163,6 @@ def test_the_package_comes_from_the_bucket(make: Make) -> None:
     jobs = cluster.host("master-0") / "state" / "jobs"
     (jobs / "job01" / "package").unlink()
     fetched = jobs.parent / "fetched"
-    (fetched / "job00").mkdir(parents=True)
     whole, damaged = packed.read_bytes(), packed.read_bytes()[:-9]
     packed.write_bytes(damaged)
     cluster.start()
@@ -175,6 +175,22 @@ def test_the_package_comes_from_the_bucket(make: Make) -> None:
         "deep", "er.py", "job01", "package", "package.sha256", "task.py"
     ]  # fmt: skip
     assert (fetched / "job01" / "package.sha256").read_text() == plan.packageSha256
+
+
+def test_no_depth_of_what_trainers_left_ends_a_replica(tmp_path: Path) -> None:
+    (tmp_path / "bucket/jobs/job01").mkdir(parents=True)
+    packed = tmp_path / "bucket/jobs/job01/package.tar.gz"
+    tarfile.open(packed, "w:gz").close()
+    plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, hashlib.sha256(packed.read_bytes()).hexdigest())
+    fetched, store = tmp_path / "state/fetched", Folder(tmp_path / "bucket")
+    try:
+        for name in ("job00/package", "job01/package", "job01/.package"):
+            subprocess.run(["mkdir", "-p", fetched / name / "/".join("d" * 1200)], check=True)
+        site = HostSite(HostFile("ps-0", "/bucket"), tmp_path / "state", Ledger(store), store, {})
+        site.prepare(plan, "ps-0")
+        assert sorted(path.name for path in (fetched / "job01").rglob("*")) == ["package", "package.sha256"]
+    finally:
+        subprocess.run(["rm", "-rf", fetched], check=True)
 
 
 @pytest.mark.parametrize("evil", ["../evil.py", "/evil.py", "link"])

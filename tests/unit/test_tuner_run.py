@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import shutil
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +27,7 @@ from jobs.study import Measurement, Parameter, ParameterType, Study, Trial, Tria
 from jobs.trials import Trials
 from ops.screen.trials import TrialScreen
 from tuner.propose import propose
-from tuner.run import Tuner, last_words
+from tuner.run import Tuner, _folder, last_words
 
 STUDY = Study(
     [Parameter("x", ParameterType.INTEGER, 1, 100)],
@@ -105,6 +109,43 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("TF_CONFIG", TF_CONFIG)
     return World(tmp_path)
+
+
+def test_no_depth_of_folders_that_a_trial_leaves_ends_the_tuner(world: World) -> None:
+    scratch: list[Path] = []
+
+    def deep(name: str, environment: Mapping[str, str]) -> Child:
+        scratch.append(Path(environment["CLOUD_ML_HP_METRIC_FILE"]).parent)
+        subprocess.run(["mkdir", "-p", scratch[-1] / "/".join("d" * 1200)], check=True)
+        return world.good(name, environment)
+
+    world.child = deep
+    try:
+        assert world.tuner("master-0").run() == 0
+        assert len(scratch) == 4
+        assert not [each for each in scratch if each.exists()]
+    finally:
+        subprocess.run(["rm", "-rf", *scratch], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_folder_of_the_trial_s_own_does_not_end_the_tuner() -> None:
+    above = Path(tempfile.mkdtemp())
+    above.chmod(0o777)
+    try:
+        os.seteuid(65534)
+        with _folder(above) as folder:
+            assert oct(folder.stat().st_mode & 0o777) == "0o770"
+            os.seteuid(0)
+            (folder / "own").mkdir(0o700)
+            (folder / "own/file").touch()
+            (folder / "told").touch()
+            os.seteuid(65534)
+        os.seteuid(0)
+        assert [path.name for path in folder.iterdir()] == ["own"]
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(above)
 
 
 def test_all_trials_are_run_and_the_chief_tells_the_best(world: World, capsys: pytest.CaptureFixture[str]) -> None:
