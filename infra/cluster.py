@@ -24,7 +24,7 @@ class HostFacts:
 
     replica: Replica
     address: Output[str]
-    cpus: int
+    cpus: float
     memory: int
     hourly_cost: float | None = None
     ssh_host: Output[str] | None = None

@@ -115,7 +115,7 @@ class LxdCluster(ComponentResource):
                 HostFacts(
                     replica=replica,
                     address=Output.from_input(str(self.props[replica]["address"])),
-                    cpus=int(self.props[replica]["cpus"]),
+                    cpus=self.props[replica]["cpus"],
                     memory=int(self.props[replica]["memory"]),
                     create_time=host.created,
                 )

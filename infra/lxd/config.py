@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ _SIZE = re.compile(r"^(\d+)\s*(MiB|GiB)$")
 _UNIT = {"MiB": 2**20, "GiB": 2**30}
 MIN_MEMORY = 256 * 2**20
 MIN_DISK = 2**30
+MIN_SHARE = 0.05
 DISK = 4 * 2**30
 """What a host may write where nothing else is said; what all have of the image, 0.3 GB, counts."""
 # What a role's block of addresses in the stack's /24 has room for (infra/lxd/layout.py).
@@ -22,12 +24,13 @@ MAX_REPLICAS_PER_ROLE = 60
 
 
 class LxdConfig(ClusterConfig):
-    """`cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`.
+    """`cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`. Fewer cpus than one are
+    a share of one that nobody else's load takes away, as long as all shares together are there: `cpus.worker: 0.25`.
 
     `disk` is what a host of a role may write, `bucket_size` the bucket; in bytes, None for half of its pool.
     """
 
-    cpus: dict[Role, int] = Field(default_factory=dict)
+    cpus: dict[Role, int | float] = Field(default_factory=dict)
     memory: dict[Role, int] = Field(default_factory=dict)
     disk: dict[Role, int] = Field(default_factory=dict)
     bucket_size: int | None = None
@@ -38,10 +41,11 @@ class LxdConfig(ClusterConfig):
 
     @field_validator("cpus")
     @classmethod
-    def _cpus(cls, value: dict[Role, int]) -> dict[Role, int]:
-        if any(count < 1 for count in value.values()):
-            raise ValueError("a host needs 1 cpu or more")
-        return value
+    def _cpus(cls, value: dict[Role, int | float]) -> dict[Role, int | float]:
+        hundredths = {role: round(100 * cpus) for role, cpus in value.items() if math.isfinite(cpus)}
+        if any(not _shares(hundredths.get(role, 0), cpus) for role, cpus in value.items()):
+            raise ValueError(f"write a whole number of cpus, 1 or more, or a share of one, {MIN_SHARE:g} to 0.99")
+        return {role: some / 100 if some < 100 else some // 100 for role, some in hundredths.items()}
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -76,6 +80,10 @@ class LxdConfig(ClusterConfig):
             if found.count > MAX_REPLICAS_PER_ROLE:
                 raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
         return spec
+
+
+def _shares(hundredths: int, cpus: float) -> bool:
+    return hundredths / 100 == cpus and (100 * MIN_SHARE <= hundredths < 100 or (hundredths >= 100 and hundredths % 100 == 0))
 
 
 def _size(text: object, least: int, valid: str) -> int:

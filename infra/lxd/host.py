@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import pylxd.exceptions
@@ -15,6 +17,10 @@ from infra.runtime.build import VENV
 REPLACE = frozenset(
     {"project", "name", "image", "runtime", "pool", "bridge", "port", "address", "gateway", "authorizedKey", "wall", "bucket"}
 )
+
+
+CPUS, ALLOWANCE = "limits.cpu", "limits.cpu.allowance"
+_PERIOD_MS = 100
 
 
 class Host(ModuleResource, module="lxd", name="Host"):
@@ -69,11 +75,21 @@ def definition(props: Props) -> dict[str, Any]:
 def limits(props: Props) -> dict[str, str]:
     """The part of an instance's config that changes while it runs; pure."""
     return {
-        "limits.cpu": str(props["cpus"]),
+        **_cpu_limits(props["cpus"]),
         "limits.memory": str(props["memory"]),
         "user.scaletier.machine-type": props["machineType"],
         **{f"user.label.{key}": value for key, value in props["labels"].items()},
     }
+
+
+def _cpu_limits(cpus: float) -> dict[str, str]:
+    """So many processors, which others may use too, or of all of them a share of one's time, which is a ceiling to the ms."""
+    return {CPUS: str(int(cpus))} if cpus >= 1 else {ALLOWANCE: f"{round(_PERIOD_MS * cpus)}ms/{_PERIOD_MS}ms"}
+
+
+def _cpus_of(config: Mapping[str, str]) -> float | str:
+    found = re.fullmatch(r"(\d+)ms/(\d+)ms", config.get(ALLOWANCE, ""))
+    return int(found[1]) / int(found[2]) if found else number(config.get(CPUS, ""))
 
 
 def create(props: Props) -> tuple[str, Props]:
@@ -118,7 +134,7 @@ def read(name: str, props: Props) -> Props | None:
         config = instance.config
         return {
             **props,
-            "cpus": number(config.get("limits.cpu", "")),
+            "cpus": _cpus_of(config),
             "memory": number(config.get("limits.memory", "")),
             "disk": number(instance.devices.get("root", {}).get("size", "")),
             "running": instance.status == "Running",
@@ -135,7 +151,11 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 def _apply(project: str, props: Props) -> None:
     instance = client(project).instances.get(props["name"])
-    kept = {key: value for key, value in instance.config.items() if not key.startswith("user.label.")}
+    kept = {
+        key: value
+        for key, value in instance.config.items()
+        if key not in (CPUS, ALLOWANCE) and not key.startswith("user.label.")
+    }
     instance.config = {**kept, **limits(props)}
     instance.devices = definition(props)["devices"]
     instance.save(wait=True)

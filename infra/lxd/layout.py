@@ -74,9 +74,9 @@ def port(bridge: str, replica: Replica) -> str:
 
 @dataclass(frozen=True)
 class Size:
-    """Limits of one host: processors, and memory in bytes."""
+    """Limits of one host: processors, or a share of one, and memory in bytes."""
 
-    cpus: int
+    cpus: float
     memory: int
 
 
@@ -92,7 +92,7 @@ def shape(machine_type: str) -> tuple[int, float]:
     return cpus, cpus * {"standard": 3.75, "highmem": 6.5, "highcpu": 0.9}[kind]
 
 
-def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, int], memory: Mapping[Role, int]) -> dict[Role, Size]:
+def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, float], memory: Mapping[Role, int]) -> dict[Role, Size]:
     """Limits by role: the tier's shapes, scaled so that its largest host has all processors of this machine.
 
     What never trains is scaled with it, and changes nothing of the others.

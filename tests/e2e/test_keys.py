@@ -71,7 +71,13 @@ _HOSTS = {"master-0": "update", "worker-0": "update", **_FILES}
 _CHANGES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"disruptJobs": True, "provisioningModel": {"worker": "SPOT"}, "retainBucket": True}, {"seal": "update"}),
     (
-        {"cpus": {"master": 1}, "labels": {"team": "blue"}, "workerType": "n1-highmem-4", "servingCount": 1, "workerCount": 2},
+        {
+            "cpus": {"master": 1, "worker": 0.25},
+            "labels": {"team": "blue"},
+            "workerType": "n1-highmem-4",
+            "servingCount": 1,
+            "workerCount": 2,
+        },
         {**_HOSTS, "worker-1": "create", "serving-0": "create", "firewall": "update"},
     ),
     ({"workerCount": 0, "memory": {"master": "900MiB"}}, {**_HOSTS, "worker-0": "delete", "firewall": "update"}),
@@ -111,6 +117,7 @@ def test_every_key_on_a_live_stack(pair: Stack) -> None:
         assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
         inventory = json.loads((pair.folder / "inventory.json").read_text())
         assert {host["address"].rpartition(".")[0] for host in inventory["hosts"]} == {"10.94.8"}
+        assert pair.ssh("worker-0", "cat /sys/fs/cgroup/cpu.max").out == "25000 100000\n"
 
 
 def test_a_bucket_outlives_its_name_and_its_stack(pair: Stack) -> None:

@@ -118,6 +118,9 @@ def test_the_local_target_takes_as_many_as_it_has_addresses_for(monkeypatch: pyt
     assert "serving count 61 is too high; valid are 0 to 60" in refusal(monkeypatch, {}, target="lxd", servingCount="61")
 
 
+CPUS = "write a whole number of cpus, 1 or more, or a share of one, 0.05 to 0.99"
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -125,6 +128,7 @@ def test_the_local_target_takes_as_many_as_it_has_addresses_for(monkeypatch: pyt
         ({"disk": '{"chief": "8GiB"}'}, "scaletier:disk.chief"),
         ({"disk": "8GiB"}, "scaletier:disk must be a map: set one with `pulumi config set --path disk.name value`"),
         ({"bucketSize": "100"}, "write a size of 1GiB or more, such as 16GiB"),
+        *(({"cpus": f'{{"worker": {cpus}}}'}, CPUS) for cpus in ("0", "-1", "0.04", "0.255", "1.5", "Infinity", "NaN")),
         ({"memory": '{"worker": "2GB"}'}, "write a size of 256MiB or more, such as 512MiB or 2GiB"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 from typing import Any
 
 import pytest
@@ -138,6 +139,16 @@ def test_a_local_stack_has_no_price_and_nothing_of_google(program: Program) -> N
     (host,) = stack.inventory["hosts"]
     assert (host["hourlyCost"], host["createTime"]) == (None, "created-master-0")
     assert not [item for item in stack.resources if item.type.startswith("gcp:")]
+
+
+def test_a_host_has_whole_processors_or_a_share_of_one(program: Program) -> None:
+    stack = program("lxd", **CUSTOM, cpus='{"master": 2, "ps": 0.25}')
+    found = {item.name: definition(plain({**item.inputs, "labels": {}}))["config"] for item in stack.of("Host")}
+    assert (found["master-0"]["limits.cpu"], found["ps-0"]["limits.cpu.allowance"]) == ("2", "25ms/100ms")
+    assert "limits.cpu.allowance" not in found["master-0"], "else the rest of its time is nobody's"
+    assert "limits.cpu" not in found["ps-0"], "else it would have one processor, whoever else has it"
+    told = {host["name"]: host["cpus"] for host in json.loads(stack.exports["inventory"])["hosts"]}
+    assert (told["master-0"], told["ps-0"]) == (2, 0.25)
 
 
 def test_every_host_has_its_wall_and_the_size_of_its_disk(program: Program) -> None:
