@@ -29,7 +29,8 @@ class Folder:
 
     A new object gets its name by link(2), which fails where the name is taken. A replacement compares and renames under
     flock(2) of its directory, which the kernel gives up with the process that holds it: no lock is ever left behind. What is
-    acknowledged is on the disk: file and directory are synced first.
+    acknowledged is on the disk: file and directory are synced first. An upload makes no folder for a job that has no record, as
+    it was deleted: a further job of that id would take what a host still had of it for its own.
     """
 
     def __init__(self, root: Path, seconds: float = _LOCK_SECONDS) -> None:
@@ -90,7 +91,8 @@ class Folder:
 
     def upload(self, name: str, source: Path) -> None:
         target = self._root / name
-        with _errors(self._root), self._part(target, lambda part: shutil.copyfile(source, part)) as part:
+        job = self._root.joinpath(*Path(name).parts[:2], "job.json") if name.startswith("jobs/") else None
+        with _errors(self._root), self._part(target, lambda part: shutil.copyfile(source, part), job) as part:
             part.replace(target)
             _sync(target.parent)
 
@@ -136,14 +138,20 @@ class Folder:
             raise StoreError(f"{self._root} is not there")  # an unmounted bucket is not an empty one
 
     @contextmanager
-    def _part(self, target: Path, fill: Callable[[Path], object]) -> Iterator[Path]:
-        """The content on the disk under a name that nobody reads, and gone afterwards, if it has not got its own name."""
+    def _part(self, target: Path, fill: Callable[[Path], object], job: Path | None = None) -> Iterator[Path]:
+        """The content on the disk under a name that nobody reads, and gone afterwards, if it has not got its own name.
+
+        Conflict where that takes a folder of a `job` whose record is gone.
+        """
         self._check_there()
         part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")
         try:
             try:
                 fill(part)
             except FileNotFoundError:
+                if job and not job.exists():
+                    self._check_there()
+                    raise Conflict(job.parent.name) from None
                 target.parent.mkdir(parents=True, exist_ok=True)
                 fill(part)
             _sync(part)

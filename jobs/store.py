@@ -57,7 +57,9 @@ class Files(Protocol):
     """The bucket for what may be large and take long: packages and logs, each with one writer and no version."""
 
     def upload(self, name: str, source: Path) -> None:
-        """Make or replace an object, whatever is there, with the content of a file."""
+        """Make or replace an object, whatever is there, with the content of a file. Conflict where its job was deleted, and
+        the bucket is one that can tell.
+        """
 
     def download(self, name: str, target: Path) -> bool:
         """Write an object to a file; False where there is no such object."""

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from jobs.chunks import Chunk, chunks_of, cut
-from jobs.store import Files
+from jobs.store import Conflict, Files
 from replica.log import Log
 
 SECONDS = 30.0
@@ -60,6 +60,8 @@ class Archive:
                 if last:
                     return
                 self._adopt()
+            except Conflict:
+                return  # the job was deleted
             except OSError:
                 if last and self._give_up_at is not None and time.monotonic() > self._give_up_at:
                     return

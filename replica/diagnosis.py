@@ -21,8 +21,9 @@ from typing import Any
 
 from jobs import chunks
 from jobs.chunks import Folder, Wanted
+from jobs.firsterror import LONGEST
 from jobs.records import HostFile, JobRecord, ReplicaRecord
-from jobs.store import Files
+from jobs.store import Conflict, Files
 from jobs.times import now, seconds_between
 from replica import memory
 from replica.decide import end_of
@@ -37,6 +38,8 @@ SECONDS = 10.0
 SHORTEST = 4
 """Characters of a secret that is looked for: a shorter one is part of too many words."""
 _MESSAGE = 4000
+# So long is what was cut before it came here, a line of the end of a log and the first error.
+_CUT = (TAIL_CHARACTERS, LONGEST)
 _UNIT_SECONDS = 5.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
@@ -63,6 +66,8 @@ class Diagnosis:
                 file.write(self._make())
                 file.flush()
                 self._files.upload(self._name, Path(f"/proc/self/fd/{file.fileno()}"))
+        except Conflict:
+            return  # the job was deleted
         except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
             why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             self._complain(f"no diagnosis for fab bundle: {why}")
@@ -75,6 +80,7 @@ def made(
     plan, env = assignment.plan, assignment.environment
     depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
     buckets = [host.bucket] if host.bucket.startswith("/") else []
+    secrets = lines_of(env.get(name, "") for name in plan.secrets)
     told = {
         "schema": 1,
         **of_job(job, heard),
@@ -82,7 +88,7 @@ def made(
         "host": host.name,
         "time": now(),
         "trainer": of_trainer(record),
-        "lines": with_tail(last_lines(log), record),
+        "lines": cut(hidden(with_tail(last_lines(log), record), secrets)),
         "units": units(),
         "kernel": {"memoryEvents": memory.events()},
         "disks": disks(["/", str(state), *buckets]),
@@ -90,7 +96,7 @@ def made(
         "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
         "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
     }
-    return encoded(hidden(told, lines_of(env.get(name, "") for name in plan.secrets)))
+    return encoded(hidden(told, secrets))
 
 
 def of_job(job: JobRecord, heard: str) -> dict[str, Any]:
@@ -121,7 +127,7 @@ def last_lines(folder: Path) -> list[dict[str, Any]]:
             told = {key: str(line[key]) for key in ("time", "severity", "message")}
         except (ValueError, KeyError, TypeError):
             told = {"time": "", "severity": "INFO", "message": text}
-        found.append({**told, "message": told["message"][:_MESSAGE]})
+        found.append(told)
     return found
 
 
@@ -133,6 +139,11 @@ def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[s
         return lines
     lost = [text for text in tail if text not in there]
     return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in lost)]
+
+
+def cut(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same lines, none longer than is told of one; secrets are looked for before, as half of one would not be found."""
+    return [{**line, "message": line["message"][:_MESSAGE]} for line in lines]
 
 
 def units() -> dict[str, Any]:
@@ -193,14 +204,22 @@ def packages(python: str, brought: Path) -> dict[str, Any]:
 
 
 def hidden(value: Any, secrets: Collection[str]) -> Any:
-    """The same without a line of a secret in any of its texts, as a trainer may have printed it."""
+    """The same without a line of a secret in any of its texts, as a trainer may have printed it, nor what a cut left of one."""
     if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, "[secret]")
-        return value
+        return "\n".join(_hidden(line, secrets) for line in value.split("\n"))
     if isinstance(value, dict):
         return {key: hidden(item, secrets) for key, item in value.items()}
     return [hidden(item, secrets) for item in value] if isinstance(value, list) else value
+
+
+def _hidden(line: str, secrets: Collection[str]) -> str:
+    if len(line) in _CUT:
+        begun = (n for secret in secrets for n in range(SHORTEST, len(secret) + 1) if line.endswith(secret[:n]))
+        if longest := max(begun, default=0):
+            line = f"{line[:-longest]}[secret]"
+    for secret in secrets:
+        line = line.replace(secret, "[secret]")
+    return line
 
 
 def lines_of(values: Iterable[str]) -> list[str]:

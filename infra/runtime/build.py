@@ -11,12 +11,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from infra.runtime import pip
 from infra.runtime.recipe import Recipe
+from infra.runtime.whole import beside, making, settle
 from infra.templates import ROOT
 
 KEPT = ROOT / ".cache" / "hosts"
@@ -30,7 +29,7 @@ _COMPRESSION = 4
 
 
 class BuildError(RuntimeError):
-    """What pip could not do; the message is one line."""
+    """Why there is no runtime; the message is one line."""
 
 
 def folder_of(recipe: Recipe) -> Path:
@@ -39,30 +38,30 @@ def folder_of(recipe: Recipe) -> Path:
 
 
 def folder(recipe: Recipe, *, told: bool = False) -> Path:
-    """The folder of a recipe; made where it was not made here before, which takes minutes. BuildError where pip fails.
+    """The folder of a recipe; made where it was not made here before, which takes minutes. BuildError where it cannot be.
 
     With `told` what pip says goes to stdout.
     """
     kept = folder_of(recipe)
     if not kept.exists():
-        with _making() as made:
-            _make(recipe, made / recipe.name, told)
-            (made / recipe.name).replace(kept)
+        with making(kept, BuildError) as made:
+            _make(recipe, made, told)
     return kept
 
 
 def archive(recipe: Recipe) -> Path:
-    """The archive of a recipe; made where it was not made here before. BuildError where pip fails."""
+    """The archive of a recipe; made where it was not made here before. BuildError where that cannot be done."""
     kept = KEPT / f"{recipe.name}.tar.gz"
     if not kept.exists():
-        with _making() as made:
+        with beside(kept) as made:
+            made.mkdir()
             there = folder_of(recipe)
             if not there.exists():
                 there = made / recipe.name
                 _make(recipe, there, told=False)
             part = made / kept.name
             _pack(there, part)
-            part.replace(kept)
+            settle(part, kept, BuildError)
     return kept
 
 
@@ -70,13 +69,6 @@ def command(recipe: Recipe, site: Path, requirements: Path, constraints: Path) -
     """pip's command line: wheels for the hosts, whatever this machine is; pure."""
     lists = ("--constraint", str(constraints), "--requirement", str(requirements))
     return pip.command("install", "--target", str(site), "--no-compile", *pip.for_hosts(recipe.python), *lists)
-
-
-@contextmanager
-def _making() -> Iterator[Path]:
-    KEPT.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=KEPT) as made:
-        yield Path(made)
 
 
 def _make(recipe: Recipe, made: Path, told: bool) -> None:

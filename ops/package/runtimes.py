@@ -16,12 +16,12 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from infra.runtime.whole import key, making
 from ops import terminal
 from ops.cluster.inventory import PYTHON, Inventory, Runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import hostpython
 from ops.package.pip import pip, run
-from ops.package.whole import key, making
 
 # What a runtime is made of: the hosts' own Python, which is this machine's where the hosts are on it.
 _BASE = "/usr/bin/python3"
@@ -114,7 +114,7 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     if not folder.is_dir():
         with (
             terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True),
-            making(folder) as made,
+            making(folder, OpsError) as made,
         ):
             _install(made, runtime, _seen(kept, runtime.key))
     return installed(folder)

@@ -14,12 +14,12 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 
 from infra.runtime.pip import for_hosts
+from infra.runtime.whole import key, making
 from ops import terminal
 from ops.cluster.inventory import PYTHON, ROOT
-from ops.errors import UsageError
+from ops.errors import OpsError, UsageError
 from ops.package import hostpython, piperror
 from ops.package.pip import pip
-from ops.package.whole import key, making
 
 CACHE = ROOT / ".cache" / "wheels"
 
@@ -97,7 +97,7 @@ def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
 def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path], None]) -> Path:
     """The folder that `make` filled for the same parts before, or does now; it is there whole or not at all."""
     if not (folder := CACHE / key(parts)).is_dir():
-        with terminal.Step(what), making(folder) as made:
+        with terminal.Step(what), making(folder, OpsError) as made:
             made.mkdir()
             make(made)
     return folder

@@ -11,7 +11,7 @@ import re
 import shlex
 import tarfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,13 @@ _HOST_SECONDS = 20.0
 _FULL = 90
 _CLOCK_SECONDS = 5.0
 _SECRET, _SHORTEST = "[secret]", 4
+# How a text is in one or another of the files.
+_WRITTEN: tuple[Callable[[str], str], ...] = (
+    str,
+    terminal.harmless,
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+)
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _CONTENT = """\
 What is in here:
@@ -111,14 +118,24 @@ def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Found:
     for name, content in written.items():
         found.files[f"diagnosis/{name}.json"] = content
         try:
-            found.diagnoses[name] = told = json.loads(content)
+            told = json.loads(content)
+            if _earlier(told, record):
+                del found.files[f"diagnosis/{name}.json"]
+                notes.append(f"what the host of {name} wrote down is of an earlier job of this id: it is left out")
+                continue
+            found.diagnoses[name] = told
             found.logs[name] = [Line(each["time"], each["severity"], name, each["message"]) for each in told["lines"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             found.diagnoses.pop(name, None)
             notes.append(f"what the host of {name} wrote down is garbled")
     notes += _undiagnosed(found)
     step.count = "(logs)"
-    if missing := [name for name in names if name not in found.logs]:
+    missing = [name for name in names if name not in found.logs]
+    if missing and _has_secrets(found):
+        why = "the job has secrets, which nothing but a diagnosis hides"
+        notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
+        found.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
+    elif missing:
         found.logs |= tried(lambda: _logs(cluster, record, missing), dict[str, list[Line]](), notes, "no more logs were read")
     for name in filter(found.logs.get, names):
         found.files[f"logs/{name}.log"] = "".join(f"{_shown(line)}\n" for line in found.logs[name]).encode("utf-8", "replace")
@@ -154,6 +171,22 @@ def _diagnoses(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[st
     there = cluster.bucket.names(f"{paths.folder(record.jobId)}/diagnosis")
     read = {name: cluster.bucket.read(place) for name, place in places.items() if place.rpartition("/")[2] in there}
     return {name: content for name, content in read.items() if content is not None}
+
+
+def _earlier(told: Mapping[str, Any], record: JobRecord) -> bool:
+    """Whether it was written down of a job that had this id before; a clock that is off is no sign of that."""
+    ended = _part(told, "clock").get("leaderTime")
+    return ended != record.endTime and str(told.get("time", record.createTime)) < record.createTime
+
+
+def _has_secrets(found: Found) -> bool:
+    """Whether the job's plan names secrets, or it is not known."""
+    if "job.json" not in found.files:
+        return True
+    try:
+        return bool(json.loads(found.files.get("plan.json", b"{}")).get("secrets"))
+    except (ValueError, AttributeError, RecursionError):
+        return True
 
 
 def _logs(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, list[Line]]:
@@ -263,9 +296,11 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def secrets(found: Found) -> set[str]:
-    """What hosts wrote down as [secret]: they know the values, and records have the same texts as the trainer printed them."""
-    values: set[str] = set()
+def secrets(found: Found) -> dict[str, str]:
+    """What is to be hidden, and what stands for it: lines that hosts wrote down with [secret] in them, as records have the same
+    lines as the trainer printed them, and the values that follow from those.
+    """
+    values: dict[str, str] = {}
     for replica in found.replicas:
         told = _part(found.diagnoses.get(replica.name, {}), "trainer")
         first = replica.firstError.message if replica.firstError else ""
@@ -273,18 +308,29 @@ def secrets(found: Found) -> set[str]:
             (replica.errorMessage, told.get("errorMessage")),
             (first, _part(told, "firstError").get("message")),
         ):
-            pattern = re.escape(str(written)).replace(re.escape(_SECRET), "(.+?)")
-            if printed != written and (match := re.fullmatch(pattern, printed)):
-                values.update(value for value in match.groups() if len(value) >= _SHORTEST and value != _SECRET)
+            for said, shown in zip(printed.splitlines(), str(written).splitlines(), strict=False):
+                values |= _hides(said, shown)
     return values
 
 
-def hidden(files: Mapping[str, bytes], values: Collection[str]) -> dict[str, bytes]:
-    """The files without these values, however they are written in them."""
-    forms = {f for v in values for f in (v, terminal.harmless(v), json.dumps(v)[1:-1], json.dumps(v, ensure_ascii=False)[1:-1])}
+def _hides(said: str, shown: str) -> dict[str, str]:
+    """Of a line, and the same with [secret] in it: the line, and the value where one alone explains it."""
+    first, *rest = parts = shown.split(_SECRET)
+    least = len("".join(parts)) + _SHORTEST * len(rest)
+    if said == shown or not rest or len(said) < least or not (said.startswith(first) and said.endswith(rest[-1])):
+        return {}
+    same = "(?P=value)".join(map(re.escape, rest))
+    match = re.fullmatch(f"{re.escape(first)}(?P<value>.+?){same}", said, re.DOTALL)
+    return {said: shown, **({match["value"]: _SECRET} if match else {})}
+
+
+def hidden(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, bytes]:
+    """The files with what stands for these values in their place, however they are written in them."""
+    forms = {written(value): written(instead) for value, instead in values.items() for written in _WRITTEN}
     found = dict(files)
     for form in sorted(forms, key=len, reverse=True):
-        found = {name: content.replace(form.encode("utf-8", "replace"), _SECRET.encode()) for name, content in found.items()}
+        old, new = (text.encode("utf-8", "replace") for text in (form, forms[form]))
+        found = {name: content.replace(old, new) for name, content in found.items()}
     return found
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from infra.runtime.whole import remove
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, UsageError, meant
 from ops.package import hostpython
 from ops.package.runtimes import installed
-from ops.package.whole import remove
 
 _ACTIONS = ("ls", "rm")
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from infra.runtime.whole import key
 from ops.cluster.inventory import Inventory
 from ops.package.package import Package
 from ops.package.runtimes import Runtime, pinned
-from ops.package.whole import key
 from ops.train.config import Job
 from ops.train.schema import ROLE_KEYS
 

@@ -184,6 +184,20 @@ def test_files_there_and_back(store: Bucket, tmp_path: Path) -> None:
         store.upload("packages/two.tar", tmp_path / "none")
 
 
+def test_a_folder_gets_none_of_a_job_that_was_deleted(tmp_path: Path) -> None:
+    store, root = Folder(tmp_path / "bucket"), tmp_path / "bucket" / "jobs"
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "source").write_bytes(b"late")
+    for name in ("logs/ps-0/1", "diagnosis/ps-0.json", "package.tar.gz"):
+        with pytest.raises(Conflict):
+            store.upload(f"jobs/job01/{name}", tmp_path / "source")
+        assert not root.exists()
+    store.create(JOB, b"one")
+    (root / Path(JOB).parts[1] / "logs").mkdir()
+    store.upload(f"{Path(JOB).parent}/logs/ps-0/1", tmp_path / "source")
+    assert store.sizes(f"{Path(JOB).parent}/logs/ps-0") == {"1": 4}
+
+
 def test_what_lies_in_a_folder(store: Bucket, tmp_path: Path) -> None:
     assert store.sizes("logs/ps-0") == {}
     (tmp_path / "source").write_bytes(b"three")

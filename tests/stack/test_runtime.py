@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from infra.gcp import ready
-from infra.runtime import build
+from infra.runtime import build, whole
 from infra.runtime.recipe import Recipe, recipe
 from infra.spec import Accelerator
 
@@ -89,6 +91,62 @@ def test_an_archive_is_made_of_the_folder_that_is_there(kept: Path, monkeypatch:
 def test_what_was_made_is_kept(kept: Path) -> None:
     (kept / f"{SMALL.name}.tar.gz").write_bytes(b"there")
     assert build.archive(SMALL).read_bytes() == b"there"
+
+
+@pytest.mark.parametrize("make", [build.folder, build.archive])
+def test_another_who_makes_the_same_may_be_first(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
+) -> None:
+    install = build._install
+
+    def slow(recipe: Recipe, site: Path, told: bool) -> None:
+        monkeypatch.setattr(build, "_install", install)
+        with monkeypatch.context() as other:
+            other.setattr(whole.os, "getpid", lambda: 1)  # which runs
+            make(SMALL)
+        install(recipe, site, told)
+
+    monkeypatch.setattr(build, "_install", slow)
+    assert [make(SMALL)] == list(kept.iterdir())
+
+
+@pytest.mark.parametrize("make", [build.folder, build.archive])
+def test_what_cannot_take_its_place_is_one_line(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
+) -> None:
+    def fails(path: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(build.BuildError, match=r"^.* cannot be made: see whether there is room, and who may write there$"):
+        make(SMALL)
+    assert list(kept.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [build.folder, build.archive])
+def test_what_one_who_was_killed_left_goes(kept: Path, make: Callable[[Recipe], Path]) -> None:
+    names = (".making-abc123", f".making-{SMALL.name}-99999999", f".making-x-{os.getpid()}", ".making-x-1")
+    for name in names:
+        (kept / name / "lib").mkdir(parents=True)
+    made = make(SMALL)
+    assert {path.name for path in kept.iterdir()} == {made.name, *names[2:]}
+
+
+@pytest.mark.parametrize("make", [build.folder, build.archive])
+def test_it_is_on_the_disk_before_it_has_its_name(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Recipe], Path]
+) -> None:
+    synced: list[tuple[bool, list[str]]] = []
+    there = kept / (SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz")
+
+    def sync() -> None:
+        synced.append((there.exists(), [path.name for path in kept.rglob("*")]))
+
+    monkeypatch.setattr(whole.os, "sync", sync)
+    assert make(SMALL) == there
+    ((named, what),) = synced
+    assert not named
+    assert {"pyvenv.cfg", "mine"} <= {*what}
 
 
 def test_pips_reason_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ WITHIN = {
         "infra.connection",
         "infra.findings",
         "infra.runtime.pip",
+        "infra.runtime.whole",
         "serving.catalog",
         "serving.fetched",
         "serving.records",

@@ -195,6 +195,72 @@ def test_a_secret_that_a_host_has_hidden_is_hidden_in_the_rest_too(job: Job) -> 
     assert found["plan.json"] == '{"plan": 1}'
 
 
+@pytest.mark.parametrize(
+    ("printed", "written", "others"),
+    [
+        ("pass word pass word", "[secret] [secret]", {"with pass word!": "with [secret]!"}),
+        ("key pass word0", "key [secret]0", {"with pass word!": "with [secret]!"}),
+        ("one hush, two hash", "one [secret], two [secret]", {"one hush": "one hush"}),
+        ("[secret] hush", "[secret] [secret]", {"one hush": "one hush"}),
+        ("pass word then hush\npass word", "[secret] then [secret]\n[secret]", {"a pass word then": "a [secret] then"}),
+    ],
+)
+def test_a_value_is_taken_only_where_it_is_certain(job: Job, printed: str, written: str, others: dict[str, str]) -> None:
+    told = {"lines": [], "trainer": {"errorMessage": written}}
+    job.put(paths.diagnosis("job01", "master-0"), json.dumps(told).encode())
+    record = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage=printed)
+    job.ledger.write_replica("job01", record, job.ledger.replica_version("job01", "master-0"))
+    job.put(paths.plan("job01"), json.dumps([*others]).encode())
+    assert job.bundle() == 0
+    found = content()
+    assert json.loads(found["replicas/master-0.json"])["errorMessage"] == written
+    assert json.loads(found["plan.json"]) == [*others.values()]
+
+
+@pytest.mark.parametrize("plan", ['{"secrets": ["TOKEN"]}', "[]", '{"secrets"'])
+def test_where_a_job_has_secrets_a_log_that_no_host_looked_through_is_left_out(
+    job: Job, capsys: pytest.CaptureFixture[str], plan: str
+) -> None:
+    job.put(paths.plan("job01"), plan.encode())
+    assert job.bundle() == 0
+    found = content()
+    why = "left out: the job has secrets, which nothing but a diagnosis hides"
+    assert found["logs/master-0.log"] == f"{why}\n"
+    assert "No space left" in found["logs/worker-0.log"]
+    said = f"the log of master-0 is {why}; fab logs job01 shows it"
+    assert said in capsys.readouterr().err.splitlines()
+    assert f"Note: {said}" in found["summary.txt"]
+
+
+def test_where_the_plan_is_not_read_the_log_is_left_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> dict[str, bytes]:
+        raise StoreError("it hangs")
+
+    monkeypatch.setattr(module, "_records", fails)
+    assert job.bundle() == 0
+    assert content()["logs/master-0.log"].startswith("left out: ")
+
+
+@pytest.mark.parametrize(
+    ("time", "ended", "stays"),
+    [
+        ("2026-01-31T11:59:59.999Z", "2026-01-31T11:50:00.000Z", False),
+        ("2026-01-31T11:59:59.999Z", "2026-01-31T12:09:00.000Z", True),  # the job's own, by a clock that is behind
+        ("2026-01-31T12:00:00.001Z", "2026-01-31T11:50:00.000Z", True),
+    ],
+)
+def test_a_diagnosis_of_an_earlier_job_of_this_id_is_left_out(job: Job, time: str, ended: str, stays: bool) -> None:
+    job.becomes(JobState.FAILED, endTime="2026-01-31T12:09:00.000Z")
+    told = {**DIAGNOSIS, "time": time, "clock": {"leader": "master-0", "leaderTime": ended}}
+    job.put(paths.diagnosis("job01", "worker-0"), json.dumps(told).encode())
+    assert job.bundle() == 0
+    found = content()
+    assert ("diagnosis/worker-0.json" in found) == stays
+    assert ("logs/worker-0.log" in found) == stays
+    note = "Note: what the host of worker-0 wrote down is of an earlier job of this id: it is left out"
+    assert (note in found["summary.txt"]) != stays
+
+
 @pytest.mark.parametrize("written", ["[secret]", "a[secret]c[secret]", 7, None])
 def test_what_is_no_secret_hides_nothing(job: Job, written: object) -> None:
     printed = ReplicaRecord("master-0", ReplicaState.EXITED, 1, errorMessage="abcd" if written != "[secret]" else "[secret]")
@@ -214,14 +280,15 @@ def test_a_job_of_which_there_is_nothing_but_its_record(tmp_path: Path, job: Job
         assert summary.read().decode().startswith("No replica printed an error.\nJob job00 QUEUED\n\nmaster-0: PREPARING\n")
 
 
-def test_a_diagnosis_that_is_garbled_is_named_and_the_log_is_read_instead(job: Job) -> None:
-    job.put(paths.diagnosis("job01", "master-0"), b'{"lines": [{"time": 1}]')
+@pytest.mark.parametrize("garbled", ['{"lines": [{"time": 1}]', "[]"])
+def test_a_diagnosis_that_is_garbled_is_named_and_the_log_is_read_instead(job: Job, garbled: str) -> None:
+    job.put(paths.diagnosis("job01", "master-0"), garbled.encode())
     job.put(paths.diagnosis("job01", "worker-0"), b'{"lines": "left out", "disks": "left out", "clock": 7}')
     assert job.bundle() == 0
     found = content()
     assert "Note: what the host of master-0 wrote down is garbled" in found["summary.txt"]
     assert "logs/master-0.log" in found
-    assert found["diagnosis/master-0.json"] == '{"lines": [{"time": 1}]'
+    assert found["diagnosis/master-0.json"] == garbled
 
 
 def test_for_programs(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

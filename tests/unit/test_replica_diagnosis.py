@@ -24,6 +24,7 @@ from replica.diagnosis import LIMIT, LINES, Diagnosis, encoded, hidden, lines_of
 from replica.lines import Line
 from replica.log import Log
 from replica.site import HostSite
+from replica.supervisor import Assignment
 
 SECRET = "correct horse battery staple"
 RAISES = (
@@ -149,6 +150,7 @@ def test_a_host_takes_the_next_job_once_it_is_written_and_writes_it_once(tmp_pat
     site.diagnose(failed, ReplicaRecord("ps-0"), "")
     assert site.finish()  # of no job is there anything to say
     for job_id in ("job01", "job02"):
+        store.create(paths.job(job_id), b"{}")
         (place := tmp_path / "state" / "jobs" / job_id).mkdir(parents=True)
         (place / "package.sha256").write_text("abc")
         site.prepare(Plan(job_id, ["master-0", "ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a/b"), "ps-0")
@@ -174,6 +176,12 @@ def test_whatever_goes_wrong_is_one_line(error: Exception) -> None:
     assert said == [f"no diagnosis for fab bundle: {why}"]
 
 
+def test_of_a_job_that_was_deleted_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
+    said = list[str]()
+    assert ended(Diagnosis(Folder(tmp_path), paths.diagnosis("job01", "ps-0"), lambda: b"1", said.append))
+    assert (said, list(tmp_path.iterdir())) == ([], [])
+
+
 def test_what_is_too_large_loses_its_oldest_lines_and_then_what_is_largest() -> None:
     lines = [{"message": f"{n} " + "ä" * 4000} for n in range(LINES)]
     content = encoded({"schema": 1, "lines": lines, "small": "here"})
@@ -191,7 +199,7 @@ def test_the_last_lines_of_a_log_are_cut_to_what_a_line_may_have(tmp_path: Path)
     log.write([Line(1769860800.0 + n, "INFO", f"line {n}") for n in range(LINES + 5)])
     log.write([Line(1769869999.0, "ERROR", "x" * 9000)])
     log.close()
-    found = diagnosis.last_lines(log.path)
+    found = diagnosis.cut(diagnosis.last_lines(log.path))
     assert len(found) == LINES
     assert found[0]["message"] == "line 6"
     assert (found[-1]["severity"], len(found[-1]["message"])) == ("ERROR", 4000)
@@ -211,6 +219,28 @@ def test_a_secret_is_nowhere_line_by_line() -> None:
     assert secrets == [SECRET, "correct horse", "second line"]
     told = {"a": [f"it is {SECRET}!", {"b": "correct horse, second line"}, 5, None], "abc": "abc"}
     assert hidden(told, secrets) == {"a": ["it is [secret]!", {"b": "[secret], [secret]"}, 5, None], "abc": "abc"}
+
+
+@pytest.mark.parametrize("at", [500, 1000])
+@pytest.mark.parametrize("left", [4, 12, len(SECRET)])
+def test_what_a_cut_left_of_a_secret_is_nowhere_either(at: int, left: int) -> None:
+    cut = "x" * (at - left) + SECRET[:left]
+    secrets = lines_of([SECRET, "correct"])
+    assert hidden(f"{SECRET}\n{cut}\ncorr", secrets) == f"[secret]\n{'x' * (at - left)}[secret]\ncorr"
+    assert hidden("x" * (at - 3) + SECRET[:3], secrets) == "x" * (at - 3) + SECRET[:3]
+
+
+def test_a_secret_is_looked_for_before_a_line_is_cut(tmp_path: Path) -> None:
+    (place := tmp_path / "state" / "jobs" / "job01").mkdir(parents=True)
+    plan = Plan("job01", ["ps-0"], "task", [], {"ps-0": Task("{}")}, "abc", folder="a", secrets=["TOKEN"])
+    log = Log(tmp_path / "logs", "job01", "ps-0")
+    log.write([Line(1769860800.0, "INFO", "x" * 3990 + SECRET)])
+    log.close()
+    assignment = Assignment(plan, "ps-0", place / "a", {"TOKEN": SECRET}, "/usr/bin/python3", log)
+    content = diagnosis.made(
+        HostFile("ps-0", str(tmp_path)), tmp_path, assignment, log.path, JobRecord("job01"), ReplicaRecord("ps-0"), ""
+    )
+    assert json.loads(content)["lines"][0]["message"] == "x" * 3990 + "[secret]"
 
 
 def test_a_clock_that_is_off_shows_in_when_the_end_was_heard_of() -> None:

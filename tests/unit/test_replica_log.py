@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,8 @@ def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
 
 
 def copies(log: Log, store: Folder) -> Archive:
+    with suppress(StoreError):
+        store.create("jobs/job01/job.json", b"{}")
     return Archive(log, store, NAME, archived(store, NAME))
 
 
@@ -89,6 +93,21 @@ def test_the_archive_follows_and_has_all_at_the_end(tmp_path: Path, monkeypatch:
     log.say("three")
     until(following.finish)
     assert messages(tmp_path / NAME) == messages(log.path) == ["one", "two", "three"]
+
+
+def test_what_comes_when_the_job_was_deleted_makes_no_folder_of_it_and_keeps_nobody(tmp_path: Path) -> None:
+    log, store, name = Log(tmp_path / "logs", "job01", "ps-0"), Folder(tmp_path / "bucket"), "jobs/job01/logs/ps-0"
+    (tmp_path / "bucket").mkdir()
+    store.create("jobs/job01/job.json", b"{}")
+    log.say("one")
+    until(Archive(log, store, name, archived(store, name)).finish)
+    assert messages(tmp_path / "bucket" / name) == ["one"]
+    shutil.rmtree(tmp_path / "bucket" / "jobs" / "job01")
+    log.say("two")
+    began = time.monotonic()
+    until(Archive(log, store, name, archived(store, name)).finish)
+    assert time.monotonic() - began < 10  # and not the minute that a bucket has which does not answer
+    assert list((tmp_path / "bucket" / "jobs").iterdir()) == []
 
 
 class Once(Folder):
@@ -139,7 +158,8 @@ def test_the_end_of_a_log_is_waited_for_until_the_bucket_is_back_or_a_minute_has
     assert not following.finish()
     time.sleep(0.1)
     assert not following.finish()
-    (tmp_path / "away").mkdir()
+    Folder(tmp_path).create("comes/jobs/job01/job.json", b"{}")
+    (tmp_path / "comes").rename(tmp_path / "away")
     until(following.finish)
     assert messages(tmp_path / "away" / NAME) == ["one"]
     never = Archive(log, Folder(tmp_path / "never"), NAME, [])
