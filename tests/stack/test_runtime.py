@@ -128,6 +128,8 @@ def test_what_one_who_was_killed_left_goes(kept: Path, make: Callable[[Recipe], 
     names = (".making-abc123", f".making-{SMALL.name}-99999999", f".making-x-{os.getpid()}", ".making-x-1")
     for name in names:
         (kept / name / "lib").mkdir(parents=True)
+    own = SMALL.name if make is build.folder else f"{SMALL.name}.tar.gz"  # by a process that had the number of this one
+    (kept / f".making-{own}-{os.getpid()}" / "lib/python3.11/site-packages").mkdir(parents=True)
     made = make(SMALL)
     assert {path.name for path in kept.iterdir()} == {made.name, *names[2:]}
 

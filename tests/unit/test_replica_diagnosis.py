@@ -225,7 +225,7 @@ def test_a_secret_is_nowhere_line_by_line() -> None:
 @pytest.mark.parametrize("left", [4, 12, len(SECRET)])
 def test_what_a_cut_left_of_a_secret_is_nowhere_either(at: int, left: int) -> None:
     cut = "x" * (at - left) + SECRET[:left]
-    secrets = lines_of([SECRET, "correct"])
+    secrets = lines_of([SECRET, "correct", "staple diet"])
     assert hidden(f"{SECRET}\n{cut}\ncorr", secrets) == f"[secret]\n{'x' * (at - left)}[secret]\ncorr"
     assert hidden("x" * (at - 3) + SECRET[:3], secrets) == "x" * (at - 3) + SECRET[:3]
 
