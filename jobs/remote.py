@@ -89,14 +89,14 @@ class Remote:
     def _call(self, method: str, **arguments: Any) -> Any:
         request = json.dumps([method, arguments]).encode() + b"\n"
         with self._lock:
-            answer = self._once(request, opened=self._channel is not None)
+            answer = self._once(request, again=True)
         if "conflict" in answer:
             raise Conflict(answer["conflict"])
         if "error" in answer:
             raise StoreError(answer["error"])
         return answer["result"]
 
-    def _once(self, request: bytes, opened: bool) -> dict[str, Any]:
+    def _once(self, request: bytes, again: bool) -> dict[str, Any]:
         try:
             if self._channel is None:
                 self._channel = self._open_channel()
@@ -107,9 +107,10 @@ class Remote:
             self._drop()
             raise StoreError(f"the bucket does not answer within {self._seconds:g} s") from None
         except (OSError, EOFError, ValueError) as error:
+            broke = self._channel is not None
             self._drop()
-            if opened:
-                return self._once(request, opened=False)
+            if broke and again:
+                return self._once(request, again=False)
             raise StoreError(f"the connection to the bucket broke off: {str(error) or type(error).__name__}") from error
         except BaseException:
             self._drop()  # the answer to a call that was interrupted must not be taken for that to the next

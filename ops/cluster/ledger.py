@@ -6,6 +6,7 @@ import getpass
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from ops.errors import OpsError, UsageError, meant
 
 _SFTP = "sftp://"
 _READ = 1 << 16
+_LAST_WORDS_SECONDS = 1.0
 
 
 def me() -> str:
@@ -61,13 +63,22 @@ class SshChannel:
             with _as_os_error():
                 data = self._channel.recv(_READ)
             if not data:
-                raise EOFError("the host ended it")
+                raise EOFError(f"the host ended it{self._last_words()}")
             pieces.append(data)
         line, _, self._rest = b"".join(pieces).partition(b"\n")
         return line
 
     def close(self) -> None:
         self._channel.close()
+
+    def _last_words(self) -> str:
+        """What the command said at its end, and its exit code, as far as they have come."""
+        with _as_os_error():
+            self._channel.settimeout(_LAST_WORDS_SECONDS)
+            with suppress(TimeoutError):
+                said = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip().splitlines()[-1:]
+                return "".join(f": {line}" for line in said)
+        return ""
 
 
 class _as_os_error:  # noqa: N801  used as a function is

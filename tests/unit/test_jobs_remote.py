@@ -135,9 +135,21 @@ def test_a_channel_that_breaks_at_once_is_not_opened_for_ever(store: Remote, far
     far.opens = broken
     with pytest.raises(StoreError, match="the connection to the bucket broke off: EOFError"):
         store.read("a")
-    assert len(far.pipes) == 1
+    assert len(far.pipes) == 2
     far.opens = Pipe
     assert store.read("a") is None
+
+
+def test_a_first_channel_that_breaks_is_opened_again(store: Remote, far: Far) -> None:
+    def opened(root: Path) -> Pipe:
+        pipe = Pipe(root)
+        pipe.breaks = "after" if not far.pipes else ""
+        return pipe
+
+    far.opens = opened
+    version = store.create("a", b"one")
+    assert store.read("a") == (b"one", version)
+    assert len(far.pipes) == 2
 
 
 def test_an_answer_that_does_not_come_is_waited_for_so_long(far: Far) -> None:

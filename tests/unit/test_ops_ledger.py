@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -21,8 +22,37 @@ from ops import cli
 from ops.cluster.bucket import Bucket, missing, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
-from ops.cluster.ledger import existing_job, find_job, newest_job, replicas_of
+from ops.cluster.ledger import existing_job, find_job, newest_job, open_ledger, replicas_of
 from ops.errors import OpsError, UsageError
+
+
+class Ended:
+    """A session of ssh whose command has ended."""
+
+    def exec_command(self, command: str) -> None:
+        self.said = b"Traceback\nMemoryError: no room\n"
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def recv(self, size: int) -> bytes:
+        return b""
+
+    def recv_stderr(self, size: int) -> bytes:
+        said, self.said = self.said, b""
+        return said
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_ended_on_the_host_says_why() -> None:
+    ledger = open_ledger("sftp:///bucket", lambda: SimpleNamespace(create_session=Ended))
+    with pytest.raises(StoreError, match="broke off: the host ended it: MemoryError: no room"):
+        ledger.job("job01")
 
 
 def never() -> None:
