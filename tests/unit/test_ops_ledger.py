@@ -18,6 +18,7 @@ from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
+from jobs.store import StoreError
 from ops import cli
 from ops.cluster.bucket import Bucket, missing, open_bucket
 from ops.cluster.cluster import Cluster
