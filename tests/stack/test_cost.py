@@ -6,9 +6,19 @@ import pytest
 from stackmocks import PROJECT, Program
 
 from infra.cost import HostShape, hourly, price_list
-from infra.gcp.machines import GPUS, MACHINES
+from infra.gcp.machines import MACHINES
 from infra.gcp.zones import zones_with
 from infra.spec import Accelerator, Role
+
+GPUS = (
+    "nvidia-tesla-t4",
+    "nvidia-tesla-v100",
+    "nvidia-tesla-p100",
+    "nvidia-tesla-p4",
+    "nvidia-l4",
+    "nvidia-tesla-a100",
+    "nvidia-a100-80gb",
+)
 
 
 def test_the_list_names_its_source_and_prices_everything() -> None:
