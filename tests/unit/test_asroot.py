@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import gzip
 import io
@@ -533,3 +534,24 @@ def test_what_a_host_has_kept_of_jobs_is_forgotten(machine: Machine) -> None:
     assert machine.call("forget", "job01", "job02", "job09").returncode == 0
     left: set[Any] = {path.relative_to(machine.home).as_posix() for path in machine.home.glob("*/*")}
     assert left == {"logs/job03", "logs/job03.jsonl", "jobs/job03", "fetched/job03"}
+
+
+def test_a_full_disk_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A job's leftovers go a moment after its end, and the next job may come before."""
+    slept: list[float] = []
+
+    def urandom(_: int) -> bytes:
+        if len(slept) < 3:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return b"some"
+
+    monkeypatch.setattr(host, "CODE", str(tmp_path))
+    monkeypatch.setattr(host.os, "urandom", urandom)
+    monkeypatch.setattr(host.time, "sleep", slept.append)
+    host._await_room()
+    assert slept == [1, 1, 1]
+    assert not list(tmp_path.iterdir())
+    slept.clear()
+    monkeypatch.setattr(host, "ROOM_SECONDS", -1.0)
+    with pytest.raises(OSError, match="Disk quota exceeded"):
+        host._await_room()
