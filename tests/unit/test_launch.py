@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -458,3 +459,17 @@ def test_what_the_kernel_says_of_memory(tmp_path: Path, own: str, files: dict[st
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert at_the_end.memory(tmp_path / "own", tmp_path) == found
+
+
+def test_what_is_on_a_full_disk_is_deleted_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A quota that is used up allows no other name, and no new folder, but lets go."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    (tmp_path / "jobs/job01/home/deep").mkdir(parents=True)
+    (tmp_path / "jobs/job02").mkdir()
+    monkeypatch.setattr(launch, "STATE", str(tmp_path))
+    monkeypatch.setattr(launch.os, "rename", full)
+    assert launch.put_aside(("jobs",), {"job02"})
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["job02"]
