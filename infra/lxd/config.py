@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from typing import ClassVar
 
@@ -42,10 +41,11 @@ class LxdConfig(ClusterConfig):
     @field_validator("cpus")
     @classmethod
     def _cpus(cls, value: dict[Role, int | float]) -> dict[Role, int | float]:
-        hundredths = {role: round(100 * cpus) for role, cpus in value.items() if math.isfinite(cpus)}
-        if any(not _shares(hundredths.get(role, 0), cpus) for role, cpus in value.items()):
+        if not all(
+            float(some).is_integer() if some >= 1 else some >= MIN_SHARE and round(some, 2) == some for some in value.values()
+        ):
             raise ValueError(f"write a whole number of cpus, 1 or more, or a share of one, {MIN_SHARE:g} to 0.99")
-        return {role: some / 100 if some < 100 else some // 100 for role, some in hundredths.items()}
+        return {role: int(some) if some >= 1 else some for role, some in value.items()}
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -80,10 +80,6 @@ class LxdConfig(ClusterConfig):
             if found.count > MAX_REPLICAS_PER_ROLE:
                 raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
         return spec
-
-
-def _shares(hundredths: int, cpus: float) -> bool:
-    return hundredths / 100 == cpus and (100 * MIN_SHARE <= hundredths < 100 or (hundredths >= 100 and hundredths % 100 == 0))
 
 
 def _size(text: object, least: int, valid: str) -> int:

@@ -72,7 +72,7 @@ class SshChannel:
         self._channel.close()
 
     def _last_words(self) -> str:
-        """What the command said at its end, and its exit code, as far as they have come."""
+        """The last line of what the command said of its end, where one has come."""
         with _as_os_error():
             self._channel.settimeout(_LAST_WORDS_SECONDS)
             with suppress(TimeoutError):
