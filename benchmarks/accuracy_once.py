@@ -1,30 +1,34 @@
-"""`python -m benchmarks.accuracy_once FOLDER TARGET`: the step of the first checkpoint of the cnn with this test accuracy."""
+"""`python -m benchmarks.accuracy_once FOLDER`: the test accuracy of each checkpoint of the cnn below a folder, as JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
 from ops.train.train import MNIST
-from trainer import checkpoint
-from trainer.data import find_files
-from trainer.evaluation import make_evaluate
-from trainer.model import make_model
+from scaletier import checkpoint
+from scaletier.evaluation import make_evaluate
+from scaletier.network import Network
+from trainer import flags, task
 
 
 def main() -> int:
-    """Prints the step, or nothing where no checkpoint has it."""
-    model = make_model("cnn")
-    copy = checkpoint.LocalCopy(model)
-    evaluate = make_evaluate(copy.logits, find_files([str(MNIST)], "test"))
+    """Prints `[[step, accuracy], …]`, in the order of the steps."""
+    parsed = flags.parse(["--train-data", str(MNIST), "--eval-data", str(MNIST)])
+    job = task.job(parsed)
+    batches = job.eval_data()
+    network = Network(job, batches.element_spec, 0)
+    copy = checkpoint.LocalCopy(network)
+    evaluate = make_evaluate(network, copy.outputs, batches, None)
     files = Path(sys.argv[1]).rglob("model-*.index")
     steps = {int(re.findall(r"\d+", path.stem)[-1]): str(path.with_suffix("")) for path in files}
-    for step, path in sorted(steps.items()):
-        copy.assign(*checkpoint.read(path, model))
-        if evaluate().accuracy >= float(sys.argv[2]):
-            print(step)
-            break
+    curve = []
+    for _, path in sorted(steps.items()):
+        step = copy.restore(checkpoint.Reader(path, network))
+        curve.append((step, evaluate().metrics["accuracy"]))
+    print(json.dumps(curve))
     return 0
 
 

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from scaletier.runtime import import_tensorflow, say
 from trainer.progress import counted
-from trainer.runtime import import_tensorflow, say
 
 tf = import_tensorflow()
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.corrupt import Segment, locate, read, tensors
+from scaletier.data import DataError
+from scaletier.runtime import import_tensorflow, one_line
+from trainer.corrupt import Segment, locate, read, segments, tensors
 from trainer.mnist import PIXELS
-from trainer.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
 
 _SHUFFLE_RECORDS = 10_000
 _EVAL_BATCH = 1000
-_REPLICAS = 1000
 _PREFETCH_BATCHES = 2
 _MIXED_FILES, _MIXED_RECORDS = 8, 16
 
 # What `find_files` found, or the `corrupt.segments` of that.
 Files = Sequence[str] | Sequence[Segment]
-
-
-class DataError(RuntimeError):
-    """There is no such data, or not enough: the message is one line."""
 
 
 def find_files(paths: Sequence[str], split: str) -> list[str]:
@@ -41,6 +38,14 @@ def find_files(paths: Sequence[str], split: str) -> list[str]:
             raise DataError(f"data {pattern} matches no file")
         found.update(matches)
     return sorted(found)
+
+
+@functools.cache
+def found(paths: tuple[str, ...], split: str, batch_size: int, skip_corrupt: bool) -> list[Segment]:
+    """What is to be read of these paths, looked for once; DataError where there is none, or less than a batch."""
+    files = segments(find_files(paths, split), skip_corrupt)
+    check(files, batch_size)
+    return files
 
 
 def check(files: Files, batch_size: int) -> None:
@@ -95,31 +100,11 @@ def _options() -> Any:
     return options
 
 
-def replica_seed(seed: int, replica: int) -> int:
-    """The seed of one replica's order of the data: of one job no two are the same, up to 1,000 replicas."""
-    return seed * _REPLICAS + replica
-
-
-def train_pipeline(files: Files, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Any:
-    """Endless full batches of one shard of the data, (index, count), (0, 1) being all; of another seed in another order.
-
-    A shard is every `count`-th file where all shards get the same number of files, so that no replica reads what is
-    another's. Otherwise it is every `count`-th record of each file: shards of files would differ in size, and a replica with
-    a smaller one sees its records more often. There must be a record for each shard.
-    """
-    found, (index, count) = _segments(files), shard
-    names = sorted({segment.file for segment in found})
-    by_file = len(names) % count == 0
-    if by_file:
-        mine = set(names[index::count])
-        found = [segment for segment in found if segment.file in mine]
-
-    def records(number: Any, *segment: Any) -> Any:
-        # Each segment deals its records from another shard on, or the first shards would get the odd ones of all.
-        return read(*segment) if by_file else read(*segment).shard(count, (index + number) % count)
-
-    order = tf.data.Dataset.from_tensor_slices((tf.range(len(found), dtype=tf.int64), *tensors(found)))
-    mixed = order.shuffle(len(found), seed=seed).interleave(records, _MIXED_FILES, _MIXED_RECORDS)
+def train_pipeline(files: Files, batch_size: int, seed: int) -> Any:
+    """Endless full batches of the data; of another seed in another order."""
+    found = _segments(files)
+    order = tf.data.Dataset.from_tensor_slices(tensors(found))
+    mixed = order.shuffle(len(found), seed=seed).interleave(read, _MIXED_FILES, _MIXED_RECORDS)
     batches = mixed.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
     return batches.map(_parse_graph).prefetch(_PREFETCH_BATCHES).with_options(_options())
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.evaluation import Metrics
+import numpy as np
+
+from scaletier.runtime import import_tensorflow, one_line, say
 from trainer.manifest import MANIFEST
 from trainer.mnist import LABELS
-from trainer.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
 
 FILE = "evaluation.json"
+_MISTAKES = 16
 
 
 def classes(file: str) -> list[str]:
@@ -34,33 +36,60 @@ def classes(file: str) -> list[str]:
     return [*named, *digits[len(named) :]][:LABELS]
 
 
-def content(step: int, metrics: Metrics, names: Sequence[str]) -> dict[str, Any]:
-    """The file. The classes behind the last one that any record is of, or was taken for, are left out."""
-    met = [label for label in range(LABELS) if metrics.confusion[label].any() or metrics.confusion[:, label].any()]
-    size = max([2, *(label + 1 for label in met)])
-    found = metrics.mistakes
-    pictures = zip(found.labels.tolist(), found.predicted.tolist(), found.images, strict=True)
-    mistakes = [{"label": label, "predicted": taken, "image": _png(image)} for label, taken, image in pictures]
-    return {
-        "step": step,
-        "loss": round(metrics.loss, 6),
-        "accuracy": round(metrics.accuracy, 6),
-        "classes": list(names[:size]),
-        "confusion": metrics.confusion[:size, :size].tolist(),
-        "mistakes": mistakes,
-    }
+class Findings:
+    """What an evaluation of images finds beside its loss; a `scaletier.Inspector`.
 
+    `confusion`, int64 [10, 10], counts the records of each label, its row, by what they were taken for. Of those that were
+    mistaken the first 16 are kept: `pictures` uint8 [M, 28, 28], and `predicted` and `labels`, int64 [M] of 0 to 9.
+    """
 
-def write(job_dir: str, step: int, metrics: Metrics, names: Sequence[str]) -> str | None:
-    """Leaves the file in the job's directory, whole or not at all; the line that says why it could not, which ends no job."""
-    target, part = f"{job_dir}/{FILE}", f"{job_dir}/.{FILE}"
-    try:
-        with tf.io.gfile.GFile(part, "w") as out:
-            out.write(json.dumps(content(step, metrics, names)) + "\n")
-        tf.io.gfile.rename(part, target, overwrite=True)
-    except tf.errors.OpError as error:
-        return f"{target} was not written: {one_line(error)}"
-    return None
+    def __init__(self, classes: Sequence[str]) -> None:
+        self._classes = classes
+        self.confusion = np.zeros((LABELS, LABELS), np.int64)
+        self.pictures = np.zeros((0, 28, 28), np.uint8)
+        self.predicted = self.labels = np.zeros(0, np.int64)
+
+    def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
+        """Images float32 [N, 784], 0 to 1, labels int64 [N], logits float32 [N, 10]."""
+        taken_for = np.argmax(outputs, 1)
+        np.add.at(self.confusion, (targets, taken_for), 1)
+        wrong = np.flatnonzero(taken_for != targets)[: _MISTAKES - len(self.labels)]
+        pictures = np.rint(inputs[wrong] * 255).astype(np.uint8).reshape(-1, 28, 28)
+        self.pictures = np.concatenate([self.pictures, pictures])
+        self.predicted, self.labels = np.append(self.predicted, taken_for[wrong]), np.append(self.labels, targets[wrong])
+
+    def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
+        """Shows the mistakes, those of one label and one prediction under a name that says both; the last leaves the file."""
+        pairs = sorted({*zip(self.labels.tolist(), self.predicted.tolist(), strict=True)})
+        chosen = {pair: (self.labels == pair[0]) & (self.predicted == pair[1]) for pair in pairs}
+        images = {f"mistakes/{label} taken for {other}": self.pictures[mask] for (label, other), mask in chosen.items()}
+        summaries.images(step, images)
+        if last and (problem := self.write(job_dir, step, metrics)):
+            say(problem)
+
+    def content(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The file. The classes behind the last one that any record is of, or was taken for, are left out."""
+        met = [label for label in range(LABELS) if self.confusion[label].any() or self.confusion[:, label].any()]
+        size = max([2, *(label + 1 for label in met)])
+        found = zip(self.labels.tolist(), self.predicted.tolist(), self.pictures, strict=True)
+        return {
+            "step": step,
+            **{name: round(value, 6) for name, value in metrics.items()},
+            "classes": list(self._classes[:size]),
+            "confusion": self.confusion[:size, :size].tolist(),
+            "mistakes": [{"label": label, "predicted": taken, "image": _png(image)} for label, taken, image in found],
+        }
+
+    def write(self, job_dir: str, step: int, metrics: Mapping[str, float]) -> str | None:
+        """Leaves the file in the job's directory, whole or not at all; the line that says why not, which ends no job."""
+        target, part = f"{job_dir}/{FILE}", f"{job_dir}/.{FILE}"
+        try:
+            with tf.io.gfile.GFile(part, "w") as out:
+                out.write(json.dumps(self.content(step, metrics)) + "\n")
+            tf.io.gfile.rename(part, target, overwrite=True)
+        except tf.errors.OpError as error:
+            return f"{target} was not written: {one_line(error)}"
+        return None
 
 
 def _png(image: Any) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scaletier.runtime import available_cpus, import_tensorflow
 from trainer.mnist import LABELS, Example, InputError
 from trainer.progress import counted
-from trainer.runtime import available_cpus, import_tensorflow
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 KINDS = "png, jpg and bmp"

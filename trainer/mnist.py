@@ -142,7 +142,7 @@ def _member(package: tarfile.TarFile, path: str) -> bytes:
 
 def from_keras() -> dict[str, Split]:
     """Both splits from the download of `tf.keras.datasets.mnist`; SourceError where it fails."""
-    from trainer.runtime import import_tensorflow, one_line  # costs seconds, so only where it is needed
+    from scaletier.runtime import import_tensorflow, one_line  # costs seconds, so only where it is needed
 
     tf = import_tensorflow()
     try:

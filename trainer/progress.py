@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from trainer.runtime import say
+from scaletier.runtime import say
 
 T = TypeVar("T")
 _SAY_SECONDS = 2.0

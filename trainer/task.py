@@ -1,114 +1,119 @@
-"""`python -m trainer.task`: this process's part of a training job.
+"""`python -m trainer.task`: trains a model of MNIST, or of other pictures, on this process's part of a cluster.
 
-Exit codes: 0 done; 1 the training failed for good; 2 the call was wrong; RETRY_EXIT_CODE the job should go on from its last
-checkpoint, because a host was lost or this one was told to end.
+What a job is stands here; how it is trained is the library's: `scaletier.run`.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
-import os
-import sys
-import traceback
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from trainer.cluster import Cluster, ClusterError, parse, unfit
-from trainer.flags import Flags
-from trainer.flags import parse as parse_flags
+import scaletier
+from trainer import flags
 
-# Codes of 128 and above mean "not the program's fault, run it again" to whoever supervises it. This one is SIGTERM's, 128 + 15.
-RETRY_EXIT_CODE = 143
-_INTERRUPT_EXIT_CODE = 130
+
+def job(parsed: argparse.Namespace) -> scaletier.Job:
+    """The job that these flags ask for. Nothing of it needs TensorFlow until it is trained."""
+    return scaletier.Job(
+        model=functools.partial(_model, parsed),
+        data=functools.partial(_data, parsed),
+        loss=_loss,
+        metrics=["accuracy"],
+        optimizer=functools.partial(_optimizer, parsed),
+        eval_data=functools.partial(_eval_data, parsed),
+        serving=_serving,
+        inspector=functools.partial(_inspector, parsed),
+        explain=functools.partial(_explain, parsed),
+    )
+
+
+def _model(parsed: argparse.Namespace) -> Any:
+    from trainer.model import make_model
+
+    return make_model(parsed.model, parsed.hidden_units, parsed.precision)
+
+
+def _data(parsed: argparse.Namespace, context: Any) -> Any:
+    """All of the training data for each replica, in an order of its own: a replica that is lost takes none of it away."""
+    from scaletier.data import replica_seed
+    from trainer.data import found, train_pipeline
+
+    files = found(parsed.train_data, "train", parsed.batch_size, parsed.skip_corrupt_records)
+    return train_pipeline(files, parsed.batch_size, replica_seed(parsed.seed, context.input_pipeline_id))
+
+
+def _eval_data(parsed: argparse.Namespace) -> Any:
+    from trainer.data import eval_pipeline, found
+
+    return eval_pipeline(found(parsed.eval_data, "test", 1, parsed.skip_corrupt_records))
+
+
+def _loss(labels: Any, logits: Any) -> Any:
+    """Cross entropy of each image in nats, float32 [N]; labels int64 [N], logits float32 [N, 10]."""
+    import tensorflow as tf
+
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
+    """Nesterov's momentum.
+
+    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning".
+    """
+    import keras
+
+    from trainer.schedule import RiseAndFall
+
+    rate = RiseAndFall(parsed.learning_rate, parsed.max_steps, replicas)
+    descent = keras.optimizers.SGD(rate, momentum=parsed.momentum, nesterov=parsed.momentum > 0)
+    return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent
+
+
+def _serving(predict: Any) -> Any:
+    """The exported signature: `key` int64 [N] and `image` float32 [N, 784], 0 to 1, to `key` as it came, `scores` and
+    `probabilities` float32 [N, 10], the softmax, and `classes` int64 [N], the likeliest digit.
+    """
+    import tensorflow as tf
+
+    from trainer.mnist import PIXELS
+
+    def serve(key: Any, image: Any) -> dict[str, Any]:
+        scores = tf.nn.softmax(predict(image))
+        return {
+            "key": tf.identity(key),
+            "scores": scores,
+            "probabilities": tf.identity(scores),
+            "classes": tf.argmax(scores, 1),
+        }
+
+    signature = [tf.TensorSpec([None], tf.int64, "key"), tf.TensorSpec([None, PIXELS], tf.float32, "image")]
+    return tf.function(serve, input_signature=signature, autograph=False)
+
+
+def _inspector(parsed: argparse.Namespace) -> Any:
+    from trainer.data import find_files
+    from trainer.findings import Findings, classes
+
+    return Findings(classes(find_files(parsed.eval_data, "test")[0]))
+
+
+def _explain(parsed: argparse.Namespace, _error: Exception) -> str | None:
+    from trainer.data import damaged, find_files
+
+    return damaged([*find_files(parsed.train_data, "train"), *find_files(parsed.eval_data, "test")])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code. An error of the program itself ends in its traceback, and in 1."""
-    flags = parse_flags(arguments)
-    try:
-        cluster = parse(os.environ.get("TF_CONFIG"))
-    except ClusterError as error:
-        return _fail(str(error), 2)
-    problem = unfit(cluster, flags.strategy)
-    if problem:
-        return _fail(problem, 2)
-    if cluster.task_type == "ps" and flags.strategy != "async":
-        from trainer.server import idle
-
-        return idle(cluster, flags.strategy)
-    if cluster.task_type == "ps" or (cluster.task_type == "worker" and flags.strategy != "sync"):
-        from trainer.server import serve
-
-        serve(cluster)
-    return _train(flags, cluster)
-
-
-def _train(flags: Flags, cluster: Cluster) -> int:
-    # Only here, so that a parameter server or a worker starts without TensorFlow's Python; first what says that there is none.
-    from trainer.runtime import import_tensorflow, one_line
-
-    errors = import_tensorflow().errors
-
-    from trainer.checkpoint import CheckpointError
-    from trainer.data import DataError, damaged, find_files
-    from trainer.keeper import PreemptedError
-    from trainer.replica import DivergedError
-
-    try:
-        _runner(flags, cluster)()
-    except (DataError, CheckpointError) as error:
-        return _fail(str(error), 2)
-    except DivergedError as error:
-        return _fail(str(error), 1)
-    except PreemptedError as error:
-        return _fail(str(error), RETRY_EXIT_CODE)
-    except (errors.UnavailableError, errors.AbortedError) as error:
-        return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
-    except errors.DataLossError as error:
-        files = [*find_files(flags.train_data, "train"), *find_files(flags.eval_data, "test")]
-        return _fail(damaged(files) or one_line(error), 2)
-    return 0
-
-
-def _runner(flags: Flags, cluster: Cluster) -> Callable[[], None]:
-    """What this task does until its end; each strategy is imported only where it is asked for."""
-    if cluster.task_type == "evaluator":
-        from trainer import evaluator
-
-        return functools.partial(evaluator.run, flags)
-    if flags.strategy == "sync":
-        from trainer.synchronous import Synchronous
-
-        return Synchronous(flags, cluster).run
-    if flags.strategy == "model-parallel":
-        from trainer.pipeline import ModelParallel
-
-        return ModelParallel(flags, cluster).run
-    from trainer.asynchronous import Asynchronous
-
-    return Asynchronous(flags, cluster).run
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    return code
+    """The command; its exit code, as of scaletier.main."""
+    parsed = flags.parse(arguments)
+    return scaletier.main(job(parsed), parsed)
 
 
 def _run() -> NoReturn:
-    """Runs the command and ends the process by its exit code, and nothing else.
-
-    The threads of a cluster's coordinator can abort the interpreter while it takes itself down, which would read as a kill.
-    """
-    try:
-        code = main()
-    except KeyboardInterrupt:
-        code = _INTERRUPT_EXIT_CODE
-    except Exception:  # noqa: BLE001 - shown as Python shows it, and then not lost
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    parsed = flags.parse()
+    scaletier.run(job(parsed), parsed)
 
 
 if __name__ == "__main__":

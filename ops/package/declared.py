@@ -1,6 +1,7 @@
 """What a trainer package says of itself: `scaletier.yaml` beside its `__init__.py`. docs/trainers.md has the contract.
 
-Nothing else is known of a trainer. A package without the file declares nothing, and every value is the default here.
+Nothing else is known of a trainer. One that trains by the library has the library's own file below its. Where there is neither,
+nothing is declared, and every value is the default here.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from ops.checks import (
 from ops.errors import UsageError
 
 FILE = "scaletier.yaml"
+# The library for trainers, as a package has it beside its own files.
+LIBRARY = "scaletier"
 DATA_SETS = ("mnist",)
 # How replicas meet: each for itself with the parameter servers, or all together in an all-reduce.
 EXCHANGES = ("servers", "all-reduce")
@@ -129,11 +132,11 @@ _KEYS: Mapping[str, Check] = {
 
 def read(files: Mapping[str, bytes], package: str) -> Declared:
     """What a package declares; `files` maps a path such as `trainer/task.py` to its content. UsageError for what is wrong."""
-    path = f"{package}/{FILE}"
-    if path not in files:
-        return Declared()
-    content = read_yaml(files[path], path)
-    given = check_mapping(content if content is not None else {}, _KEYS, path)
+    path, given = f"{package}/{FILE}", dict[str, Any]()
+    for place in (f"{LIBRARY}/{FILE}", path):
+        if place in files:
+            content = read_yaml(files[place], place)
+            given |= check_mapping(content if content is not None else {}, _KEYS, place)
     strategies = {name: _strategy(keys) for name, keys in given.get("strategies", {}).items()}
     default, export = given.get("strategy"), given.get("export")
     if default is not None and default not in strategies:
@@ -150,7 +153,8 @@ def read_archive(archive: bytes, package: str) -> Declared:
     """The same of a package.tar.gz."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         # Of everything else the name is enough.
-        wanted = {entry.name: tar.extractfile(entry) if entry.name == f"{package}/{FILE}" else None for entry in tar}
+        told = (f"{package}/{FILE}", f"{LIBRARY}/{FILE}")
+        wanted = {entry.name: tar.extractfile(entry) if entry.name in told else None for entry in tar}
         return read({name: opened.read() if opened else b"" for name, opened in wanted.items()}, package)
 
 

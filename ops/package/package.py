@@ -42,6 +42,9 @@ _SKIPPED_DIRS = frozenset(
     }
 )
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
+# The library for trainers goes with a package that imports it, as it is here.
+_LIBRARY = HERE / declared.LIBRARY
+_IMPORTS_IT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+" + declared.LIBRARY.encode() + rb"\b", re.MULTILINE)
 _EXECUTABLE = 0o100
 # What earlier builds left in a project: a new one would take it in.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
@@ -51,7 +54,8 @@ _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 class Source:
     """A trainer package as it was found: `name` is its own, or that of a project with several packages.
 
-    `requirements` lists what it depends on, in the format of pip; `executables` are those of the files that are programs.
+    Its `files` have the library beside it where it imports that. `requirements` lists what it depends on, in the format of
+    pip; `executables` are those of the files that are programs.
     """
 
     name: str
@@ -63,7 +67,8 @@ class Source:
     @property
     def names(self) -> list[str]:
         """The packages and modules at the top of it."""
-        return sorted({path.partition("/")[0].removesuffix(".py") for path in self.files if path.endswith(".py")})
+        tops = {path.partition("/")[0].removesuffix(".py") for path in self.files if path.endswith(".py")}
+        return sorted(tops - {declared.LIBRARY} or tops)
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,8 @@ def single(path: Path) -> Source:
     name = f"{path.stem}/{path.name}"
     executables = frozenset([name] if path.stat().st_mode & _EXECUTABLE else ())
     try:
-        return Source(path.stem, {name: path.read_bytes()}, None, str(path.absolute().parent), executables)
+        files = with_library({name: path.read_bytes()})
+        return Source(path.stem, files, None, str(path.absolute().parent), executables)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -182,19 +188,29 @@ def _as_it_is(root: Path) -> Source:
     requirements = root / "requirements.txt"
     files = dict(_read(root))
     executables = frozenset(path for path in files if (root.parent / path).stat().st_mode & _EXECUTABLE)
-    return Source(root.name, files, requirements if requirements.is_file() else None, str(root.parent), executables)
+    found = requirements if requirements.is_file() else None
+    return Source(root.name, with_library(files), found, str(root.parent), executables)
 
 
 def _project(root: Path) -> Source:
     from ops.package import wheels
 
     built = wheels.project(root.name, {path: content for path, content in _read(root) if not _BUILT.match(path)})
-    source = Source(root.name, wheels.project_files(built), built / "requirements.txt")
+    source = Source(root.name, with_library(wheels.project_files(built)), built / "requirements.txt")
     if not source.names:
         raise UsageError(
             f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"
         )
     return Source(source.names[0], source.files, source.requirements) if len(source.names) == 1 else source
+
+
+def with_library(files: dict[str, bytes]) -> dict[str, bytes]:
+    """These files, and the library for trainers beside them where one of them imports it and none is its own."""
+    if any(path.startswith(f"{declared.LIBRARY}/") for path in files):
+        return files
+    if not any(_IMPORTS_IT.search(content) for path, content in files.items() if path.endswith(".py")):
+        return files
+    return {**files, **dict(_read(_LIBRARY))}
 
 
 def _dependencies(source: Source, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
@@ -221,7 +237,8 @@ def _imports(
     if module:
         brought, imports = (*wheels, *files), check_module(files, name, module, folder)
     else:  # Python looks beside a script, and not for the folder that it is in
-        brought, imports = (*wheels,), check_script(files, script, folder) if script else {}
+        beside = (path for path in files if path.startswith(f"{declared.LIBRARY}/"))
+        brought, imports = (*wheels, *beside), check_script(files, script, folder) if script else {}
     tops = {path.partition("/")[0].partition(".")[0] for path in brought}
     return {wanted: where for wanted, where in imports.items() if wanted not in tops}
 

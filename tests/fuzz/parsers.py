@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from trainer.cluster import ClusterError
+from trainer.cluster import parse as parse_cluster
 
 from infra.config import ConfigError
 from infra.findings import Finding
@@ -42,8 +44,6 @@ from predictor import instances
 from replica.lines import Messages, Splitter
 from serving.records import Model
 from serving.rest import RestError
-from trainer.cluster import ClusterError
-from trainer.cluster import parse as parse_cluster
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trainer.runtime import import_tensorflow
 
 from predictor import task
 from predictor.library import tensorflow
@@ -23,7 +24,6 @@ from predictor.request import Request
 from predictor.saved import Saved
 from predictor.shards import Done, Shard
 from serving.rest import RestError, Signature, Tensor
-from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
 DEFAULT = "serving_default"

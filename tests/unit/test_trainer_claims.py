@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from trainer import replica
 from trainer.claims import Claims
 from trainer.downpour import Round, State
 from trainer.period import Period
 from trainer.replica import Progress, Replica, Walk
+
+from trainer import replica
 
 GOING = threading.Event()
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainer.runtime import import_tensorflow
 
 from trainer.corrupt import Damage, Segment, locate, read, segments, tensors
-from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trainer.runtime import import_tensorflow
 
 from ops.models.savedmodel import signatures
 from trainer import checkpoint, export
 from trainer.model import make_model
-from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
 MODEL = make_model("mlp")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trainer.evaluation import Metrics, Mistakes
+from trainer.runtime import import_tensorflow
 
 from ops.report.evaluation import parse
 from trainer import findings
-from trainer.evaluation import Metrics, Mistakes
-from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
 DIGITS = [str(digit) for digit in range(10)]

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainer.runtime import import_tensorflow
 
 from trainer import manifest, mnist, records, tfrecord
 from trainer.mnist import SourceError, Split, from_directory, parse_idx
-from trainer.runtime import import_tensorflow
 
 tf = import_tensorflow()
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from trainer.runtime import available_cpus, one_line
 
 

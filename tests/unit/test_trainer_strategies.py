@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from trainer.descent import Descent
 from trainer.downpour import Round
 from trainer.period import ALONE, Period

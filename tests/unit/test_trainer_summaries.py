@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.util.tensor_util import make_ndarray
-
-from trainer import records
 from trainer.evaluation import Mistakes, make_evaluate
-from trainer.mnist import Split
 from trainer.runtime import import_tensorflow
 from trainer.summaries import Summaries
+
+from trainer import records
+from trainer.mnist import Split
 
 tf = import_tensorflow()
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from trainer.cluster import Cluster, ClusterError, await_peers, parse, unfit
+
 from trainer.flags import STRATEGIES
 
 JOBS = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}

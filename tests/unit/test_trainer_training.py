@@ -149,6 +149,7 @@ def test_a_replica_that_is_told_to_end_saves(train: Any, tmp_path: Path, monkeyp
 
 def test_the_parameters_are_cut_and_put_together_again() -> None:
     from trainer.downpour import Centre
+
     from trainer.model import make_model
 
     model = make_model("cnn")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import hypertune
 import pytest
+from trainer.summaries import Summaries, tf
 
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
-from trainer.summaries import Summaries, tf
 from tuner.measure import Metrics
 from tuner.stopping import ENOUGH, lags
 

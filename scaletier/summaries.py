@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from trainer.evaluation import Mistakes
-from trainer.runtime import import_tensorflow
+from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
 
@@ -21,19 +21,14 @@ class Summaries:
         self._path = f"{job_dir}/summaries"
         self._opened: Any = None
 
-    def scalars(self, step: int, **values: float) -> None:
-        """Writes each value under its name, `__` in a name standing for `/`."""
-        tags = {name.replace("__", "/"): tf.constant(value, tf.float32) for name, value in values.items()}
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes each value under its name."""
+        tags = {name: tf.constant(value, tf.float32) for name, value in values.items()}
         self._write(step, "scalars", "DATA_CLASS_SCALAR", tags)
 
-    def mistakes(self, step: int, mistakes: Mistakes) -> None:
-        """Writes mistaken digits, those of one label and one prediction under a name that says both."""
-        pairs = sorted({*zip(mistakes.labels.tolist(), mistakes.predicted.tolist(), strict=True)})
-        tags = {}
-        for label, predicted in pairs:
-            chosen = (mistakes.labels == label) & (mistakes.predicted == predicted)
-            tags[f"mistakes/{label} taken for {predicted}"] = _encoded(mistakes.images[chosen])
-        self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", tags)
+    def images(self, step: int, pictures: Mapping[str, Any]) -> None:
+        """Writes pictures, uint8 [N, height, width], under each name."""
+        self._write(step, "images", "DATA_CLASS_BLOB_SEQUENCE", {name: _encoded(found) for name, found in pictures.items()})
 
     def graph(self, traced: Any) -> None:
         """Writes a tf.Graph, or that of a concrete function, for the tab Graphs."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.claims import Claims
-from trainer.downpour import Round, Run, State, take_round
-from trainer.lines import train_line
-from trainer.period import Period
+from scaletier.claims import Claims
+from scaletier.lines import train_line
+from scaletier.period import Period
+from scaletier.walk import Round
 
 _PREPARE_SECONDS = 5.0
 _WARMSTART_STEPS = 150
@@ -108,27 +108,24 @@ class Progress:
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica, and where its Train lines go; the one that leads is the master."""
+    """A replica, and where its Train lines go; the one that leads is the master.
+
+    `take(state, steps, position, share)` is a round of its: the state after it, which only `take` looks into, and what it came
+    to.
+    """
 
     name: str
     leads: bool
-    run: Run
-    iterator: Any
+    take: Callable[[Any, int, int, float], tuple[Any, Round]]
     period: Period
     log_interval: float
     emit: Callable[[str], None]
 
 
-def prepare(replica: Replica, zeros: tuple[Any, ...]) -> State:
-    """A round of no steps: it brings the graph to the replica's host and reads the variables, of the shapes of `zeros`."""
-    state, _ = take_round(replica.run, replica.iterator, State(zeros, zeros), 0, 0.0)
-    return State(state.values, zeros)
-
-
 class Walk:
     """A replica's rounds from `state` on, and its line every second about those since the last one."""
 
-    def __init__(self, replica: Replica, state: State, progress: Progress) -> None:
+    def __init__(self, replica: Replica, state: Any, progress: Progress) -> None:
         self._replica, self._progress, self.state = replica, progress, state
         self._start = self._last = time.monotonic()
         self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.claims.global_step, 0, 0, 0, False
@@ -141,12 +138,12 @@ class Walk:
             return None
         began = time.monotonic()
         try:
-            self.state, taken = take_round(replica.run, replica.iterator, self.state, steps, share)
+            self.state, taken = replica.take(self.state, steps, self._progress.claims.global_step, share)
         finally:
             self._progress.claims.settle(replica.name, taken.global_step if taken else None)
         if not math.isfinite(taken.loss):
             where = f"of {replica.name} is {taken.loss} at step {taken.global_step}"
-            raise DivergedError(f"the loss {where}; try a lower --learning-rate")
+            raise DivergedError(f"the loss {where}; try a lower learning rate")
         now = time.monotonic()
         replica.period.observe(taken.steps, now - began, taken.compute)
         self._progress.tell(taken)
@@ -160,14 +157,14 @@ class Walk:
         elapsed = max(now - self._last, 1e-6)
         pace = Pace((taken.global_step - self._last_step) / elapsed, self._steps / elapsed, self._staleness / self._rounds)
         rates = pace.global_rate, pace.local_rate
-        line = train_line(self._replica.name, taken.global_step, taken.loss, taken.accuracy, now - self._start, *rates)
+        line = train_line(self._replica.name, taken.global_step, taken.loss, taken.metrics, now - self._start, *rates)
         self._replica.emit(line)
         self._progress.paces[self._replica.name] = pace
         self._last, self._last_step, self._steps, self._rounds, self._staleness = now, taken.global_step, 0, 0, 0
         self._told = True
 
 
-def train(replica: Replica, state: State, progress: Progress, again: Callable[[], State]) -> Iterator[Round]:
+def train(replica: Replica, state: Any, progress: Progress, again: Callable[[], Any]) -> Iterator[Round]:
     """Rounds until the job's last step, or until it is stopped; `again` is the state to go on with after the first step.
 
     Every replica takes that at once, so that what is wrong with its host or its data shows now and not later. Raises

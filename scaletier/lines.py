@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # An evaluation may take one part in this many of the time, as in the sample.
@@ -12,7 +13,7 @@ def train_line(
     replica: str,
     step: int,
     loss: float,
-    accuracy: float,
+    metrics: Mapping[str, float],
     seconds: float,
     global_rate: float,
     local_rate: float,
@@ -21,20 +22,22 @@ def train_line(
 
     `seconds` since the replica began to train; the rates, in steps/s, are since its previous line.
     """
-    return (
-        f"Train [{replica}], step {step}: loss: {loss:.3f}, accuracy: {accuracy:.3f} ({seconds:.3f} sec) "
-        f"{global_rate:.1f} global steps/s, {local_rate:.1f} local steps/s"
-    )
+    rates = f"{global_rate:.1f} global steps/s, {local_rate:.1f} local steps/s"
+    return f"Train [{replica}], step {step}: {_figures(loss, metrics)} ({seconds:.3f} sec) {rates}"
 
 
-def eval_line(step: int, loss: float, accuracy: float) -> str:
+def eval_line(step: int, loss: float, metrics: Mapping[str, float]) -> str:
     """`Eval, step 990: loss: 0.400, accuracy: 0.890`."""
-    return f"Eval, step {step}: loss: {loss:.3f}, accuracy: {accuracy:.3f}"
+    return f"Eval, step {step}: {_figures(loss, metrics)}"
 
 
-def final_line(steps: int, loss: float, accuracy: float) -> str:
+def final_line(steps: int, loss: float, metrics: Mapping[str, float]) -> str:
     """`Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`."""
-    return f"Final metrics after {steps} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}"
+    return f"Final metrics after {steps} steps, {_figures(loss, metrics)}"
+
+
+def _figures(loss: float, metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}: {value:.3f}" for name, value in {"loss": loss, **metrics}.items())
 
 
 @dataclass

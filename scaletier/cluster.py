@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -63,6 +64,11 @@ def parse(tf_config: str | None) -> Cluster:
     if not 0 <= task_index < len(jobs.get(task_type, ())):
         raise ClusterError(f"TF_CONFIG's cluster has no {task_type} {task_index}")
     return Cluster(task_type, task_index, {job: jobs[job] for job in ("ps", "worker", "chief") if jobs.get(job)})
+
+
+def cluster(environ: Mapping[str, str] | None = None) -> Cluster:
+    """The cluster that this process is in, by TF_CONFIG of `environ`, os.environ unless said; ClusterError as of parse."""
+    return parse((os.environ if environ is None else environ).get("TF_CONFIG"))
 
 
 def await_peers(peers: Mapping[str, str], report: Callable[[str], None]) -> None:

@@ -1,0 +1,33 @@
+"""scaletier's library for trainers: any Keras 3 model and tf.data pipeline, trained on whatever cluster TF_CONFIG tells of.
+
+    import scaletier
+
+    JOB = scaletier.Job(model=make_model, data=make_data, loss="mse", optimizer="adam")
+    scaletier.run(JOB)
+
+Importing it costs no TensorFlow: what a process needs of that is imported when it trains. docs/trainers.md is the manual.
+"""
+
+from __future__ import annotations
+
+from scaletier.cluster import Cluster, ClusterError, cluster
+from scaletier.estimator import EvalSpec, TrainSpec, train_and_evaluate
+from scaletier.flags import parser
+from scaletier.job import Inspector, Job, JobError
+from scaletier.run import export, main, run
+
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "EvalSpec",
+    "Inspector",
+    "Job",
+    "JobError",
+    "TrainSpec",
+    "cluster",
+    "export",
+    "main",
+    "parser",
+    "run",
+    "train_and_evaluate",
+]

@@ -1,0 +1,219 @@
+"""Strategy `async`: parameter servers hold the model, and the master and every worker train it at their own speed.
+
+tf.distribute's ParameterServerStrategy and ClusterCoordinator carry it: the master sends rounds of steps to the workers, and
+trains beside them. Without workers the master is the only replica, and holds the model itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from scaletier import checkpoint, data
+from scaletier.centre import Centre, make_round, take_round
+from scaletier.cluster import Cluster, await_peers
+from scaletier.flags import Flags
+from scaletier.job import Job
+from scaletier.keeper import Keeper
+from scaletier.network import Network
+from scaletier.outer import Outer
+from scaletier.period import Period
+from scaletier.private import Workers
+from scaletier.replica import DivergedError, Progress, Replica, train
+from scaletier.runtime import import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say
+from scaletier.walk import Round, State
+
+tf = import_tensorflow()
+
+_MASTER = "master/0"
+_NO_FILE = "No such file"
+
+
+class Asynchronous:
+    """One job, from its first step or its last checkpoint to its exported model; the chief runs it.
+
+    The constructor raises JobError, DataError and CheckpointError, before any other host is waited for.
+    """
+
+    def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
+        prepare_process()
+        if not tf.config.list_physical_devices("GPU"):
+            # On processors no step is quicker for it, and every host on which the graph is new optimizes it anew: that is a
+            # quarter of the time from a worker's kill to its next step.
+            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        self._job, self._flags, self._cluster = job, flags, cluster
+        self._workers = len(cluster.jobs.get("worker", ()))
+        self._device = local_device()
+        tf.random.set_seed(flags.seed)
+        self._source = data.Source(job.data, portable=self._workers > 0)
+        evaluated = data.evaluation(job.eval_data, self._workers > 0) if job.eval_data is not None else None
+        self._network = Network(job, self._source.element_spec, flags.seed, 1 + self._workers)
+        reader = checkpoint.find(flags.job_dir, self._network)
+        self._coordinator: Any = self._connect() if self._workers else None
+        self._copy = checkpoint.LocalCopy(self._network)
+        self.variables, self.step, self.outputs = self._copy.variables, self._copy.step, self._copy.outputs
+        self.shared, self.own = self._copy.shared, self._copy.own
+        step = self._begin_at(reader)
+        with tf.device(self._device):
+            self._iterator = iter(self._source.training(0, 1 + self._workers))
+        if reader and reader.has_data:
+            checkpoint.restore_data(reader, self._iterator)
+        self._keeper = Keeper(job, flags, self._network, self, self._source.element_spec[0], evaluated, self._iterator, step)
+        self._centre = self._make_centre(step) if self._workers else None
+        with tf.device(self._device):
+            self._round = make_round(self._network, self._centre, self._iterator)
+        self._progress = Progress(step, flags.max_steps, self._workers)
+        self._shown = (time.monotonic(), 0)
+        self._others: Workers | None = None
+
+    def _begin_at(self, reader: checkpoint.Reader | None) -> int:
+        """Fills the local copy, of a checkpoint where there is one; the global step."""
+        begun = State.initial(self._network)
+        self._copy.assign(*begun, 0)
+        return self._copy.restore(reader) if reader else 0
+
+    def _make_centre(self, step: int) -> Centre:
+        devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self._cluster.jobs["ps"]))]
+        return Centre(self._network, devices, [variable.numpy() for variable in self.shared], step, Outer())
+
+    def _connect(self) -> Any:
+        await_peers(self._cluster.peers(), say)
+        # The strategy connects with device filters: parameter servers see the workers and the chief, never each other.
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({job: list(hosts) for job, hosts in self._cluster.jobs.items()}),
+            task_type="chief",
+            task_id=0,
+            rpc_layer="grpc",
+        )
+        return tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
+
+    def run(self) -> None:
+        """Trains to the last step, evaluates, exports.
+
+        Raises DivergedError, PreemptedError, DataError, and tf.errors.OpError where a host is lost for good.
+        """
+        if self._workers:
+            self._others = Workers(self._coordinator)
+            for _ in range(self._workers):
+                self._others.schedule(self._train_worker)
+        with tf.device(self._device):
+            self._keeper.summaries.graph(self._round)
+            master, told, loss = self._replica(_MASTER, self._iterator, say), "", 0.0
+            try:
+                for taken in self._train(master):
+                    if master.period.told != told:
+                        told = master.period.told
+                        say(told)
+                    loss = taken.loss
+                    self._after(taken)
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                self._rescue()
+                raise
+            self._progress.stopped.set()
+            self._raise_failure()
+            self._keeper.finish(loss)
+
+    def refresh(self) -> int:
+        """Copies the parameters here; returns their global step. DivergedError where they are no longer numbers."""
+        state: State = self._state
+        if self._centre:
+            shared, step = self._centre.pull()
+        else:
+            shared, step = [value.numpy() for value in state.shared], self._progress.claims.global_step
+        if not all(np.isfinite(value).all() for value in shared):
+            raise DivergedError(f"the parameters of {_MASTER} are not finite at step {step}; try a lower learning rate")
+        self._copy.assign(shared, state.own, step)
+        return step
+
+    def _rescue(self) -> None:
+        """Once a parameter server is lost, what the master read of it last is what there is."""
+        step = self._progress.claims.global_step
+        if step > int(self.step) and all(np.isfinite(value.numpy()).all() for value in self._state.shared):
+            self._copy.assign(*self._state, step)
+            self._keeper.rescue()
+
+    def _replica(self, name: str, iterator: Any, emit: Any) -> Replica:
+        def take(state: State, steps: int, position: int, share: float) -> tuple[State, Round]:
+            reached, taken = take_round(self._network, self._round, iterator, state, steps, position, share)
+            if name == _MASTER:
+                self._state = reached
+            return reached, taken
+
+        period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
+        return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit)
+
+    def _train(self, replica: Replica, index: int = 0) -> Iterator[Round]:
+        with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
+            state = self._begin(replica, index)
+        self._progress.begin(replica.leads)
+        return train(replica, state, self._progress, lambda: self._begin(replica, index))
+
+    def _begin(self, replica: Replica, index: int) -> State:
+        """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""
+        if replica.leads:
+            begun = State(tuple(map(tf.convert_to_tensor, self.shared)), tuple(map(tf.convert_to_tensor, self.own)))
+            self._state = begun
+        else:
+            begun = State(
+                tuple(tf.zeros(spec.shape, spec.dtype) for spec in self._network.shared),
+                State.initial(self._network, index).own,
+            )
+        if not self._workers:
+            return begun
+        # A round of no steps reads the variables.
+        state, _ = replica.take(begun, 0, 0, 0.0)
+        return State(state.shared, begun.own)
+
+    def _train_worker(self) -> None:
+        """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""
+        index = 1 + tf.DeviceSpec.from_string(tf.constant(0).device).task
+        name = f"worker/{index - 1}"
+        emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
+        try:
+            iterator = iter(self._source.elsewhere(index, 1 + self._workers, self._device))
+            replica = self._replica(name, iterator, lambda line: emit(input=line))
+            for _ in self._train(replica, index):
+                pass
+        except tf.errors.DataLossError as error:
+            self._progress.fail(error)  # the data is to blame, and not the host
+        except tf.errors.OutOfRangeError:
+            self._progress.fail(data.DataError(f"{name} finds no batch in the job's data"))
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+            if not isinstance(error, tf.errors.PermissionDeniedError) and _NO_FILE not in str(error):
+                raise  # what a worker that has started again does not know yet
+            self._progress.fail(data.DataError(f"{name} cannot read its data: {one_line(error)}"))
+        except tf.errors.OpError:
+            raise  # the coordinator knows a lost worker, which comes back, from a lost parameter server, which does not
+        except Exception as error:  # noqa: BLE001 - a thread's error is the chief's to raise
+            self._progress.fail(error)
+
+    def _after(self, taken: Round) -> None:
+        """What the chief does besides training, whenever it is due."""
+        self._raise_failure()
+        self._keeper.after(taken, self._scalars if self._workers else dict)
+
+    def _scalars(self) -> dict[str, float]:
+        """What the replicas and the parameter servers did since this was last asked: rates, staleness, megabytes a second."""
+        since, rounds = self._shown
+        now, seen = time.monotonic(), self._progress.rounds
+        scalars: dict[str, float] = {}
+        for name, pace in list(self._progress.paces.items()):
+            folder = f"replicas/{name.replace('/', '-')}"
+            scalars[f"{folder}/steps_per_second"] = pace.local_rate
+            scalars[f"{folder}/staleness"] = pace.staleness
+        for index, count in enumerate(self._centre.bytes_per_round if self._centre else ()):
+            scalars[f"ps/ps-{index}/megabytes_per_second"] = count * (seen - rounds) / max(now - since, 1e-6) / 1e6
+        self._shown = (now, seen)
+        return scalars
+
+    def _raise_failure(self) -> None:
+        """Raises what stopped the job, if it was stopped, or what a worker's thread could not recover from."""
+        if self._progress.failure:
+            raise self._progress.failure
+        if self._others and (error := self._others.failure):
+            raise error

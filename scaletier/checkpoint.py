@@ -1,0 +1,205 @@
+"""Checkpoints of a job: all that training goes on from, whatever strategy and cluster it was trained by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scaletier.network import Network, Spec
+from scaletier.runtime import import_tensorflow, one_line, say
+
+tf = import_tensorflow()
+
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_STEP, _DATA = "global_step", "data"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that this job cannot go on from: the message is one line."""
+
+
+class UnreadableError(CheckpointError):
+    """A checkpoint that is damaged, or gone."""
+
+
+def directory(job_dir: str) -> str:
+    """Where a job keeps its checkpoints."""
+    return f"{job_dir}/checkpoints"
+
+
+def newest_first(job_dir: str) -> list[str]:
+    """The job's checkpoints."""
+    state = tf.train.get_checkpoint_state(directory(job_dir))
+    return list(reversed(state.all_model_checkpoint_paths)) if state else []
+
+
+def latest(job_dir: str) -> str | None:
+    """The newest checkpoint of the job, or None."""
+    return next(iter(newest_first(job_dir)), None)
+
+
+class Reader:
+    """A checkpoint of a network, read one variable at a time, as the whole may be larger than this host's memory.
+
+    The constructor raises CheckpointError that names the first variable that the network and the checkpoint do not share, and
+    UnreadableError where the checkpoint is damaged or gone; `value` where it goes while it is read. `partly`
+    is a line about what is not in the checkpoint and so begins anew, or None.
+    """
+
+    def __init__(self, path: str, network: Network) -> None:
+        self.path = path
+        try:
+            self._reader = tf.train.load_checkpoint(path)
+            self._shapes = self._found()
+            self.step = int(self._tensor(_STEP))
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+            raise _unreadable(path, error) from None
+        self.has_data = any(key.startswith(f"{_DATA}/") for key in self._reader.get_variable_to_shape_map())
+        for spec in network.shared:
+            if (found := self._shapes.get(key_of(spec))) != spec.shape:
+                held = "has none" if found is None else f"holds it as {found}"
+                raise CheckpointError(
+                    f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape}, "
+                    f"it {held}; pass another --job-dir, or the model that it is of"
+                )
+        missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
+        self.own = [] if missing else network.own
+        self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
+
+    def _found(self) -> dict[str, tuple[int, ...]]:
+        held = self._reader.get_variable_to_shape_map().items()
+        return {key.removesuffix(_SUFFIX): tuple(shape) for key, shape in held if key.endswith(_SUFFIX)}
+
+    def value(self, spec: Spec) -> npt.NDArray[Any]:
+        """The variable's value, in its shape."""
+        return self.named(key_of(spec))
+
+    def named(self, key: str) -> npt.NDArray[Any]:
+        """What is held under a key."""
+        try:
+            found: npt.NDArray[Any] = self._tensor(key)
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+            raise _unreadable(self.path, error) from None
+        return found
+
+    def check(self) -> None:
+        """Reads all of it, once, a variable at a time. UnreadableError where that fails."""
+        for key in self._shapes:
+            self.named(key)
+
+    def _tensor(self, key: str) -> Any:
+        return self._reader.get_tensor(key + _SUFFIX)
+
+
+def _unreadable(path: str, error: Exception) -> UnreadableError:
+    return UnreadableError(f"checkpoint {path} cannot be read: {one_line(error)}")
+
+
+def key_of(spec: Spec) -> str:
+    """A variable's name as a checkpoint has it, which keeps slashes for itself."""
+    return spec.name.replace("/", ":")
+
+
+def find(job_dir: str, network: Network) -> Reader | None:
+    """The newest checkpoint that can be read, None where there is none at all.
+
+    One that is damaged is passed over with a line about it. CheckpointError where it is another job's, or none can be read.
+    """
+    paths = newest_first(job_dir)
+    for path in paths:
+        try:
+            reader = Reader(path, network)
+            reader.check()
+        except UnreadableError as error:
+            if path == paths[-1]:
+                raise
+            say(f"{error}; going on from an older one")
+        else:
+            say(f"Resuming from {path}, step {reader.step}")
+            if reader.partly:
+                say(reader.partly)
+            return reader
+    return None
+
+
+class Saver:
+    """Writes checkpoints of variables, each on the host that holds it, into a directory that all of these share.
+
+    `iterator` is where in its data this process is; None for what nobody can go on from. A dataset that cannot tell is said
+    once, and left out.
+    """
+
+    def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int, iterator: Any) -> None:
+        self._variables, self._step, self._job_dir, self._keep = variables, step, job_dir, keep
+        self._iterator = iterator
+        # TensorFlow traces a save over several hosts anew each time, and warns of it.
+        tf.get_logger().addFilter(lambda record: "MultiDeviceSaver.save" not in record.getMessage())
+        self._manager = self._made()
+
+    def _made(self) -> Any:
+        held = {**self._variables, _STEP: self._step}
+        if self._iterator is not None:
+            held[_DATA] = self._iterator
+        saved = tf.train.Checkpoint(**held)
+        return tf.train.CheckpointManager(saved, directory(self._job_dir), max_to_keep=self._keep, checkpoint_name="model")
+
+    def save(self) -> None:
+        """Writes a checkpoint; older ones beyond the number to keep go. Half a checkpoint is never the latest."""
+        try:
+            self._manager.save(checkpoint_number=int(self._step))
+        except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError) as error:
+            if self._iterator is None:
+                raise
+            say(f"Checkpoints do not tell where in its data this job is: {one_line(error)}")
+            self._iterator = None
+            self._manager = self._made()
+            self._manager.save(checkpoint_number=int(self._step))
+
+
+def restore_data(reader: Reader, iterator: Any) -> None:
+    """Puts an iterator of the same dataset to where it was; a line says where that cannot be."""
+    try:
+        tf.train.Checkpoint(**{_DATA: iterator}).read(reader.path).expect_partial()
+    except (tf.errors.OpError, ValueError) as error:
+        say(f"The data begins anew: {one_line(error)}")
+
+
+class LocalCopy:
+    """A copy of the variables on this host: what is evaluated, saved and exported."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        with tf.device("/device:CPU:0"):
+            self.shared = [tf.Variable(tf.zeros(spec.shape, spec.dtype), name=spec.name) for spec in network.shared]
+            self.own = [tf.Variable(tf.zeros(spec.shape, spec.dtype), name=spec.name) for spec in network.own]
+            self.step = tf.Variable(np.int64(0), name=_STEP)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """By the names that checkpoints have for them."""
+        return dict(_named(self.network.shared, self.shared)) | dict(_named(self.network.own, self.own))
+
+    def outputs(self, inputs: Any) -> Any:
+        """What the model makes of inputs, by the variables as they are."""
+        return self.network.predict(self.shared, self.own, inputs)
+
+    def restore(self, reader: Reader) -> int:
+        """Takes over a checkpoint, one variable at a time; its global step. CheckpointError as of Reader."""
+        for specs, variables in ((self.network.shared, self.shared), (reader.own, self.own)):
+            for spec, variable in zip(specs, variables, strict=False):
+                variable.assign(reader.value(spec))
+        self.step.assign(reader.step)
+        return reader.step
+
+    def assign(self, shared: Sequence[Any], own: Sequence[Any], step: int) -> None:
+        """Takes over values, in the network's order, and the global step."""
+        for variable, value in zip([*self.shared, *self.own], [*shared, *own], strict=True):
+            variable.assign(value)
+        self.step.assign(step)
+
+
+def _named(specs: Sequence[Spec], variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    return ((key_of(spec), variable) for spec, variable in zip(specs, variables, strict=True))

@@ -1,0 +1,118 @@
+"""A job's data, as each replica takes it: batches without end."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from scaletier.job import JobError
+from scaletier.network import Batch
+from scaletier.runtime import import_tensorflow, one_line
+
+tf = import_tensorflow()
+
+_REPLICAS = 1000
+
+
+class DataError(RuntimeError):
+    """There is no data, or it cannot be read: the message is one line. A job's own functions may raise it."""
+
+
+def replica_seed(seed: int, replica: int) -> int:
+    """The seed of one replica's order of the data: of one job no two are the same, up to 1,000 replicas."""
+    return seed * _REPLICAS + replica
+
+
+class Source:
+    """A job's data, for as often as it is asked for; JobError for what is no data.
+
+    With `portable` it can still be asked for once this process has joined a cluster, when TensorFlow knows nothing of what it
+    had before: what is not made by a function is then kept as the graph that makes it.
+    """
+
+    def __init__(self, data: Any, name: str = "data", portable: bool = False) -> None:
+        if data is None:
+            raise JobError("the job has no data: pass Job(data=…), a tf.data.Dataset of batches or a function that makes one")
+        self.name, self._data, self._by_replica = name, data, _wants_context(data)
+        self._graph: Any = None
+        first = self._made(tf.distribute.InputContext())
+        self.element_spec, self.endless = first.element_spec, bool(first.cardinality() == tf.data.INFINITE_CARDINALITY)
+        check(first, name)
+        if portable and not callable(data):
+            self._graph = graph(data).numpy()
+
+    def _made(self, context: Any) -> Any:
+        if self._graph is not None:
+            return made(tf.constant(self._graph), self.element_spec)
+        found = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
+        if not isinstance(found, tf.data.Dataset):
+            kind = f"{type(found).__module__}.{type(found).__name__}"
+            raise JobError(
+                f"the job's {self.name} is a {kind}; valid is a tf.data.Dataset of batches, or a function that makes one"
+            )
+        return found
+
+    def training(self, replica: int = 0, replicas: int = 1) -> Any:
+        """Batches without end for one of so many replicas.
+
+        Of a dataset that all have in common each takes every n-th batch. Where the batches are no multiple of n it takes others
+        each time that the data begins again, so that all replicas see all data.
+        """
+        found = self._made(tf.distribute.InputContext(replicas, replica, replicas))
+        found = found if self.endless else found.repeat()
+        return found if self._by_replica or replicas == 1 else found.shard(replicas, replica)
+
+    def once(self) -> Any:
+        """The batches, each once."""
+        return self._made(tf.distribute.InputContext())
+
+    def elsewhere(self, replica: int, replicas: int, here: str) -> Any:
+        """As `training`, on the current device, which may be another host's. A job's function runs on this one, `here`."""
+        if self._graph is not None:
+            return self.training(replica, replicas)
+        with tf.device(here):
+            packed = graph(self.training(replica, replicas))
+        return made(packed, self.element_spec)
+
+
+def evaluation(data: Any, portable: bool = False) -> Source:
+    """What to evaluate on; JobError for what is no data, or has no end."""
+    found = Source(data, "eval_data", portable)
+    if found.endless:
+        raise JobError("the job's eval_data has no end; pass a dataset without .repeat()")
+    return found
+
+
+def _wants_context(data: Any) -> bool:
+    """True for a function that makes each replica's data."""
+    if not callable(data):
+        return False
+    parameters = inspect.signature(data).parameters.values()
+    return any(one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
+
+
+def graph(dataset: Any) -> Any:
+    """What makes this dataset again on another host, a string tensor, by `made`."""
+    return tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
+
+
+def made(graph: Any, spec: Any) -> Any:
+    """The dataset of a graph, on the current device; `spec` is its element_spec."""
+    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
+
+
+def check(dataset: Any, name: str = "data") -> None:
+    """Reads a first batch. DataError where there is none or it cannot be read; JobError where its parts are of other sizes."""
+    try:
+        element = next(iter(dataset), None)
+    except tf.errors.OpError as error:
+        raise DataError(f"the job's {name} cannot be read: {one_line(error)}") from error
+    if element is None:
+        raise DataError(f"the job's {name} has no batch: it ends before the first one")
+    batch = Batch.of(element)
+    sizes = {int(tf.shape(part)[0]) if part.shape.rank else 0 for part in tf.nest.flatten(tuple(batch)) if part is not None}
+    if len(sizes) > 1 or 0 in sizes:
+        counts = ", ".join(map(str, sorted(sizes)))
+        raise JobError(
+            f"a batch of the job's {name} has parts of {counts} samples; all inputs, targets and weights have as many"
+        )

@@ -1,0 +1,135 @@
+"""The flags that every job has. What is wrong with them is one line and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+STRATEGIES = ("async", "sync", "model-parallel")
+COMMUNICATION = ("auto", "ring", "nccl")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """How a job is trained, and where what comes of it goes; intervals are in seconds. `parser` says what each means."""
+
+    job_dir: str
+    strategy: str
+    max_steps: int
+    eval_interval: float
+    checkpoint_steps: int
+    checkpoint_seconds: float
+    keep_checkpoints: int
+    sync_period: int | None
+    communication: str
+    microbatches: int
+    seed: int
+    log_interval: float
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """A type of argparse: whole numbers from `minimum` on."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is too low; it must be at least {minimum}")
+        return value
+
+    return parse
+
+
+def positive(text: str) -> float:
+    """A type of argparse: finite numbers above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+    return value
+
+
+def share(text: str) -> float:
+    """A type of argparse: numbers from 0 to below 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to below 1")
+    return value
+
+
+def _period(text: str) -> int | None:
+    return None if text == "auto" else at_least(1)(text)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"error: {message}; see --help\n")
+
+
+def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argparse.ArgumentParser:
+    """A parser of these flags, to which a program adds its own; `settings` are argparse's, such as `description`.
+
+    The default of --job-dir is JOB_DIR of `environ`, which is os.environ unless said.
+    """
+    environ = os.environ if environ is None else environ
+    flags = _Parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **settings)  # type: ignore[arg-type]
+    add = flags.add_argument
+    add(
+        "--job-dir",
+        "--output_path",
+        "--output-dir",
+        metavar="DIR",
+        default=environ.get("JOB_DIR") or "output",
+        help="where checkpoints, summaries and the exported model go",
+    )
+    add(
+        "--strategy",
+        choices=STRATEGIES,
+        default="async",
+        help="async: parameter servers, every replica at its own speed; sync: all replicas step together; "
+        "model-parallel: the layers on several hosts",
+    )
+    add("--max-steps", type=at_least(1), default=2000, metavar="N", help="batches to train on, over all replicas")
+    add(
+        "--eval-interval",
+        type=positive,
+        default=1.0,
+        metavar="SECONDS",
+        help="between evaluations; grows by itself so that they stay a small part of the time",
+    )
+    add("--checkpoint-steps", type=at_least(1), default=500, metavar="N", help="steps between checkpoints")
+    add("--checkpoint-seconds", type=positive, default=60.0, metavar="SECONDS", help="and no longer than this between them")
+    add("--keep-checkpoints", type=at_least(1), default=5, metavar="N", help="how many checkpoints stay")
+    add(
+        "--sync-period",
+        type=_period,
+        default="auto",
+        metavar="K",
+        help="local steps between two exchanges; auto is as measured (async), or 4 (sync)",
+    )
+    add("--communication", choices=COMMUNICATION, default="auto", help="sync: how replicas exchange what they learned")
+    add("--microbatches", type=at_least(1), default=4, metavar="N", help="model-parallel: parts of a batch on their way")
+    add("--seed", type=at_least(0), default=0, metavar="N", help="of initial values, order of the data and dropout")
+    add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
+    return flags
+
+
+def flags_of(parsed: argparse.Namespace) -> Flags:
+    """These flags of what `parser` parsed, whatever others it has."""
+    found = {field.name: getattr(parsed, field.name) for field in fields(Flags)}
+    return Flags(**{**found, "job_dir": parsed.job_dir.rstrip("/") or "/"})
+
+
+def parse(arguments: Sequence[str] | None = None) -> Flags:
+    """Flags from the command line (sys.argv by default); exits with code 2 and one line on stderr if they are wrong."""
+    return flags_of(parser().parse_args(arguments))

@@ -1,0 +1,60 @@
+"""What a user of this library writes: a Job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class JobError(RuntimeError):
+    """The job cannot be trained as it is: the message is one line that says what is wrong and what is valid."""
+
+
+class Inspector(Protocol):
+    """Looks at an evaluation beyond its loss and metrics; one is made for each evaluation."""
+
+    def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
+        """A batch of the evaluation's data, and what the model made of it, as NumPy arrays of the dataset's structure."""
+
+    def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
+        """The evaluation of the global step `step` is over; `last` is that of the finished model.
+
+        `summaries` are the job's `scaletier.summaries.Summaries`, for what TensorBoard is to show.
+        """
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, on what data, and how. A function given in place of an object is called only where it is needed: a
+    parameter server, or an asynchronous worker, never asks for the model and so starts without TensorFlow's Python.
+
+    model: a Keras 3 model, or a function without arguments that makes one. A model that is compiled brings its loss, metrics
+        and optimizer. Its `float32` variables are what replicas share, those that are not trained (moving statistics) included.
+    data: a `tf.data.Dataset` of batches `(inputs, targets)` or `(inputs, targets, sample_weight)`, of which each replica takes
+        every n-th batch; or a function of a `tf.distribute.InputContext` that makes one for a replica, `input_pipeline_id` of
+        `num_input_pipelines`. One that ends begins again. Its graph goes to the hosts: Python functions in it (`py_function`,
+        `from_generator`) run where the chief trains alone, or synchronously.
+    loss: as `keras.Model.compile` takes it: a name, a `keras.losses.Loss`, a function of targets and outputs, or a mapping of a
+        model's outputs to these. What layers add by `add_loss` and regularizers comes to it.
+    metrics: names, `keras.metrics.Metric`s, or a mapping of outputs to lists of them.
+    optimizer: a name, a `keras.optimizers.Optimizer`, or a function that makes one, of the number of replicas if it takes an
+        argument. Its learning rate schedule is asked at the global step: the batches that all replicas together have taken.
+    eval_data: batches to evaluate on, as `data` without arguments; without it nothing is evaluated.
+    serving: a function of `predict`, which maps inputs to outputs, to the `tf.function`, with its signature, that is exported;
+        by default the model's inputs by name to its outputs.
+    inspector: a function that makes an `Inspector` of each evaluation.
+    explain: a function of the error that damaged data ended the job with to the line that says what to do, or to None.
+
+    Raises JobError, from `scaletier.run`, for what does not fit together.
+    """
+
+    model: Any
+    data: Any
+    loss: Any = None
+    metrics: Sequence[Any] | Mapping[str, Sequence[Any]] = ()
+    optimizer: Any = None
+    eval_data: Any = None
+    serving: Callable[[Callable[[Any], Any]], Any] | None = None
+    inspector: Callable[[], Inspector] | None = None
+    explain: Callable[[Exception], str | None] | None = None

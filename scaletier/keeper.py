@@ -1,0 +1,141 @@
+"""What a job's chief does besides training, whatever the strategy: it evaluates, saves, shows and exports the model."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from scaletier import checkpoint
+from scaletier.data import DataError, Source
+from scaletier.evaluation import Metrics, make_evaluate
+from scaletier.flags import Flags
+from scaletier.job import Job
+from scaletier.lines import EvalInterval, eval_line, final_line
+from scaletier.network import Network
+from scaletier.runtime import import_tensorflow, one_line, say
+from scaletier.savedmodel import export
+from scaletier.summaries import Summaries
+from scaletier.walk import Round
+
+tf = import_tensorflow()
+
+
+class PreemptedError(RuntimeError):
+    """The chief was told to end before the job's last step."""
+
+
+class Trained(Protocol):
+    """The model as a strategy trains it: what is saved and exported, by the names that checkpoints have, and its step."""
+
+    @property
+    def variables(self) -> Mapping[str, Any]: ...
+    @property
+    def shared(self) -> Sequence[Any]: ...
+    @property
+    def own(self) -> Sequence[Any]: ...
+    @property
+    def step(self) -> Any: ...
+
+    def outputs(self, inputs: Any) -> Any:
+        """What the model makes of inputs, by the variables as they are."""
+
+    def refresh(self) -> int:
+        """Brings the variables and the step up to date; the global step. DivergedError where they are no longer numbers."""
+
+
+class Keeper:
+    """Keeps the model of one job. It is made once the process is connected, for it has variables.
+
+    `inputs` is the spec of the model's, `evaluated` what to evaluate on, `iterator` where in its data the chief is, and `step`
+    what the job goes on from. The constructor raises DataError where nothing can be written to the job's directory.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        flags: Flags,
+        network: Network,
+        trained: Trained,
+        inputs: Any,
+        evaluated: Source | None,
+        iterator: Any,
+        step: int,
+    ) -> None:
+        try:
+            tf.io.gfile.makedirs(flags.job_dir)
+        except tf.errors.OpError as error:
+            raise DataError(f"--job-dir {flags.job_dir} cannot be made: {one_line(error)}") from None
+        self._job, self._flags, self._network, self._trained = job, flags, network, trained
+        self._inputs = inputs
+        self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints, iterator)
+        self._evaluate = None
+        if evaluated is not None:
+            self._evaluate = make_evaluate(network, trained.outputs, evaluated.once(), job.inspector)
+        self._interval = EvalInterval(flags.eval_interval)
+        self.summaries = Summaries(flags.job_dir)
+        self._summarized = (time.monotonic(), step)
+        self._saved = (time.monotonic(), step)
+        if step >= flags.max_steps:
+            say(f"Nothing is left to train: step {step} is not below --max-steps {flags.max_steps}")
+        self._preempted = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
+
+    def after(self, taken: Round, more: Callable[[], Mapping[str, float]] = dict) -> None:
+        """What is due after a round of steps; `more` gives further scalars, whenever some are shown.
+
+        Raises PreemptedError, once a checkpoint is saved, where this process was told to end, and DivergedError.
+        """
+        if self._preempted.is_set():
+            self.save()
+            raise PreemptedError(f"told to end at step {taken.global_step}; a checkpoint is saved")
+        now = time.monotonic()
+        since, step = self._summarized
+        if now - since >= self._flags.log_interval:
+            rate = (taken.global_step - step) / (now - since)
+            scalars = {"loss": taken.loss, **taken.metrics, "steps_per_second": rate, **more()}
+            self.summaries.scalars(taken.global_step, scalars)
+            self._summarized = (now, taken.global_step)
+        if self._evaluate and taken.global_step < self._flags.max_steps and self._interval.due(now):
+            step = self._trained.refresh()
+            metrics = self._measure(step, last=False)
+            say(eval_line(step, metrics.loss, metrics.metrics))
+            adjusted = self._interval.record(now, time.monotonic())
+            if adjusted:
+                say(adjusted)
+        saved_at, saved_step = self._saved
+        if taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds:
+            self.save()
+
+    def finish(self, loss: float) -> None:
+        """Saves, exports and evaluates the model that the job came to; `loss` is the last of training."""
+        step = self.save()
+        exported = export(self._job, self._network, self._trained.shared, self._trained.own, self._inputs, self._flags.job_dir)
+        say(f"Exporting prediction graph to {exported}")
+        metrics = self._measure(step, last=True) if self._evaluate else Metrics(loss, {})
+        say(final_line(step, metrics.loss, metrics.metrics))
+
+    def save(self) -> int:
+        """Writes a checkpoint, unless there is one of this step; the step."""
+        step = self._trained.refresh()
+        if step != self._saved[1]:
+            self._saver.save()
+        self._saved = (time.monotonic(), step)
+        return step
+
+    def rescue(self) -> None:
+        """Saves what the chief holds once others are lost, where that goes further than the last checkpoint."""
+        step = int(self._trained.step)
+        if step > self._saved[1]:
+            self._saver.save()
+            say(f"A checkpoint of step {step} is saved, of what this host holds")
+
+    def _measure(self, step: int, last: bool) -> Metrics:
+        assert self._evaluate
+        metrics = self._evaluate()
+        self.summaries.scalars(step, {"eval/loss": metrics.loss, **{f"eval/{name}": x for name, x in metrics.metrics.items()}})
+        if metrics.inspector:
+            metrics.inspector.done(step, {"loss": metrics.loss, **metrics.metrics}, self.summaries, self._flags.job_dir, last)
+        return metrics

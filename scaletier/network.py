@@ -1,0 +1,376 @@
+"""A Keras model, with its loss, metrics and optimizer, as pure functions of tensors.
+
+Keras keeps values in variables. Here a variable is a name, a shape and how it begins, and values are handed in and out: one
+graph then serves every replica, wherever its values lie, and no host holds a model that it does not train.
+Source: Keras's stateless API, `keras.StatelessScope`, `Layer.stateless_call`, `Optimizer.stateless_apply`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scaletier import private
+from scaletier.job import Job, JobError
+from scaletier.runtime import import_tensorflow, one_line
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - TensorFlow imports it, without its noise
+
+Values = Sequence[Any]
+_FLOAT = "float32"
+
+
+class Spec(NamedTuple):
+    """A variable: its name, which no other has, its shape, its dtype by name, and Keras's own."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    variable: Any
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+
+class Batch(NamedTuple):
+    """What a dataset gives for one step; `weights` are those of the samples, or None."""
+
+    inputs: Any
+    targets: Any
+    weights: Any = None
+
+    @classmethod
+    def of(cls, element: Any) -> Batch:
+        """A dataset's element, or its spec; JobError for one that is not a pair or a triple."""
+        if isinstance(element, tuple) and len(element) in (2, 3):
+            return cls(*element)
+        held = f"a tuple of {len(element)}" if isinstance(element, tuple) else f"a {type(element).__name__}"
+        raise JobError(f"the data's elements are {held}; valid are (inputs, targets) and (inputs, targets, sample_weight)")
+
+    def map(self, function: Callable[[Any], Any]) -> Batch:
+        """The batch with this done to each tensor."""
+        return Batch(*(None if part is None else tf.nest.map_structure(function, part) for part in self))
+
+
+class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A learning rate schedule that is asked at `at`, the job's global step, and not at the optimizer's own count."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.schedule, self.at = schedule, None
+
+    def __call__(self, step: Any) -> Any:
+        return self.schedule(step if self.at is None else self.at)
+
+
+class Network:
+    """The functions, and the variables that they are of:
+
+    `shared`: what replicas have in common, float32: trained weights first, then what is kept of the data, such as moving means.
+    `own`: what each has for itself: the optimizer's variables, the states of random generators, and counts.
+    """
+
+    def __init__(self, job: Job, element: Any, seed: int, replicas: int = 1, place: Callable[[Any], Any] | None = None) -> None:
+        """`element` is the data's element_spec, `replicas` how many train, `place(variable)` where the optimizer updates it.
+
+        Raises JobError where model, data, loss and metrics do not go together.
+        """
+        self._job, self._seed, spec = job, seed, Batch.of(element)
+        self._scope = keras.StatelessScope(initialize_variables=False)
+        self._deferred = False
+        self.model = self._made(job.model)
+        if not isinstance(self.model, keras.Model):
+            raise JobError(f"the model is a {_kind(self.model)}; valid is a Keras {keras.__version__.partition('.')[0]} model")
+        if not self.model.built or not self.model.variables:
+            self._build(spec.inputs)
+        compiled = _compiled(self.model) if job.loss is None or job.optimizer is None else {}
+        loss = compiled.get("loss") if job.loss is None else job.loss
+        if loss is None:
+            raise JobError("the job has no loss, and its model is not compiled with one: pass Job(loss=…)")
+        metrics = job.metrics or compiled.get("metrics") or ()
+        optimizer = job.optimizer or compiled.get("optimizer") or "rmsprop"
+        self._optimizer = self._stateless(optimizer, replicas, place)
+        # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
+        with_values = [*self._optimizer.variables, *([] if self._deferred else self.model.variables)]
+        self._begun = {id(variable): np.asarray(variable) for variable in with_values}
+        trained = list(self.model.trainable_variables)
+        if not trained:
+            raise JobError(f"the model {self.model.name} has no variable to train")
+        with self._scope:
+            self._optimizer.build(trained)
+        specs = _specs(self.model.name, self.model.variables)
+        ids = {id(spec.variable): spec for spec in specs}
+        self._others = [ids[id(variable)] for variable in self.model.non_trainable_variables]
+        self.trained = [ids[id(variable)] for variable in trained]
+        kept = [spec for spec in self._others if spec.dtype == _FLOAT]
+        self._counts = [spec for spec in self._others if spec.dtype != _FLOAT]
+        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
+            raise JobError(
+                f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
+            )
+        self.shared = [*self.trained, *kept]
+        self.slots = _specs("", self._optimizer.variables, "optimizer/")
+        self.own = [*self._counts, *self.slots]
+        self._losses = _per_output(loss, _loss_function)
+        self._outputs = self._look(spec)
+        self._metrics = self._metric_objects(metrics, spec)
+        self._unmeasured = [np.asarray(variable) for _, metric in self._metrics for variable in metric.variables]
+        self.metric_names = [metric.name for _, metric in self._metrics]
+
+    def _made(self, model: Any) -> Any:
+        """The model of a function, without values for its variables; with them where its maker needs some."""
+        if not callable(model) or isinstance(model, keras.Model):
+            return model
+        for scope in (self._scope, None):
+            keras.utils.clear_session()
+            keras.utils.set_random_seed(self._seed)
+            if scope is None:
+                return model()
+            try:
+                with scope:
+                    made = model()
+                self._deferred = True
+                return made
+            except (ValueError, AttributeError, TypeError):
+                self._scope = keras.StatelessScope(initialize_variables=False)
+        return None
+
+    def _build(self, inputs: Any) -> None:
+        symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), inputs)
+        try:
+            with self._scope:
+                self.model(symbolic)
+        except Exception as error:
+            raise JobError(
+                f"the model {self.model.name} does not take inputs of {_shapes(inputs)}: {one_line(error)}"
+            ) from error
+
+    def _stateless(self, optimizer: Any, replicas: int, place: Callable[[Any], Any] | None) -> Any:
+        try:
+            given = optimizer
+            if callable(optimizer):
+                given = optimizer(replicas) if inspect.signature(optimizer).parameters else optimizer()
+            found = keras.optimizers.get(given)
+        except ValueError as error:
+            raise JobError(f"the optimizer cannot be had: {one_line(error)}") from None
+        if not isinstance(found, keras.optimizers.Optimizer):
+            raise JobError(f"the optimizer is a {_kind(found)}; valid is one of keras.optimizers, its name, or a function")
+        if found.built:
+            found = type(found).from_config(found.get_config())
+        self._schedule = None
+        if schedule := private.schedule_of(found):
+            found.learning_rate = self._schedule = Scheduled(schedule)
+        return private.stateless(found, place)
+
+    def initial(self, spec: Spec) -> npt.NDArray[Any]:
+        """How a variable begins; the same each time, for one seed."""
+        if (begun := self._begun.get(id(spec.variable))) is not None:
+            return begun
+        told = self._scope.get_current_value(spec.variable)
+        value = spec.variable.value if told is None else told
+        return np.asarray(keras.ops.convert_to_numpy(value), spec.dtype)
+
+    def weight_of(self, spec: Spec) -> Spec | None:
+        """The trained weight that a variable of the optimizer is for; None for one that is for all, such as its count."""
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        reference = inner.references.get(id(spec.variable))
+        return next((one for one in self.trained if one.variable is reference), None)
+
+    def predict(self, shared: Values, own: Values, inputs: Any) -> Any:
+        """What the model makes of a batch of inputs, as after training."""
+        with keras.StatelessScope(initialize_variables=False):
+            outputs, _ = self.model.stateless_call(*self._split(shared, own), inputs, training=False)
+        return outputs
+
+    def loss(self, batch: Batch, outputs: Any) -> Any:
+        """The mean loss of a batch, float32, without what layers add."""
+        terms = [
+            _weighted(function(targets, found), batch.weights)
+            for function, targets, found in _matched(self._losses, batch.targets, outputs)
+        ]
+        return tf.add_n([tf.cast(term, tf.float32) for term in terms])
+
+    def metrics(self) -> list[Any]:
+        """The metrics' variables before any batch."""
+        return [tf.constant(value) for value in self._unmeasured]
+
+    def measured(self, state: Values, batch: Batch, outputs: Any) -> list[Any]:
+        """The metrics' variables after a batch."""
+        state, after = list(state), []
+        with keras.StatelessScope(initialize_variables=False):
+            for key, metric in self._metrics:
+                count = len(metric.variables)
+                mine, state = state[:count], state[count:]
+                targets, found = (batch.targets, outputs) if key is None else (batch.targets[key], outputs[key])
+                after += metric.stateless_update_state(mine, targets, found, sample_weight=batch.weights)
+        return after
+
+    def results(self, state: Values) -> list[Any]:
+        """The metrics, in the order of `metric_names`, float32 []."""
+        state, found = list(state), []
+        with keras.StatelessScope(initialize_variables=False):
+            for _, metric in self._metrics:
+                count = len(metric.variables)
+                mine, state = state[:count], state[count:]
+                found.append(tf.cast(metric.stateless_result(mine), tf.float32))
+        return found
+
+    def step(self, shared: Values, own: Values, batch: Batch, position: Any) -> tuple[list[Any], list[Any], Any, Any]:
+        """The variables after a step on a batch, taken at a global step, int64; the mean loss, and the outputs."""
+        trained, others = self._split(shared, own)
+        with keras.StatelessScope(initialize_variables=False), tf.GradientTape() as tape:
+            tape.watch(trained)
+            outputs, others, added = self.model.stateless_call(trained, others, batch.inputs, training=True, return_losses=True)
+            loss = tf.add_n([self.loss(batch, outputs), *(tf.cast(term, tf.float32) for term in added)])
+            scaled = self.scaled(loss, own[len(self._counts) :])
+        changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
+        moved, slots = self.apply(trained, own[len(self._counts) :], changes, position)
+        kept, counts = self._parted(others)
+        return [*moved, *kept], [*counts, *slots], loss, outputs
+
+    def scaled(self, loss: Any, slots: Values) -> Any:
+        """The loss as its gradients are taken of it: an optimizer for float16 scales it."""
+        mapping = list(zip((spec.variable for spec in self.slots), slots, strict=True))
+        with keras.StatelessScope(mapping, initialize_variables=False):
+            return self._optimizer.scale_loss(loss)
+
+    def apply(self, trained: Values, slots: Values, changes: Values, position: Any) -> tuple[list[Any], list[Any]]:
+        """Trained weights and the optimizer's variables after a step along these gradients, at a global step, int64."""
+        if self._schedule is not None:
+            self._schedule.at = position
+        with keras.StatelessScope(initialize_variables=False):
+            moved, slots = self._optimizer.stateless_apply(list(slots), list(changes), list(trained))
+        return list(moved), list(slots)
+
+    def _split(self, shared: Values, own: Values) -> tuple[list[Any], list[Any]]:
+        """Trained weights, and the others in the order of Keras."""
+        kept, counts = iter(shared[len(self.trained) :]), iter(own)
+        return list(shared[: len(self.trained)]), [next(kept if spec.dtype == _FLOAT else counts) for spec in self._others]
+
+    def _parted(self, others: Values) -> tuple[list[Any], list[Any]]:
+        """The others by whether replicas share them."""
+        pairs = list(zip(self._others, others, strict=True))
+        kept = [value for spec, value in pairs if spec.dtype == _FLOAT]
+        return kept, [value for spec, value in pairs if spec.dtype != _FLOAT]
+
+    def _look(self, spec: Batch) -> Any:
+        """The specs of the outputs; JobError where model, loss and data do not fit."""
+        symbolic = tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), spec.inputs)
+        try:
+            found = self.model.compute_output_spec(symbolic)
+        except Exception as error:
+            raise JobError(
+                f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}: {one_line(error)}"
+            ) from error
+        outputs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), found)
+        check = tf.function(lambda batch, outputs: self.loss(batch, outputs), autograph=False)
+        try:
+            check.get_concrete_function(spec, outputs)
+        except Exception as error:
+            shapes = f"the model gives {_shapes(outputs)}, the targets are {_shapes(spec.targets)}"
+            raise JobError(f"the loss does not fit: {shapes}: {one_line(error)}") from error
+        return outputs
+
+    def _metric_objects(self, metrics: Any, spec: Batch) -> list[tuple[Any, Any]]:
+        """Metrics with the key of their output, which is None where there is one output."""
+        by_output = metrics if isinstance(metrics, Mapping) else {None: metrics}
+        found = []
+        for key, given in by_output.items():
+            targets, outputs = (spec.targets, self._outputs) if key is None else (spec.targets[key], self._outputs[key])
+            for one in given if isinstance(given, list | tuple) else [given]:
+                try:
+                    found.append((key, _metric(one, targets, outputs)))
+                except Exception as error:
+                    raise JobError(f"the metric {one!r} cannot be had: {one_line(error)}") from error
+        return found
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__name__}"
+
+
+def _shapes(specs: Any) -> str:
+    """`float32 [?, 784]`, or several of these."""
+    found = [
+        f"{one.dtype.name} [{', '.join('?' if size is None else str(size) for size in one.shape)}]"
+        for one in tf.nest.flatten(specs)
+    ]
+    return " and ".join(found)
+
+
+def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]:
+    """Variables by their paths, below the model's; of one path that several have, the later are numbered."""
+    found: dict[str, Spec] = {}
+    for variable in variables:
+        path = prefix + variable.path.removeprefix(f"{model}/")
+        name = next(one for number in range(len(variables) + 1) if (one := f"{path}_{number}" if number else path) not in found)
+        found[name] = Spec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
+    return list(found.values())
+
+
+def _compiled(model: Any) -> Mapping[str, Any]:
+    """What a model was compiled with: loss, metrics, optimizer; nothing where it was not."""
+    if not model.compiled:
+        return {}
+    found = {"loss": model.loss, "optimizer": model.optimizer}
+    told = (model.get_compile_config() or {}).get("metrics") or ()
+    return {**found, "metrics": [keras.saving.deserialize_keras_object(one) if isinstance(one, dict) else one for one in told]}
+
+
+def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:
+    """By a model's outputs, None being the only one."""
+    if isinstance(given, Mapping):
+        return {key: resolve(one) for key, one in given.items()}
+    if isinstance(given, list | tuple):
+        return {key: resolve(one) for key, one in enumerate(given)}
+    return {None: resolve(given)}
+
+
+def _matched(by_output: Mapping[Any, Any], targets: Any, outputs: Any) -> list[tuple[Any, Any, Any]]:
+    return [
+        (function, targets, outputs) if key is None else (function, targets[key], outputs[key])
+        for key, function in by_output.items()
+    ]
+
+
+def _loss_function(given: Any) -> Callable[[Any, Any], Any]:
+    """A function of targets and outputs to the loss of each sample."""
+    try:
+        found = keras.losses.get(given)
+    except ValueError as error:
+        raise JobError(f"the loss cannot be had: {one_line(error)}") from None
+    function: Callable[[Any, Any], Any] = found.call if isinstance(found, keras.losses.Loss) else found
+    return function
+
+
+def _weighted(losses: Any, weights: Any) -> Any:
+    """The mean of losses, each by its sample's weight where samples have some."""
+    losses = tf.cast(losses, tf.float32)
+    if weights is None:
+        return tf.reduce_mean(losses)
+    weights = tf.cast(weights, tf.float32)
+    return tf.reduce_mean(losses * tf.reshape(weights, tf.concat([tf.shape(weights), [1] * (losses.shape.rank - 1)], 0)))
+
+
+def _metric(given: Any, targets: Any, outputs: Any) -> Any:
+    """A metric; `accuracy` is of the kind that targets and outputs ask for, by the rule of `keras.Model.compile`."""
+    if given in ("accuracy", "acc"):
+        last = outputs.shape[-1]
+        sparse = targets.shape.rank < outputs.shape.rank or (targets.shape[-1] == 1 and last != 1)
+        kind = "Binary" if last == 1 else "SparseCategorical" if sparse else "Categorical"
+        return getattr(keras.metrics, f"{kind}Accuracy")(name="accuracy")
+    found = keras.metrics.get(given)
+    if not isinstance(found, keras.metrics.Metric):
+        found = keras.metrics.MeanMetricWrapper(found, name=found.__name__)
+    if not found.variables:  # some make theirs when they first see shapes
+        zeros = [tf.zeros([size or 1 for size in one.shape], one.dtype) for one in (targets, outputs)]
+        found.update_state(*zeros)
+    found.reset_state()
+    return found

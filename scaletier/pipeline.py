@@ -1,0 +1,194 @@
+"""Strategy `model-parallel`: the layers of one model lie on several hosts, for a model that is too large for one.
+
+The master and the workers hold a stage each, consecutive layers with their variables, gradients and velocities; one graph goes
+through all of them. A batch goes through it in microbatches, so that a stage works on one while the next has the one before.
+Source: Huang et al. 2019, "GPipe: efficient training of giant neural networks using pipeline parallelism".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from scaletier import checkpoint, data
+from scaletier.cluster import Cluster, await_peers
+from scaletier.flags import Flags
+from scaletier.job import Job, JobError
+from scaletier.keeper import Keeper
+from scaletier.lines import train_line
+from scaletier.network import Batch, Network, Spec
+from scaletier.replica import DivergedError
+from scaletier.runtime import import_tensorflow, prepare_process, say
+from scaletier.stages import Stage, Unit, partition, there_and_back, units
+from scaletier.walk import Round, figures
+
+tf = import_tensorflow()
+
+_CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+
+
+class ModelParallel:
+    """One job, from its first step or its last checkpoint to its exported model; the chief runs it.
+
+    The constructor raises JobError, DataError and CheckpointError.
+    """
+
+    def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
+        prepare_process()
+        tf.random.set_seed(flags.seed)
+        self._flags, self._devices = flags, dict[int, str]()
+        source = data.Source(job.data, portable=True)
+        evaluated = data.evaluation(job.eval_data, portable=True) if job.eval_data is not None else None
+        self._size = int(tf.shape(tf.nest.flatten(next(iter(source.once())))[0])[0])
+        self._network = Network(job, source.element_spec, flags.seed, place=self._device_of)
+        parts = units(self._network)
+        reader = checkpoint.find(flags.job_dir, self._network)
+        hosts = _connect(cluster)
+        cuts = partition([unit.size for unit in parts], len(hosts))
+        if len(cuts) == 2:
+            what = f"its layers {parts[0].name} cannot be parted" if len(parts) == 1 else "there is one host"
+            raise JobError(f"the model {self._network.model.name} is not laid on several hosts: {what}")
+        self._stages = [
+            self._place(replica, device, parts[start:end], reader)
+            for (replica, device), (start, end) in zip(hosts, pairwise(cuts), strict=False)
+        ]
+        by_name = {name: value for stage in self._stages for name, value in stage.variables.items()}
+        self.shared = [by_name[spec.name] for spec in self._network.shared]
+        self.own = [by_name[spec.name] if spec.name in by_name else self._slot(spec, reader) for spec in self._network.own]
+        self.step = tf.Variable(np.int64(reader.step if reader else 0))
+        with tf.device(self._stages[0].device):
+            self._iterator = iter(_of_one_size(source.elsewhere(0, 1, _CHIEF), self._size))
+        if reader and reader.has_data:
+            checkpoint.restore_data(reader, self._iterator)
+        self._keeper = Keeper(
+            job, flags, self._network, self, source.element_spec[0], evaluated, self._iterator, int(self.step)
+        )
+        for stage in self._stages:
+            megabytes = 4e-6 * sum(unit.size for unit in stage.units)
+            say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
+        self._finite = tf.function(self._all_finite, autograph=False)
+        self._train = tf.function(self._train_step, autograph=False)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """By the names that checkpoints have for them, each on its host."""
+        pairs = zip((*self._network.shared, *self._network.own), (*self.shared, *self.own), strict=True)
+        return {checkpoint.key_of(spec): variable for spec, variable in pairs}
+
+    def run(self) -> None:
+        """Trains to the last step, evaluates, exports.
+
+        Raises DivergedError, PreemptedError, and tf.errors.OpError where a host is lost.
+        """
+        start = last = time.monotonic()
+        step = last_step = int(self.step)
+        loss = 0.0
+        while step < self._flags.max_steps:
+            done, now = Round.of(self._network, self._train(self._iterator).numpy()), time.monotonic()
+            loss = done.loss
+            if not math.isfinite(loss):
+                raise DivergedError(f"the loss is {loss} at step {done.global_step}; try a lower learning rate")
+            if (step == last_step and last == start) or now - last >= self._flags.log_interval:
+                rate = (done.global_step - last_step) / max(now - last, 1e-6)
+                for stage in self._stages:
+                    line = train_line(stage.replica, done.global_step, loss, done.metrics, now - start, rate, rate)
+                    with tf.device(stage.device):
+                        tf.raw_ops.PrintV2(input=line, output_stream="stdout", end="\n")
+                last, last_step = now, done.global_step
+            step = done.global_step
+            self._keeper.after(done)
+        self._keeper.finish(loss)
+
+    def outputs(self, inputs: Any) -> Any:
+        """What the model makes of inputs, through all stages."""
+        for stage in self._stages:
+            with tf.device(stage.device):
+                given = tf.nest.map_structure(tf.identity, inputs)
+                inputs, _, _ = stage.forward(stage.variables, given, False)
+        return inputs
+
+    def refresh(self) -> int:
+        """The global step; the variables are where they are trained. DivergedError where they are no longer numbers."""
+        step = int(self.step)
+        if not bool(self._finite()):
+            raise DivergedError(f"the parameters are not finite at step {step}; try a lower learning rate")
+        return step
+
+    def _device_of(self, variable: Any) -> contextlib.AbstractContextManager[Any]:
+        return tf.device(self._devices[id(variable)])  # type: ignore[no-any-return]
+
+    def _place(self, replica: str, device: str, parts: Sequence[Unit], reader: checkpoint.Reader | None) -> Stage:
+        """A stage on its host, its variables one after the other, so that the master never has all of them."""
+        stage = Stage(replica, device, parts)
+        for spec in (spec for unit in parts for spec in (*unit.trained, *unit.others)):
+            self._devices[id(spec.variable)] = device
+            stage.variables[spec.name] = self._variable(spec, device, reader)
+        return stage
+
+    def _slot(self, spec: Spec, reader: checkpoint.Reader | None) -> Any:
+        """A variable of the optimizer, with the weight that it is for."""
+        weight = self._network.weight_of(spec)
+        return self._variable(spec, self._devices[id(weight.variable)] if weight else _CHIEF, reader)
+
+    def _variable(self, spec: Spec, device: str, reader: checkpoint.Reader | None) -> Any:
+        known = reader is not None and (spec in self._network.shared or spec in reader.own)
+        value = reader.value(spec) if reader and known else self._network.initial(spec)
+        with tf.device(device):
+            return tf.Variable(value, name=spec.name)
+
+    def _train_step(self, iterator: Any) -> Any:
+        """One step on the next batch: the figures of Round."""
+        network, batch = self._network, Batch.of(iterator.get_next())
+        position, counts = self.step.read_value(), len(network.own) - len(network.slots)
+        slots = []
+        for variable in self.own[counts:]:
+            with tf.device(variable.device):
+                slots.append(variable.read_value())
+        done = there_and_back(
+            network,
+            self._stages,
+            batch,
+            self._size,
+            min(self._flags.microbatches, self._size),
+            lambda loss: network.scaled(loss, slots),
+        )
+        trained = []
+        for variable in self.shared[: len(network.trained)]:
+            with tf.device(variable.device):
+                trained.append(variable.read_value())
+        moved, slots = network.apply(trained, slots, [done.changes[spec.name] for spec in network.trained], position)
+        after = {spec.name: value for spec, value in zip(network.trained, moved, strict=True)} | done.others
+        after |= {spec.name: value for spec, value in zip(network.slots, slots, strict=True)}
+        for spec, variable in zip((*network.shared, *network.own), (*self.shared, *self.own), strict=True):
+            with tf.device(variable.device):
+                variable.assign(after[spec.name], read_value=False)
+        return figures(1, self.step.assign_add(1), done.loss, 0, 0.0, network.results(done.metrics))
+
+    def _all_finite(self) -> Any:
+        flags = []
+        for variable in self.shared:
+            with tf.device(variable.device):
+                flags.append(tf.reduce_all(tf.math.is_finite(variable)))
+        return tf.reduce_all(tf.stack(flags))
+
+
+def _of_one_size(dataset: Any, size: int) -> Any:
+    """Batches of one size alone: a graph over hosts is of parts that are known beforehand."""
+    full = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
+    return full.map(lambda *parts: tf.nest.map_structure(lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]), parts))
+
+
+def _connect(cluster: Cluster) -> list[tuple[str, str]]:
+    """Connects to the workers; every host that takes a stage, the master first: its replica's name and its device."""
+    workers = {f"worker/{index}": address for index, address in enumerate(cluster.jobs["worker"])}
+    await_peers(workers, say)
+    spec = tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")})
+    tf.config.experimental_connect_to_cluster(spec, job_name="chief", task_index=0, protocol="grpc")
+    devices = [f"/job:worker/replica:0/task:{index}/device:CPU:0" for index in range(len(workers))]
+    return [("master/0", "/job:chief/replica:0/task:0/device:CPU:0"), *zip(workers, devices, strict=True)]

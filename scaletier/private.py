@@ -1,0 +1,129 @@
+"""What TensorFlow and Keras do not promise to keep: every private name that this library goes by, and why.
+
+tests/unit/test_scaletier_private.py asks each of them of the versions in `VERSIONS`; a job's runtimeVersion takes those alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scaletier.runtime import import_tensorflow, quiet_stderr
+
+# The minor versions that the names below were looked up in.
+VERSIONS = ("2.19", "2.20", "2.21")
+
+
+def server_library() -> tuple[Any, Any]:
+    """TensorFlow's server and the protocol buffers of its settings, without the rest of its Python.
+
+    A server needs TensorFlow's C++ and 4% of its Python. Importing only that takes 0.5 s instead of 2.2 s, which counts
+    where many replicas start at once on few cpus; so the package is entered past its `__init__`. Should a version of
+    TensorFlow not have it, the whole of it does the same.
+    """
+    # What goes wrong in a step is the chief's to tell; left are remarks about the processor.
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") == "2":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    spec = importlib.util.find_spec("tensorflow")
+    if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:
+        package = types.ModuleType("tensorflow")
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["tensorflow"] = package
+        try:
+            with quiet_stderr():
+                return (
+                    importlib.import_module("tensorflow.python.training.server_lib").Server,
+                    importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto,
+                )
+        except ImportError:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]:
+                del sys.modules[name]
+    tf = import_tensorflow()
+    return tf.distribute.Server, tf.compat.v1.ConfigProto
+
+
+class Workers:
+    """The coordinator's workers, of whom one may fall silent.
+
+    TensorFlow has every host know every function, and an operation of this process is one too when it is first seen. It
+    sends them to all hosts and waits for each to answer, unless they go by a stream, which ParameterServerStrategy turns
+    off; the threads of the workers shall not stream, as before, for they need to see what fails. It takes back functions
+    that Python's garbage collector finds, from any thread, under a lock that all operations need: little is kept instead.
+    And what it sends to free tensors is waited for in an executor that threads share, so that this one gets its own.
+    """
+
+    def __init__(self, coordinator: Any) -> None:
+        self._cluster = coordinator._cluster
+        eager = "tensorflow.python.eager."
+        new_executor = importlib.import_module(f"{eager}executor").new_executor
+        for worker in self._cluster.workers:
+            worker.executor = new_executor(enable_async=False, enable_streaming_enqueue=False)
+        os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "True"
+        context = importlib.import_module(f"{eager}context").context()
+        context.remove_function = lambda _name: None
+        self._executor = new_executor(enable_async=False)  # lives as long as it is known here
+        context.executor = self._executor
+
+    def schedule(self, work: Callable[[], None]) -> None:
+        """Has a worker's thread call this, under the worker's device.
+
+        The public schedule() takes a tf.function only, which cannot tell which worker it runs on. A Python function runs in
+        the coordinator's thread of a worker, and is rescheduled like any other.
+        """
+        self._cluster.schedule(work, (), {})
+
+    @property
+    def failure(self) -> Exception | None:
+        """What no worker could recover from. The public done() raises it too, but only once no worker is in a round."""
+        error: Exception | None = self._cluster.closure_queue._error
+        return error
+
+
+def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
+    """The optimizer, not built yet, such that its `stateless_apply` works; `place(variable)` is a context to update each in.
+
+    Its `references` map the id of a variable that it makes for a weight, such as a velocity, to the weight.
+
+    Keras's optimizers have it, and what they have for TensorFlow in particular puts it out of use, for the sake of
+    tf.distribute's own variables. There are none of these here, so that this part gives way to the common one.
+    """
+    own = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "TFOptimizer")
+    shared: Any = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "BaseOptimizer")
+    kind: Any = type(optimizer)
+    methods = {
+        name: vars(shared)[name]
+        for name, method in vars(own).items()
+        if name in vars(shared) and not name.startswith("__") and getattr(kind, name) is method
+    }
+
+    def update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            with place(variable) if place else contextlib.nullcontext():
+                self.update_step(gradient, variable, learning_rate)
+
+    def add(self: Any, reference: Any, name: Any = None, initializer: Any = "zeros") -> Any:
+        made = shared.add_variable_from_reference(self, reference, name, initializer)
+        references[id(made)] = reference
+        return made
+
+    references: dict[int, Any] = {}
+    if "_backend_update_step" in methods:
+        methods |= {"_backend_update_step": update, "add_variable_from_reference": add, "references": references}
+    optimizer.__class__ = type(kind.__name__, (kind,), methods)
+    if inner := getattr(optimizer, "inner_optimizer", None):
+        stateless(inner, place)
+    return optimizer
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """The optimizer's learning rate schedule, None where its rate is a number: it has no public name that is not a value."""
+    import keras
+
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None

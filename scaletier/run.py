@@ -1,0 +1,136 @@
+"""`run(JOB)`: this process's part of a training job, whichever task of the cluster it is.
+
+Exit codes: 0 done; 1 the training failed for good; 2 the call or the job was wrong; RETRY_EXIT_CODE the job should go on from
+its last checkpoint, because a host was lost or this one was told to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from scaletier.cluster import Cluster, ClusterError, parse, unfit
+from scaletier.flags import Flags, flags_of
+from scaletier.flags import parser as flags_parser
+from scaletier.job import Job, JobError
+
+# Codes of 128 and above mean "not the program's fault, run it again" to whoever supervises it. This one is SIGTERM's, 128 + 15.
+RETRY_EXIT_CODE = 143
+_INTERRUPT_EXIT_CODE = 130
+
+
+def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> NoReturn:
+    """Trains, or serves who trains, and ends the process by its exit code.
+
+    `arguments` are what `scaletier.parser()` parsed, the words that it shall parse, or sys.argv's by default.
+    The threads of a cluster's coordinator can abort the interpreter while it takes itself down, which would read as a kill: so
+    nothing runs behind this.
+    """
+    try:
+        code = main(job, arguments)
+    except KeyboardInterrupt:
+        code = _INTERRUPT_EXIT_CODE
+    except Exception:  # noqa: BLE001 - shown as Python shows it, and then not lost
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
+    """As `run`, and returns the exit code. An error of the program itself is raised."""
+    flags = _flags(arguments)
+    try:
+        cluster = parse(os.environ.get("TF_CONFIG"))
+    except ClusterError as error:
+        return _fail(str(error), 2)
+    problem = unfit(cluster, flags.strategy)
+    if problem:
+        return _fail(problem, 2)
+    if cluster.task_type == "ps" and flags.strategy != "async":
+        from scaletier.server import idle
+
+        return idle(cluster, flags.strategy)
+    if cluster.task_type == "ps" or (cluster.task_type == "worker" and flags.strategy != "sync"):
+        from scaletier.server import serve
+
+        serve(cluster)
+    return _train(job, flags, cluster)
+
+
+def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
+    # Only here, so that a parameter server or a worker starts without TensorFlow's Python; first what says that there is none.
+    from scaletier.runtime import import_tensorflow, one_line
+
+    errors = import_tensorflow().errors
+
+    from scaletier.checkpoint import CheckpointError
+    from scaletier.data import DataError
+    from scaletier.keeper import PreemptedError
+    from scaletier.replica import DivergedError
+
+    try:
+        _runner(job, flags, cluster)()
+    except (JobError, DataError, CheckpointError) as error:
+        return _fail(str(error), 2)
+    except DivergedError as error:
+        return _fail(str(error), 1)
+    except PreemptedError as error:
+        return _fail(str(error), RETRY_EXIT_CODE)
+    except (errors.UnavailableError, errors.AbortedError) as error:
+        return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
+    except errors.DataLossError as error:
+        told = job.explain(error) if job.explain else None
+        return _fail(told or f"the job's data is damaged: {one_line(error)}", 2)
+    return 0
+
+
+def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
+    """Exports the newest checkpoint in --job-dir, of a job that did not come to it, and prints the path; 0, or 2 where there is
+    no checkpoint of this job's model.
+    """
+    flags = _flags(arguments)
+
+    from scaletier.checkpoint import CheckpointError
+    from scaletier.data import DataError
+    from scaletier.savedmodel import export_latest
+
+    try:
+        print(export_latest(job, flags.job_dir, flags.seed), flush=True)
+    except (JobError, DataError, CheckpointError) as error:
+        return _fail(str(error), 2)
+    return 0
+
+
+def _flags(arguments: argparse.Namespace | Sequence[str] | None) -> Flags:
+    return flags_of(arguments if isinstance(arguments, argparse.Namespace) else flags_parser().parse_args(arguments))
+
+
+def _runner(job: Job, flags: Flags, cluster: Cluster) -> Callable[[], None]:
+    """What this task does until its end; each strategy is imported only where it is asked for."""
+    if cluster.task_type == "evaluator":
+        from scaletier import evaluator
+
+        return functools.partial(evaluator.run, job, flags)
+    if flags.strategy == "sync":
+        from scaletier.synchronous import Synchronous
+
+        return Synchronous(job, flags, cluster).run
+    if flags.strategy == "model-parallel":
+        from scaletier.pipeline import ModelParallel
+
+        return ModelParallel(job, flags, cluster).run
+    from scaletier.asynchronous import Asynchronous
+
+    return Asynchronous(job, flags, cluster).run
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return code

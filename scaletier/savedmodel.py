@@ -1,0 +1,81 @@
+"""The exported model: a SavedModel for one process, which knows nothing of the cluster that trained it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scaletier import checkpoint
+from scaletier.data import Source
+from scaletier.job import Job, JobError
+from scaletier.network import Network
+from scaletier.runtime import import_tensorflow, one_line
+from scaletier.walk import State
+
+tf = import_tensorflow()
+
+
+def export(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any], inputs: Any, job_dir: str) -> str:
+    """Writes a SavedModel to `<job_dir>/export/Servo/<seconds since 1970>`, as a whole or not at all; the path.
+
+    `shared` and `own` are tf.Variables, `inputs` the spec of the model's. Its signature `serving_default` is the job's
+    `serving`, or maps the model's inputs by name, `inputs` where there is one without, to its outputs.
+    JobError where the job's `serving` gives none.
+    """
+    module = tf.Module()
+    module.shared, module.own = list(shared), list(own)
+    module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.own, given))
+    if not hasattr(module.serve, "get_concrete_function"):
+        raise JobError(
+            f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
+        )
+    folder = f"{job_dir}/export/Servo"
+    timestamp = int(time.time())
+    while tf.io.gfile.exists(f"{folder}/{timestamp}"):
+        timestamp += 1
+    # Readers of the folder, TensorFlow Serving among them, pass over what is no number.
+    scratch = f"{folder}/temp-{timestamp}"
+    if tf.io.gfile.exists(scratch):
+        tf.io.gfile.rmtree(scratch)
+    tf.saved_model.save(module, scratch, signatures=module.serve)
+    tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
+    return f"{folder}/{timestamp}"
+
+
+def _plain(inputs: Any) -> Callable[[Callable[[Any], Any]], Any]:
+    """The model as it is: its inputs by name to its outputs by name, `outputs` where they have none."""
+    flat = {str(key): one for key, one in inputs.items()} if isinstance(inputs, dict) else None
+    specs = flat or {f"inputs_{at}" if at else "inputs": one for at, one in enumerate(tf.nest.flatten(inputs))}
+    signature = [tf.TensorSpec([None, *one.shape[1:]], one.dtype, name) for name, one in specs.items()]
+
+    def serving(predict: Callable[[Any], Any]) -> Any:
+        def serve(*given: Any) -> dict[str, Any]:
+            named = dict(zip(specs, given, strict=True))
+            found = predict(named if flat else tf.nest.pack_sequence_as(inputs, list(given)))
+            if isinstance(found, dict):
+                return {str(name): one for name, one in found.items()}
+            return {f"outputs_{at}" if at else "outputs": one for at, one in enumerate(tf.nest.flatten(found))}
+
+        return tf.function(serve, input_signature=signature, autograph=False)
+
+    return serving
+
+
+def export_latest(job: Job, job_dir: str, seed: int) -> str:
+    """Exports the newest checkpoint of a job that did not come to it; the path.
+
+    CheckpointError where there is none of this model.
+    """
+    found = checkpoint.latest(job_dir)
+    if found is None:
+        raise checkpoint.CheckpointError(f"there is no checkpoint in {checkpoint.directory(job_dir)}")
+    spec = Source(job.data).element_spec
+    network = Network(job, spec, seed)
+    copy = checkpoint.LocalCopy(network)
+    copy.assign(*State.initial(network), 0)
+    copy.restore(checkpoint.Reader(found, network))
+    try:
+        return export(job, network, copy.shared, copy.own, spec[0], job_dir)
+    except tf.errors.OpError as error:
+        raise checkpoint.CheckpointError(f"the model cannot be written to {job_dir}: {one_line(error)}") from None

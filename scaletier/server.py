@@ -1,0 +1,37 @@
+"""A parameter server or a worker: a TensorFlow server that does what the chief asks, until it is told to end."""
+
+from __future__ import annotations
+
+import signal
+from typing import NoReturn
+
+from scaletier.cluster import Cluster
+from scaletier.private import server_library
+from scaletier.runtime import reuse_memory, thread_counts
+
+
+def serve(cluster: Cluster) -> NoReturn:
+    """Runs this task's server; SIGTERM ends the process at once, as there is nothing here to save."""
+    reuse_memory()
+    server_class, config_class = server_library()
+    intra_op, inter_op = thread_counts()
+    server = server_class(
+        {job: list(addresses) for job, addresses in cluster.jobs.items()},
+        job_name=cluster.task_type,
+        task_index=cluster.task_index,
+        protocol="grpc",
+        config=config_class(intra_op_parallelism_threads=intra_op, inter_op_parallelism_threads=inter_op),
+    )
+    role = f"{cluster.task_type}/{cluster.task_index}"
+    work = "serves variables" if cluster.task_type == "ps" else "waits for the master's steps"
+    print(f"Started [{role}] on {cluster.address}, {work}", flush=True)
+    server.join()
+    raise SystemExit(0)
+
+
+def idle(cluster: Cluster, strategy: str) -> int:
+    """A host that the strategy has no use for: it says so, and waits to be told to end; 0."""
+    role = f"{cluster.task_type}/{cluster.task_index}"
+    print(f"Idle [{role}]: strategy {strategy} needs no parameter servers; this one waits for the job's end", flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    return 0

@@ -1,0 +1,212 @@
+"""The stages of a model whose layers lie on several hosts, and the way of a batch through them, there and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from scaletier.job import JobError
+from scaletier.network import Batch, Network, Spec
+from scaletier.runtime import import_tensorflow
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a model that is on one host as a whole: a layer, or several between two places where one tensor goes on."""
+
+    name: str
+    part: Any
+    trained: tuple[Spec, ...]
+    others: tuple[Spec, ...]
+
+    @property
+    def size(self) -> int:
+        """How many parameters."""
+        return sum(spec.size for spec in (*self.trained, *self.others))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive units on one host; `variables` by name, those of the units."""
+
+    replica: str
+    device: str
+    units: Sequence[Unit]
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def forward(self, values: Mapping[str, Any], inputs: Any, training: bool) -> tuple[Any, dict[str, Any], list[Any]]:
+        """The output, by the values of the variables by name; the others' values after it; and what layers add to the loss.
+
+        To be called under the stage's device.
+        """
+        after, added = dict[str, Any](), list[Any]()
+        for unit in self.units:
+            trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
+            with keras.StatelessScope(initialize_variables=False):
+                inputs, kept, losses = unit.part.stateless_call(trained, others, inputs, training=training, return_losses=True)
+            after.update(zip((spec.name for spec in unit.others), kept, strict=True))
+            added += losses
+        return inputs, after, added
+
+
+def units(network: Network) -> list[Unit]:
+    """The parts that a model can be cut into, in order. JobError where it has no such parts."""
+    specs = {id(spec.variable): spec for spec in (*network.shared, *network.own)}
+    found = []
+    for name, part in _parts(network.model):
+        trained, others = (
+            tuple(specs[id(variable)] for variable in kind) for kind in (part.trainable_variables, part.non_trainable_variables)
+        )
+        found.append(Unit(name, part, trained, others))
+    return found
+
+
+def _parts(model: Any) -> list[tuple[str, Any]]:
+    operations = model.layers if isinstance(model, keras.Sequential) else getattr(model, "operations", None)
+    if not operations:
+        valid = "valid are Sequential models and those made of keras.Input"
+        raise JobError(f"the layers of the model {model.name} cannot be laid on several hosts, as it is subclassed; {valid}")
+    inputs = {id(tensor) for tensor in model.inputs}
+    layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
+    try:
+        edges = [(layer, _flat(layer.input), _flat(layer.output)) for layer in layers]
+    except (ValueError, AttributeError):
+        raise JobError(
+            f"the model {model.name} cannot be laid on several hosts: it goes through one layer more than once"
+        ) from None
+    last = {id(tensor) for tensor in model.outputs}
+    parts, begin, names, entering = [], model.inputs[0] if len(model.inputs) == 1 else model.inputs, list[str](), inputs
+    known = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
+    alive = set(entering)
+    for at, (layer, _, outputs) in enumerate(edges):
+        names.append(layer.name)
+        alive |= {id(tensor) for tensor in outputs}
+        needed = {id(tensor) for _, given, _ in edges[at + 1 :] for tensor in given} | last
+        crossing = alive & needed
+        if at == len(edges) - 1:
+            with keras.StatelessScope(initialize_variables=False):
+                parts.append(
+                    (" ".join(names), keras.Model(begin, model.outputs[0] if len(model.outputs) == 1 else model.output))
+                )
+        elif len(crossing) == 1 and not crossing & inputs:
+            tensor = known[next(iter(crossing))]
+            with keras.StatelessScope(initialize_variables=False):
+                parts.append((" ".join(names), keras.Model(begin, tensor)))
+            begin, names, alive = tensor, [], {id(tensor)}
+    return parts
+
+
+def _flat(tensors: Any) -> list[Any]:
+    return list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+
+
+def partition(sizes: Sequence[int], parts: int) -> list[int]:
+    """Cuts layers of these sizes into consecutive parts, at most `parts` and none empty, the largest as small as can be.
+
+    The result are the indices at which the parts begin, and the end: [0, 2, 3] are the layers 0 and 1, and the layer 2.
+    """
+
+    @functools.cache
+    def best(start: int, left: int) -> tuple[int, tuple[int, ...]]:
+        if left == 1:
+            return sum(sizes[start:]), (start, len(sizes))
+        options = []
+        for end in range(start + 1, len(sizes) - left + 2):
+            largest, rest = best(end, left - 1)
+            options.append((max(sum(sizes[start:end]), largest), (start, *rest)))
+        return min(options)
+
+    return list(best(0, min(parts, len(sizes)))[1])
+
+
+@dataclass
+class Passed:
+    """What a batch came to: `changes` are gradients of its mean loss by the weights' names, each on its stage's host, `others`
+    the values of what is not trained; the mean loss, and the metrics' variables.
+    """
+
+    changes: dict[str, Any]
+    others: dict[str, Any]
+    loss: Any
+    metrics: list[Any]
+
+
+def there_and_back(
+    network: Network, stages: Sequence[Stage], batch: Batch, size: int, parts: int, scaled: Callable[[Any], Any]
+) -> Passed:
+    """A batch of this size through all stages, in parts: what comes of it. `scaled` is the loss as gradients are taken of it.
+
+    Nothing orders the parts but what they need of each other, so that all stages are at work at once.
+    """
+    values: dict[str, Any] = {}
+    for stage in stages:
+        with tf.device(stage.device):
+            values |= {name: variable.read_value() for name, variable in stage.variables.items()}
+    cuts = [size * at // parts for at in range(parts + 1)]
+    found = Passed({}, {}, tf.constant(0.0), network.metrics())
+    backs = []
+    for begin, end in pairwise(cuts):
+        part = batch.map(functools.partial(_between, begin, end))
+        backs.append(_forward(network, stages, part, (end - begin) / size, values, found, scaled))
+    for back in backs:
+        back(found.changes)
+    return found
+
+
+def _between(begin: int, end: int, rows: Any) -> Any:
+    return rows[begin:end]
+
+
+def _forward(
+    network: Network,
+    stages: Sequence[Stage],
+    part: Batch,
+    weight: float,
+    values: dict[str, Any],
+    found: Passed,
+    scaled: Callable[[Any], Any],
+) -> Callable[[dict[str, Any]], None]:
+    """A part of a batch through all stages, `weight` of the whole; what takes it back, adding its gradients to sums by name."""
+    passed: list[tuple[Stage, Any, Any, list[Any], list[Any]]] = []
+    outputs = part.inputs
+    for stage in stages:
+        with tf.device(stage.device):
+            inputs = tf.nest.map_structure(tf.identity, outputs)
+            names = [spec.name for unit in stage.units for spec in unit.trained]
+            floating = [one for one in tf.nest.flatten(inputs) if one.dtype.is_floating]
+            with tf.GradientTape() as tape:
+                tape.watch(floating)
+                tape.watch([values[name] for name in names])
+                outputs, after, added = stage.forward(values, inputs, True)
+                terms = [tf.add_n([tf.cast(term, tf.float32) for term in added]) * weight] if added else []
+                if stage is stages[-1]:
+                    here = part.map(tf.identity)
+                    loss = network.loss(here, outputs) * weight
+                    found.metrics = network.measured(found.metrics, here, outputs)
+                    terms, reached = [tf.add_n([loss, *terms])], []
+                else:
+                    reached = tf.nest.flatten(outputs)
+                targets = [*reached, *(scaled(term) for term in terms)]
+            values |= after
+            found.others |= after
+            found.loss += tf.add_n(terms) if terms else 0.0
+            passed.append((stage, tape, [*floating, *(values[name] for name in names)], targets, names))
+
+    def back(sums: dict[str, Any]) -> None:
+        upstream: list[Any] = []
+        for stage, tape, sources, targets, names in reversed(passed):
+            with tf.device(stage.device):
+                given = [*(tf.identity(one) for one in upstream), *(tf.ones([]) for _ in targets[len(upstream) :])]
+                changes = tape.gradient(targets, sources, output_gradients=given, unconnected_gradients="zero")
+                upstream = changes[: len(changes) - len(names)]
+                for name, change in zip(names, changes[len(changes) - len(names) :], strict=True):
+                    change = tf.convert_to_tensor(change)
+                    sums[name] = change if name not in sums else sums[name] + change
+
+    return back

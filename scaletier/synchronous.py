@@ -1,0 +1,155 @@
+"""Strategy `sync`: the master and every worker take as many steps, and then the mean of what they walked, all at once.
+
+tf.distribute's MultiWorkerMirroredStrategy carries the all-reduce. Each replica takes several steps before it takes part in one,
+as each moves all parameters twice through every host: with one step each, the network is the limit.
+Source: Stich 2019, "Local SGD converges fast and communicates little".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from scaletier import checkpoint, data
+from scaletier.cluster import Cluster
+from scaletier.flags import Flags
+from scaletier.job import Job
+from scaletier.keeper import Keeper
+from scaletier.lines import train_line
+from scaletier.network import Network
+from scaletier.replica import DivergedError
+from scaletier.runtime import import_tensorflow, prepare_process, say
+from scaletier.walk import Round, State, figures, walk
+
+tf = import_tensorflow()
+
+_STEPS = 4
+
+
+class Synchronous:
+    """One replica of a job, the chief or a worker; the chief alone evaluates, saves and exports.
+
+    The constructor raises JobError, DataError and CheckpointError.
+    """
+
+    def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
+        prepare_process()
+        self._strategy, self._options = _strategy(cluster, flags.communication)  # before TensorFlow does anything else
+        self._flags, self._chief = flags, cluster.task_type == "chief"
+        self._index = 0 if self._chief else 1 + cluster.task_index
+        self._name = "master/0" if self._chief else f"worker/{cluster.task_index}"
+        self._count = 1 + len(cluster.jobs["worker"])
+        self._steps = flags.sync_period or _STEPS
+        tf.random.set_seed(flags.seed)
+        source = data.Source(job.data)
+        evaluated = data.evaluation(job.eval_data) if self._chief and job.eval_data is not None else None
+        self._network = Network(job, source.element_spec, flags.seed, self._count)
+        reader = checkpoint.find(flags.job_dir, self._network) if self._chief else None
+        say(f"Started [{self._name}], waits for the others to train with")
+        self._copy = checkpoint.LocalCopy(self._network)
+        self.variables, self.step, self.outputs = self._copy.variables, self._copy.step, self._copy.outputs
+        self.shared, self.own = self._copy.shared, self._copy.own
+        self._copy.assign(*State.initial(self._network, self._index), 0)
+        step = self._copy.restore(reader) if reader else 0
+        self._iterator = iter(source.training(self._index, self._count))
+        if reader and reader.has_data:
+            checkpoint.restore_data(reader, self._iterator)
+        kept = self._network, self, source.element_spec[0], evaluated, self._iterator, step
+        self._keeper = Keeper(job, flags, *kept) if self._chief else None
+        self._round = tf.function(lambda steps: self._strategy.run(self._replica_round, (steps,)), autograph=False)
+        self._copy_chief = tf.function(lambda: self._strategy.run(self._take_over), autograph=False)
+
+    def run(self) -> None:
+        """Trains to the last step; the chief then exports and evaluates, and the others wait for that.
+
+        Raises DivergedError, PreemptedError, and tf.errors.OpError where another replica is lost.
+        """
+        try:
+            self._train()
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError):
+            if self._keeper:
+                self._keeper.rescue()
+            raise
+
+    def _train(self) -> None:
+        self._copy_chief()
+        step = last_step = int(self.step)
+        start = last = time.monotonic()
+        first, loss = True, 0.0
+        while step < self._flags.max_steps:
+            steps = min(self._steps, math.ceil((self._flags.max_steps - step) / self._count))
+            done, own_loss = self._one(steps)
+            step, now, loss = done.global_step, time.monotonic(), done.loss
+            if first or now - last >= self._flags.log_interval:
+                rate = (step - last_step) / max(now - last, 1e-6)
+                say(train_line(self._name, step, own_loss, done.metrics, now - start, rate, rate / self._count))
+                last, last_step, first = now, step, False
+            if self._keeper:
+                self._keeper.after(done)
+        if self._keeper:
+            self._keeper.finish(loss)
+        self._copy_chief()  # nobody goes while others may still wait for a message of theirs
+
+    def refresh(self) -> int:
+        """The global step; the variables are always up to date. DivergedError where they are no longer numbers."""
+        step = int(self.step)
+        if not all(np.isfinite(variable.numpy()).all() for variable in self.shared):
+            raise DivergedError(f"the parameters of {self._name} are not finite at step {step}; try a lower learning rate")
+        return step
+
+    def _one(self, steps: int) -> tuple[Round, float]:
+        """A round of all replicas, and the loss of this one's own batches."""
+        told, own_loss = self._round(tf.constant(steps, tf.int64))
+        done, own_loss = Round.of(self._network, told.numpy()), float(own_loss)
+        if not math.isfinite(done.loss):
+            whose = self._name if not math.isfinite(own_loss) else "another replica"
+            raise DivergedError(f"the loss of {whose} is not a number at step {done.global_step}; try a lower learning rate")
+        return done, own_loss
+
+    def _replica_round(self, steps: Any) -> Any:
+        """Walks, and takes the mean of all walks: the figures of Round, loss and metrics being means, and the own loss."""
+        start = State(
+            tuple(variable.read_value() for variable in self.shared), tuple(variable.read_value() for variable in self.own)
+        )
+        position = self.step.read_value()
+        reached, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._count)
+        loss = loss_sum / tf.cast(steps, tf.float32)
+        # One message for all: the loss and the metrics are its last numbers.
+        told = [loss, *self._network.results(metrics)]
+        walked = [tf.reshape(after - before, [-1]) for after, before in zip(reached.shared, start.shared, strict=True)]
+        mean = self._all_reduce(tf.concat([*walked, tf.stack(told)], 0)) / float(self._count)
+        sizes = [*(spec.size for spec in self._network.shared), len(told)]
+        *changes, means = tf.split(mean, sizes)
+        for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
+            variable.assign(before + tf.reshape(change, before.shape), read_value=False)
+        for variable, value in zip(self.own, reached.own, strict=True):
+            variable.assign(value, read_value=False)
+        step = self.step.assign_add(steps * self._count)
+        return figures(steps * self._count, step, means[0], 0, 0.0, tf.unstack(means[1:])), loss
+
+    def _take_over(self) -> None:
+        """Gives every replica the chief's parameters and step."""
+        for variable in (*self.shared, self.step):
+            value = variable.read_value()
+            variable.assign(self._all_reduce(value if self._chief else tf.zeros_like(value)))
+
+    def _all_reduce(self, value: Any) -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value, self._options)
+
+
+def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
+    """The strategy of this task, and how it communicates: `auto`, `ring`, or `nccl` between GPUs."""
+    experimental = tf.distribute.experimental
+    chosen = experimental.CommunicationImplementation[communication.upper()]
+    options = experimental.CommunicationOptions(implementation=chosen)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")}),
+        task_type=cluster.task_type,
+        task_id=cluster.task_index,
+        rpc_layer="grpc",
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+    return strategy, options
