@@ -138,7 +138,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any) -> Run:
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in shared]
-        reached, loss_sum, metrics = walk(network, iterator, State(tuple(start), tuple(own)), steps, position)
+        reached, loss_sum, metrics = walk(network, iterator, State(tuple(start), tuple(own)), steps, position, network.replicas)
         with tf.control_dependencies([*reached.shared, loss_sum]):
             computed = tf.timestamp()
         values, global_step = reached.shared, position + steps

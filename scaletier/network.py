@@ -82,7 +82,7 @@ class Network:
 
         Raises JobError where model, data, loss and metrics do not go together.
         """
-        self._job, self._seed, spec = job, seed, Batch.of(element)
+        self.replicas, self._seed, spec = replicas, seed, Batch.of(element)
         self._scope = keras.StatelessScope(initialize_variables=False)
         self._deferred = False
         self.model = self._made(job.model)

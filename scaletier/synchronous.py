@@ -1,7 +1,7 @@
 """Strategy `sync`: the master and every worker take as many steps, and then the mean of what they walked, all at once.
 
-tf.distribute's MultiWorkerMirroredStrategy carries the all-reduce. Each replica takes several steps before it takes part in one,
-as each moves all parameters twice through every host: with one step each, the network is the limit.
+tf.distribute's MultiWorkerMirroredStrategy carries the all-reduce. Each replica takes several steps before it takes part in
+one, as each moves all parameters twice through every host: with one step each, the network is the limit.
 Source: Stich 2019, "Local SGD converges fast and communicates little".
 """
 

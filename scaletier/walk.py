@@ -65,7 +65,8 @@ def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: An
 def walk(
     network: Network, iterator: Any, state: State, steps: Any, position: Any, stride: int = 1
 ) -> tuple[State, Any, list[Any]]:
-    """So many steps, int64, from `state` on the iterator's next batches: the new state, the sum of losses, the metrics' variables.
+    """So many steps, int64, from `state` on the iterator's next batches: the new state, the sum of losses, the metrics'
+    variables.
 
     The first is taken at the global step `position`, int64, and each further one `stride` after the one before.
     """
