@@ -21,7 +21,6 @@ from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.keeper import Keeper
 from scaletier.network import Network
-from scaletier.outer import Outer
 from scaletier.period import Period
 from scaletier.private import Workers
 from scaletier.replica import DivergedError, Progress, Replica, train
@@ -79,7 +78,7 @@ class Asynchronous:
 
     def _make_centre(self, step: int) -> Centre:
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self._cluster.jobs["ps"]))]
-        return Centre(self._network, devices, [variable.numpy() for variable in self.shared], step, Outer())
+        return Centre(self._network, devices, [variable.numpy() for variable in self.shared], step)
 
     def _connect(self) -> Any:
         await_peers(self._cluster.peers(), say)
@@ -151,7 +150,7 @@ class Asynchronous:
         with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
             state = self._begin(replica, index)
         self._progress.begin(replica.leads)
-        return train(replica, state, self._progress, lambda: self._begin(replica, index))
+        return train(replica, state, self._progress)
 
     def _begin(self, replica: Replica, index: int) -> State:
         """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""
