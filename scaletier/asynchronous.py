@@ -24,7 +24,7 @@ from scaletier.network import Network
 from scaletier.period import Period
 from scaletier.private import Workers
 from scaletier.replica import DivergedError, Progress, Replica, train
-from scaletier.runtime import import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say
+from scaletier.runtime import import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say, say_device
 from scaletier.walk import Round, State
 
 tf = import_tensorflow()
@@ -41,6 +41,7 @@ class Asynchronous:
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         prepare_process()
+        say_device(flags.allow_cpu)
         if not tf.config.list_physical_devices("GPU"):
             # On processors no step is quicker for it, and every host on which the graph is new optimizes it anew: that is a
             # quarter of the time from a worker's kill to its next step.
