@@ -12,6 +12,7 @@ _REMARKS = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
     r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ port\.cc:\d+\] oneDNN custom operations are on\."
     r"|I\d{4} \d\d:\d\d:[\d.]+ +\d+ cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized to use "
+    r"|E\d{4} \d\d:\d\d:[\d.]+ +\d+ util\.cc:\d+\] oneDNN supports DT_\w+ only on platforms with "
     r"|To enable the following instructions: [A-Z0-9_ ]+, in other operations, rebuild TensorFlow with "
 )
 

@@ -21,11 +21,10 @@ from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.keeper import Keeper
 from scaletier.network import Network
-from scaletier.outer import Outer
 from scaletier.period import Period
 from scaletier.private import Workers
 from scaletier.replica import DivergedError, Progress, Replica, train
-from scaletier.runtime import import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say
+from scaletier.runtime import import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say, say_device
 from scaletier.walk import Round, State
 
 tf = import_tensorflow()
@@ -42,6 +41,7 @@ class Asynchronous:
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         prepare_process()
+        say_device(flags.allow_cpu)
         if not tf.config.list_physical_devices("GPU"):
             # On processors no step is quicker for it, and every host on which the graph is new optimizes it anew: that is a
             # quarter of the time from a worker's kill to its next step.
@@ -79,7 +79,7 @@ class Asynchronous:
 
     def _make_centre(self, step: int) -> Centre:
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self._cluster.jobs["ps"]))]
-        return Centre(self._network, devices, [variable.numpy() for variable in self.shared], step, Outer())
+        return Centre(self._network, devices, [variable.numpy() for variable in self.shared], step)
 
     def _connect(self) -> Any:
         await_peers(self._cluster.peers(), say)
@@ -151,7 +151,7 @@ class Asynchronous:
         with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
             state = self._begin(replica, index)
         self._progress.begin(replica.leads)
-        return train(replica, state, self._progress, lambda: self._begin(replica, index))
+        return train(replica, state, self._progress)
 
     def _begin(self, replica: Replica, index: int) -> State:
         """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""

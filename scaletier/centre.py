@@ -1,9 +1,9 @@
 """The parameters that asynchronous replicas share, and the exchange with them after a walk.
 
-Source: Dean et al. 2012, "Large scale distributed deep networks", section 4.1, Downpour SGD with n_fetch = n_push = K. Two
-things differ. What the servers take of each walk is `outer`'s to say: a sum of steps that were taken on stale parameters
-overshoots. And what crosses the network are half-precision floats: the parameters as a replica reads them, and how far it
-walked from there, so that what rounding loses is never added up.
+Sources: Dean et al. 2012, "Large scale distributed deep networks", section 4.1, Downpour SGD with n_fetch = n_push = K. Two
+things differ. The servers take the mean of what the replicas walked and not its sum, as federated averaging does (McMahan et
+al. 2017): the sum of steps that were taken on stale parameters overshoots. And what crosses the network are half-precision
+floats: the parameters as a replica reads them, and how far it walked from there, so that what rounding loses is never added up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.network import Network
-from scaletier.outer import Outer
 from scaletier.runtime import import_tensorflow
 from scaletier.walk import Round, State, figures, walk
 
@@ -35,19 +34,15 @@ class Centre:
     be more than a server holds.
     """
 
-    def __init__(
-        self, network: Network, devices: Sequence[str], values: Sequence[npt.NDArray[np.float32]], step: int, outer: Outer
-    ) -> None:
-        self._specs, self._outer = network.shared, outer
+    def __init__(self, network: Network, devices: Sequence[str], values: Sequence[npt.NDArray[np.float32]], step: int) -> None:
+        self._specs = network.shared
         cuts = np.linspace(0, sum(spec.size for spec in self._specs), len(devices) + 1).astype(int).tolist()
         self._sizes = [end - begin for begin, end in pairwise(cuts)]
         self.bytes_per_round = [2 * _WIRE_BYTES * size for size in self._sizes]
-        self._parts, self._velocities = [], []
+        self._parts = []
         for device, (begin, end) in zip(devices, pairwise(cuts), strict=True):
             with tf.device(device):
                 self._parts.append(tf.Variable(_between(values, begin, end)))
-                if outer.momentum:
-                    self._velocities.append(tf.Variable(tf.zeros([end - begin])))
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
         self._pull = tf.function(lambda: ([part.read_value() for part in self._parts], self.step()), autograph=False)
@@ -73,17 +68,10 @@ class Centre:
     def add(self, walked: Sequence[Any], share: Any, steps: Any) -> Any:
         """Takes this share of a walk, in the network's order, and counts its steps, int64; the global step after it."""
         flat = tf.concat([tf.reshape(one, [-1]) for one in walked], 0) * share
-        for index, (part, mine) in enumerate(zip(self._parts, tf.split(flat, self._sizes), strict=True)):
+        for part, mine in zip(self._parts, tf.split(flat, self._sizes), strict=True):
             packed = _packed(mine)
             with tf.device(part.device):
-                change = _unpacked(*packed)
-                if self._velocities:
-                    velocity = self._velocities[index]
-                    change, faster = self._outer.move(change, velocity.read_value())
-                    velocity.assign(faster, read_value=False)
-                else:
-                    change, _ = self._outer.move(change, None)
-                part.assign_add(change, read_value=False)
+                part.assign_add(_unpacked(*packed), read_value=False)
         with tf.device(self._step.device):
             return self._step.assign_add(steps)
 

@@ -28,6 +28,7 @@ class Flags:
     microbatches: int
     seed: int
     log_interval: float
+    allow_cpu: bool
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
@@ -121,6 +122,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
     add("--microbatches", type=at_least(1), default=4, metavar="N", help="model-parallel: parts of a batch on their way")
     add("--seed", type=at_least(0), default=0, metavar="N", help="of initial values, order of the data and dropout")
     add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
+    add("--allow-cpu", action="store_true", help="train on processors where the host's GPU does not load")
     return flags
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 # Where there is nothing to exchange with: how often the master looks at what else is due.
 ALONE = 8
-_FIRST = 8
+_FIRST = 4
 _MOST = 64
 # Exchanges may take this part of the time that the steps take.
-_EXCHANGE_SHARE = 0.1
+_EXCHANGE_SHARE = 0.15
 # Replicas that meet too seldom walk apart, and their mean is worth less than each: so often they meet at least.
 _MEETINGS = 15
 _WINDOW = 8
@@ -18,7 +18,7 @@ _WINDOW = 8
 
 @dataclass
 class Period:
-    """The number K: fixed, or as small as keeps the exchanges to a tenth of the time, as measured in the last rounds.
+    """The number K: fixed, or as small as keeps the exchanges to a seventh of the steps' time, as measured in the last rounds.
 
     `most` bounds a K that is not fixed. Every replica has its own: on a faster host a step takes less.
     """

@@ -24,7 +24,7 @@ from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Batch, Network, Spec
 from scaletier.replica import DivergedError
-from scaletier.runtime import import_tensorflow, prepare_process, say
+from scaletier.runtime import import_tensorflow, prepare_process, say, say_device
 from scaletier.stages import Stage, Unit, partition, there_and_back, units
 from scaletier.walk import Round, figures
 
@@ -41,6 +41,7 @@ class ModelParallel:
 
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         prepare_process()
+        say_device(flags.allow_cpu)
         tf.random.set_seed(flags.seed)
         self._flags, self._devices = flags, dict[int, str]()
         source = data.Source(job.data, portable=True)

@@ -16,11 +16,6 @@ from scaletier.period import Period
 from scaletier.walk import Round
 
 _PREPARE_SECONDS = 5.0
-_WARMSTART_STEPS = 150
-# The master meets the servers less often while there is nobody else to meet there.
-_ALONE_STEPS = 24
-# A short job is mostly for all replicas all the same.
-_WARMSTART_SHARE = 10
 
 
 class DivergedError(RuntimeError):
@@ -45,13 +40,10 @@ class Progress:
         self.paces: dict[str, Pace] = {}
         self.failure: Exception | None = None
         self.stopped = threading.Event()
-        # What a worker's first step counts for, whoever trains at that moment.
-        self.first_share = 1.0 / (1 + workers)
-        self._warm_step = 0 if step or not workers else min(_WARMSTART_STEPS, max_steps // _WARMSTART_SHARE)
         self._unprepared = workers
         self._training: set[str] = set()
         self._lock = threading.Lock()
-        self._prepared, self._started, self._warm = threading.Event(), threading.Event(), threading.Event()
+        self._prepared, self._started = threading.Event(), threading.Event()
 
     def begin(self, leads: bool) -> None:
         """Returns when a replica may take its first step: the master's turn is when all are prepared, or after some seconds.
@@ -65,14 +57,7 @@ class Progress:
         if leads:
             self._prepared.wait(_PREPARE_SECONDS)
             self._started.set()
-        self._await(self._started)
-
-    def join(self) -> None:
-        """Returns when a worker may go on from its first step: once the master has warmed the parameters up."""
-        self._await(self._warm)
-
-    def _await(self, event: threading.Event) -> None:
-        while not (self.stopped.is_set() or event.wait(0.1)):
+        while not (self.stopped.is_set() or self._started.wait(0.1)):
             pass
 
     @contextlib.contextmanager
@@ -85,20 +70,9 @@ class Progress:
             self._training.discard(name)
 
     @property
-    def warm(self) -> bool:
-        """True once all replicas train."""
-        return self._warm.is_set()
-
-    @property
     def share(self) -> float:
         """What a replica's steps count for: they are averaged over those that train."""
         return 1.0 / max(1, len(self._training))
-
-    def tell(self, taken: Round) -> None:
-        """Takes note of a replica's round, and lets the workers go on where the parameters are warm."""
-        self.rounds += 1
-        if taken.global_step >= self._warm_step:
-            self._warm.set()
 
     def fail(self, error: Exception) -> None:
         """Stops every replica for this error; the first one counts."""
@@ -146,7 +120,7 @@ class Walk:
             raise DivergedError(f"the loss {where}; try a lower learning rate")
         now = time.monotonic()
         replica.period.observe(taken.steps, now - began, taken.compute)
-        self._progress.tell(taken)
+        self._progress.rounds += 1
         self._steps, self._rounds = self._steps + taken.steps, self._rounds + 1
         self._staleness += taken.staleness
         if not self._told or now - self._last >= replica.log_interval:
@@ -164,19 +138,15 @@ class Walk:
         self._told = True
 
 
-def train(replica: Replica, state: Any, progress: Progress, again: Callable[[], Any]) -> Iterator[Round]:
-    """Rounds until the job's last step, or until it is stopped; `again` is the state to go on with after the first step.
+def train(replica: Replica, state: Any, progress: Progress) -> Iterator[Round]:
+    """Rounds until the job's last step, or until it is stopped.
 
-    Every replica takes that at once, so that what is wrong with its host or its data shows now and not later. Raises
-    DivergedError, and what TensorFlow raises where a host is lost.
+    The first is a single step, so that what is wrong with a host or its data shows at once. Raises DivergedError, and what
+    TensorFlow raises where a host is lost.
     """
     walk = Walk(replica, state, progress)
-    taken = walk.take(1, 1.0 if replica.leads else progress.first_share)
-    if not replica.leads:
-        progress.join()
-        walk.state = again()
     with progress.training(replica.name):
+        taken = walk.take(1, progress.share)
         while taken and not progress.stopped.is_set():
             yield taken
-            meets = progress.warm or replica.period.fixed
-            taken = walk.take(replica.period.steps if meets else _ALONE_STEPS, progress.share)
+            taken = walk.take(replica.period.steps, progress.share)

@@ -10,12 +10,16 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from scaletier.job import JobError
+
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 _MESSAGE_LENGTH = 300
+# The GPUs that the host is paid for, in its environment, as `1 nvidia-tesla-t4`.
+ACCELERATOR = "SCALETIER_ACCELERATOR"
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -105,6 +109,20 @@ def prepare_process() -> None:
 def local_device() -> str:
     """Where this process computes: its first GPU, or its processors."""
     return "/device:GPU:0" if import_tensorflow().config.list_physical_devices("GPU") else "/device:CPU:0"
+
+
+def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:
+    """A line about what this process computes on. JobError where its host is paid for a GPU that TensorFlow does not find."""
+    tf, paid = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)
+    found = tf.config.list_physical_devices("GPU")
+    if paid and not found and not allow_cpu:
+        built = "its driver does not load" if tf.test.is_built_with_cuda() else "this TensorFlow is made for processors alone"
+        raise JobError(
+            f"this host has {paid} and TensorFlow finds no GPU: {built}; --allow-cpu trains on processors all the same"
+        )
+    names = [tf.config.experimental.get_device_details(one).get("device_name", "GPU") for one in found]
+    cpus = available_cpus()
+    say(f"Trains on {', '.join(names) or ('1 processor' if cpus == 1 else f'{cpus} processors')}")
 
 
 def say(line: str) -> None:

@@ -21,7 +21,7 @@ from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Network
 from scaletier.replica import DivergedError
-from scaletier.runtime import import_tensorflow, prepare_process, say
+from scaletier.runtime import import_tensorflow, prepare_process, say, say_device
 from scaletier.walk import Round, State, figures, walk
 
 tf = import_tensorflow()
@@ -38,6 +38,7 @@ class Synchronous:
     def __init__(self, job: Job, flags: Flags, cluster: Cluster) -> None:
         prepare_process()
         self._strategy, self._options = _strategy(cluster, flags.communication)  # before TensorFlow does anything else
+        say_device(flags.allow_cpu)
         self._flags, self._chief = flags, cluster.task_type == "chief"
         self._index = 0 if self._chief else 1 + cluster.task_index
         self._name = "master/0" if self._chief else f"worker/{cluster.task_index}"

@@ -15,10 +15,13 @@ from ops.errors import UsageError
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Who trains together, as PyTorch counts them: the master is rank 0, and the workers follow.
 _RANKED = (Role.MASTER, Role.WORKER)
+# The GPUs that the host is paid for, as `1 nvidia-tesla-t4`; absent where it has none.
+ACCELERATOR = "SCALETIER_ACCELERATOR"
 # What the cluster itself tells a trainer: another value would be a lie.
 _OURS = (
     *("TF_CONFIG", "TYPE", "INDEX", "JOB_ID", "JOB_DIR", "SCALETIER_DATA"),
     *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ACCELERATOR,
 )
 
 
@@ -36,6 +39,8 @@ native code shows its stack. What depends on the host is set there: its threads 
 def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:
     """What tells a trainer who and where it is; TYPE is `master` on the chief, as in Cloud ML's samples."""
     told = {"TYPE": str(host.role), "INDEX": str(host.index), "JOB_ID": job_id, "JOB_DIR": job_dir, "SCALETIER_DATA": data}
+    if host.accelerator:
+        told[ACCELERATOR] = f"{host.accelerator['count']} {host.accelerator['type']}"
     return told | _ranks(inventory, host)
 
 

@@ -15,6 +15,8 @@ REMARKS = [
     "environment variable `TF_ENABLE_ONEDNN_OPTS=0`.",
     "I0000 00:00:1795315086.082298     267 cpu_feature_guard.cc:227] This TensorFlow binary is optimized to use available CPU "
     "instructions in performance-critical operations.",
+    "E0000 00:00:1795413625.010302     346 util.cc:131] oneDNN supports DT_HALF only on platforms with AVX-512. Falling "
+    "back to the default Eigen-based implementation if present.",
     "To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild TensorFlow with the appropriate "
     "compiler flags.",
 ]
