@@ -115,21 +115,24 @@ def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> 
     assert walk.state == 2
 
 
-def test_a_replica_begins_with_a_step_and_a_worker_goes_on_with_what_the_servers_hold_then() -> None:
+def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> None:
     asked, lines = list[tuple[Any, int, float]](), list[str]()
-    progress = Progress(0, 20, 1)
+    progress = Progress(0, 40, 1)
 
     def take(state: Any, steps: int, position: int, share: float) -> tuple[Any, Round]:
         asked.append((state, steps, share))
-        return state, Round(steps, position + steps, 0.5, {"mae": 0.25})
+        return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25})
 
-    progress.tell(Round(2, 2, 1.0))  # the master has warmed the parameters up
-    worker = Replica("worker/0", False, take, Period(8, True), 1e9, lines.append)
-    rounds = train(worker, "first", progress, lambda: "again")
-    assert [next(rounds).steps, next(rounds).steps] == [1, 8]
-    assert asked == [("first", 1, 0.5), ("again", 8, 1.0)]
+    with progress.training("master/0"):
+        rounds = train(Replica("worker/0", False, take, Period(8, True), 1e9, lines.append), 0, progress)
+        assert [next(rounds).steps, next(rounds).steps] == [1, 8]
+    assert next(rounds).steps == 8
+    assert asked == [(0, 1, 0.5), (1, 8, 0.5), (2, 8, 1.0)]
+    assert progress.rounds == 3
     assert len(lines) == 1
     assert lines[0].startswith("Train [worker/0], step 1: loss: 0.500, mae: 0.250 (")
+    progress.stopped.set()
+    assert list(rounds) == []
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])

@@ -22,6 +22,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         microbatches=4,
         seed=0,
         log_interval=1.0,
+        allow_cpu=False,
     )
     monkeypatch.setenv("JOB_DIR", "gs://b/jobs/job01/output/")
     assert parse([]).job_dir == "gs://b/jobs/job01/output"

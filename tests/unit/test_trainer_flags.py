@@ -32,6 +32,7 @@ def test_defaults_come_from_the_environment() -> None:
         "microbatches": 4,
         "seed": 0,
         "log_interval": 1.0,
+        "allow_cpu": False,
         "skip_corrupt_records": False,
     }
 

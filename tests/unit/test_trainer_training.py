@@ -43,13 +43,13 @@ def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.Ca
     assert re.fullmatch(
         r"Train \[master/0\], step 1: loss: \d\.\d{3}, accuracy: \d\.\d{3} \(\d\.\d{3} sec\) "
         r"\d+\.\d global steps/s, \d+\.\d local steps/s",
-        first[0],
+        first[1],
     )
     assert re.fullmatch(rf"Exporting prediction graph to {tmp_path}/job/export/Servo/\d{{10}}", first[-2])
     assert first[-1].startswith("Final metrics after 50 steps, loss: ")
     assert train("--max-steps=120") == 0
     second = capfd.readouterr().out.splitlines()
-    assert second[0] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
+    assert second[1] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
     assert re.fullmatch(r"Final metrics after 120 steps, loss: 0\.\d{3}, accuracy: 1\.000", second[-1])
     assert any((tmp_path / "job/summaries").iterdir())
     found = json.loads((tmp_path / "job/evaluation.json").read_text())
