@@ -127,3 +127,12 @@ def schedule_of(optimizer: Any) -> Any:
 
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def brought(tensor: Any) -> Any:
+    """The tensor on the current device, with what Keras masks of it, which it keeps beside a tensor and hands on by itself."""
+    tf = import_tensorflow()
+    found = tf.identity(tensor)
+    if (mask := getattr(tensor, "_keras_mask", None)) is not None:
+        found._keras_mask = tf.identity(mask)
+    return found
