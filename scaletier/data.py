@@ -116,9 +116,14 @@ def made(graph: Any, spec: Any) -> Any:
 
 
 def check(dataset: Any, name: str = "data") -> None:
-    """Reads a first batch. DataError where there is none or it cannot be read; JobError where its parts are of other sizes."""
+    """Reads a first batch. DataError where there is none or it cannot be read; JobError where its parts are of other sizes.
+
+    tf.errors.DataLossError where it is damaged, which the job may have something to say about.
+    """
     try:
         element = next(iter(dataset), None)
+    except tf.errors.DataLossError:
+        raise
     except tf.errors.OpError as error:
         raise DataError(f"the job's {name} cannot be read: {one_line(error)}") from error
     if element is None:

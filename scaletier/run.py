@@ -86,9 +86,15 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     except (errors.UnavailableError, errors.AbortedError) as error:
         return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
     except errors.DataLossError as error:
-        told = job.explain(error) if job.explain else None
-        return _fail(told or f"the job's data is damaged: {one_line(error)}", 2)
+        return _damaged(job, error)
     return 0
+
+
+def _damaged(job: Job, error: Exception) -> int:
+    from scaletier.runtime import one_line
+
+    told = job.explain(error) if job.explain else None
+    return _fail(told or f"the job's data is damaged: {one_line(error)}", 2)
 
 
 def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
@@ -96,6 +102,10 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
     no checkpoint of this job's model.
     """
     flags = _flags(arguments)
+
+    from scaletier.runtime import import_tensorflow
+
+    errors = import_tensorflow().errors
 
     from scaletier.checkpoint import CheckpointError
     from scaletier.data import DataError
@@ -105,6 +115,8 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
         print(export_latest(job, flags.job_dir, flags.seed), flush=True)
     except (JobError, DataError, CheckpointError) as error:
         return _fail(str(error), 2)
+    except errors.DataLossError as error:
+        return _damaged(job, error)
     return 0
 
 

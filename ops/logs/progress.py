@@ -23,7 +23,7 @@ _LOCAL = re.compile(r"(\d+(?:\.\d+)?) local steps/s")
 _EVAL = re.compile(r"\bEval, step (\d+): (.*)")
 _PERIOD = re.compile(r"Exchange every (\d+) steps")
 _FINAL = re.compile(r"Final metrics after (\d+) steps, (.*)")
-_METRIC = re.compile(r"(\w[\w ]*): (\S+?)(?:,|$)")
+_METRIC = re.compile(r"\b(\w+(?:[ ./@-]\w+)*): (\S+?)(?:,|$)")
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,19 @@ def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dic
     return outside
 
 
+def wants(content: bytes, package: str) -> bool:
+    """Whether a file imports this package, anywhere in it; False for one that does not compile, which is said elsewhere."""
+    if package.encode() not in content:
+        return False
+    try:
+        nodes = [*ast.walk(ast.parse(content))]
+    except (SyntaxError, ValueError):
+        return False
+    found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    found += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return any(name.partition(".")[0] == package for name in found)
+
+
 def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes]) -> str:
     """What to say of modules that the hosts lack, of those that `imports` names with the `file:line` of each."""
     name, others = lacking[0], [f"{name} ({imports[name]})" for name in lacking[1:]]

@@ -16,7 +16,7 @@ from ops import terminal
 from ops.cluster.inventory import HERE, PYTHON
 from ops.errors import UsageError
 from ops.package import declared
-from ops.package.imports import check_module, check_script
+from ops.package.imports import check_module, check_script, wants
 
 MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE
@@ -44,7 +44,6 @@ _SKIPPED_DIRS = frozenset(
 _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # The library for trainers goes with a package that imports it, as it is here.
 _LIBRARY = HERE / declared.LIBRARY
-_IMPORTS_IT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+" + declared.LIBRARY.encode() + rb"\b", re.MULTILINE)
 _EXECUTABLE = 0o100
 # What earlier builds left in a project: a new one would take it in.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
@@ -170,7 +169,7 @@ def folder(path: str | Path) -> Source:
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
         raise UsageError(f"package {path} {what}: give --package a directory")
-    return _as_it_is(root)
+    return _as_it_is(root, f"{root.name}/")
 
 
 def single(path: Path) -> Source:
@@ -184,12 +183,12 @@ def single(path: Path) -> Source:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _as_it_is(root: Path) -> Source:
+def _as_it_is(root: Path, beside: str = "") -> Source:
     requirements = root / "requirements.txt"
     files = dict(_read(root))
     executables = frozenset(path for path in files if (root.parent / path).stat().st_mode & _EXECUTABLE)
     found = requirements if requirements.is_file() else None
-    return Source(root.name, with_library(files), found, str(root.parent), executables)
+    return Source(root.name, with_library(files, beside), found, str(root.parent), executables)
 
 
 def _project(root: Path) -> Source:
@@ -204,11 +203,15 @@ def _project(root: Path) -> Source:
     return Source(source.names[0], source.files, source.requirements) if len(source.names) == 1 else source
 
 
-def with_library(files: dict[str, bytes]) -> dict[str, bytes]:
-    """These files, and the library for trainers beside them where one of them imports it and none is its own."""
-    if any(path.startswith(f"{declared.LIBRARY}/") for path in files):
+def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
+    """These files, and the library for trainers beside them where one of them imports it and there is none of their own.
+
+    `beside` is a further folder, with its slash, where Python would find that first.
+    """
+    own = tuple(f"{folder}{declared.LIBRARY}{end}" for folder in ("", beside) for end in ("/", ".py"))
+    if any(path.startswith(own) for path in files):
         return files
-    if not any(_IMPORTS_IT.search(content) for path, content in files.items() if path.endswith(".py")):
+    if not any(wants(content, declared.LIBRARY) for path, content in files.items() if path.endswith(".py")):
         return files
     return {**files, **dict(_read(_LIBRARY))}
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from trainer.cluster import ClusterError
-from trainer.cluster import parse as parse_cluster
 
 from infra.config import ConfigError
 from infra.findings import Finding
@@ -42,6 +40,8 @@ from ops.train.config import split_args, split_labels
 from ops.train.schema import JOB_KEYS
 from predictor import instances
 from replica.lines import Messages, Splitter
+from scaletier.cluster import ClusterError
+from scaletier.cluster import parse as parse_cluster
 from serving.records import Model
 from serving.rest import RestError
 

@@ -10,13 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from scaletier import flags as library_flags
 from trainer.flags import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 # Those that any trainer may have, as docs/trainers.md says, and those that are fab's own, too.
 SHARED_FLAGS = {"-h", "--help", "--strategy", "--job-dir", "--output_path", "--output-dir", "--model"}
 OURS = frozenset(
-    {"benchmarks", "fabfile", "infra", "jobs", "ops", "predictor", "replica", "serving", "tasks", "trainer", "tuner"}
+    {
+        "benchmarks",
+        "fabfile",
+        "infra",
+        "jobs",
+        "ops",
+        "predictor",
+        "replica",
+        "scaletier",
+        "serving",
+        "tasks",
+        "trainer",
+        "tuner",
+    }
 )
 
 # Of our own, by what may be imported: a folder, or one module of it.
@@ -41,7 +55,8 @@ WITHIN = {
     "replica": {"replica", "jobs"},
     "serving": {"serving", "jobs"},
     "predictor": {"predictor", "serving.fetched", "serving.rest"},
-    "trainer": {"trainer"},
+    "scaletier": {"scaletier"},
+    "trainer": {"trainer", "scaletier"},
     "tuner": {"tuner", "jobs", "replica.config", "replica.decide", "replica.launched", "replica.memory", "replica.process"},
 }
 # Of ops, the rooms in the order in which data go through them: each imports those before it, or of these what is told here.
@@ -90,7 +105,8 @@ OUTSIDE = {
     "predictor": {"numpy", "orjson"},
     "predictor/request.py": set(),
     "predictor/shards.py": set(),
-    "trainer": {"tensorflow", "numpy", "fsspec", "tensorboard"},
+    "scaletier": {"tensorflow", "keras", "numpy"},
+    "trainer": {"tensorflow", "keras", "numpy"},
     "trainer/tfrecord.py": {"google_crc32c"},
     "tuner": set(),
     "tuner/measure.py": {"fsspec", "tensorboard"},
@@ -149,12 +165,13 @@ def test_ops_never_asks_which_target_it_is_on() -> None:
 
 
 def test_nothing_of_the_shipped_trainer_is_known_elsewhere() -> None:
-    """Its modules, its strategies and its flags: what others need of them is in trainer/scaletier.yaml."""
+    """Its modules and the library's, its strategies and its flags: what others need of them is in scaletier.yaml, in both."""
     flags = {name for action in parser({})._actions for name in action.option_strings} - SHARED_FLAGS
-    modules = {f"trainer.{path.stem}" for path in (ROOT / "trainer").glob("*.py")}
+    assert {name for action in library_flags.parser({})._actions for name in action.option_strings} - SHARED_FLAGS < flags
+    modules = {f"{room}.{path.stem}" for room in ("trainer", "scaletier") for path in (ROOT / room).glob("*.py")}
     known = {*flags, *modules, "model-parallel"}
     for path in sorted(path for layer in ("ops", "jobs", "replica") for path in (ROOT / layer).rglob("*.py")):
-        words = re.findall(r"--[\w-]+|trainer\.\w+|model-parallel", path.read_text())
+        words = re.findall(r"--[\w-]+|\b(?:trainer|scaletier)\.\w+|model-parallel", path.read_text())
         assert not known & {*words}, path
 
 

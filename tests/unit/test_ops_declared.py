@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
-from ops.package.declared import FILE, Data, Declared, Pace, Strategy
+from ops.package.declared import FILE, LIBRARY, Data, Declared, Pace, Strategy
 from ops.train import preview, train
 from ops.train.arguments import steps
 from ops.train.config import Flags
 from ops.train.submit import Submission
+from scaletier import flags as library_flags
 from trainer import flags as trainer_flags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +141,7 @@ def test_the_shipped_declaration_is_true() -> None:
     shipped = declared.read(SHIPPED.files, SHIPPED.name)
     parser = trainer_flags.parser({})
     known = {name for action in parser._actions for name in action.option_strings}
-    assert tuple(shipped.strategies) == trainer_flags.STRATEGIES
+    assert tuple(shipped.strategies) == library_flags.STRATEGIES
     assert shipped.default == parser.get_default("strategy")
     assert shipped.data is not None
     assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period} <= known
@@ -170,8 +174,69 @@ def test_the_step_at_which_a_trainer_ends(args: str, pace: Pace, wanted: int | N
 
 
 def test_the_contract_shows_the_shipped_declaration() -> None:
-    lines = SHIPPED.files[f"trainer/{FILE}"].decode().splitlines()
-    assert "\n".join(line for line in lines if not line.startswith("#")) in (ROOT / "docs" / "trainers.md").read_text()
+    shown = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "trainers.md").read_text(), re.MULTILINE | re.DOTALL)
+    declarations = [block for block in shown if yaml.safe_load(block).keys() & {"strategies", "export"}]
+    files = {**SHIPPED.files, f"{LIBRARY}/{FILE}": b"", f"trainer/{FILE}": "".join(declarations).encode()}
+    assert declared.read(files, "trainer") == declared.read(SHIPPED.files, "trainer")
+
+
+LIBRARYS_OWN = Declared(
+    None,
+    {
+        "async": Strategy((), ("worker", "evaluator"), "replica", "servers", None, ("ps", "worker")),
+        "sync": Strategy(("worker",), ("ps", "evaluator"), "all", "all-reduce", ("worker", "evaluator")),
+        "model-parallel": Strategy(("worker",), ("ps", "evaluator"), "all", None, ("worker", "evaluator")),
+    },
+    "async",
+    Pace("--max-steps", "--sync-period", 4, 16, 2000),
+)
+
+
+def with_library(tmp_path: Path, text: str | None = None) -> package.Package:
+    """A package that trains by the library, and declares this itself."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "task.py").write_text("import scaletier\n")
+    if text is not None:
+        (tmp_path / "mine" / FILE).write_text(text)
+    return package.build(tmp_path / "mine", "mine.task")
+
+
+def test_a_package_that_trains_by_the_library_has_what_that_declares(tmp_path: Path) -> None:
+    built = with_library(tmp_path)
+    assert built.declared == LIBRARYS_OWN
+    assert declared.read_archive(built.archive, "mine") == LIBRARYS_OWN
+    assert package.unpack(built.archive, "mine", list(built.files), "mine.task").declared == LIBRARYS_OWN
+
+
+def test_what_the_package_says_itself_counts_key_by_key(tmp_path: Path) -> None:
+    found = with_library(tmp_path, "strategy: sync\nplan: {steps: --steps}\ndata: {name: mnist}\n").declared
+    assert found == replace(LIBRARYS_OWN, data=Data("mnist"), default="sync", plan=Pace("--steps"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("strategy: ring", "strategy 'ring' is not one of its strategies; valid are async, sync, model-parallel"),
+        ("strategies: {ring: }", "strategy 'async' is not one of its strategies; valid are ring"),
+        ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
+    ],
+)
+def test_what_does_not_go_with_the_library_s_is_the_package_s_fault(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        _ = with_library(tmp_path, text).declared
+    assert str(error.value) == f"mine/{FILE}: {says}"
+
+
+def test_a_script_that_trains_by_the_library_has_its_strategies(
+    inventory: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "digits.py").write_text("import scaletier\n")
+    flags = Flags("job01", script=str(tmp_path / "digits.py"), strategy="sync")
+    assert preview.print_render(inventory, flags, None, True) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
+    assert plan["args"][:2] == ["--strategy", "sync"]
 
 
 def test_fab_render_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ from ops.package import package
 from ops.package.imports import missing_line
 from ops.train import push
 
-TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "tests" / "trainers" / "tiny"
 
 
 def make(tmp_path: Path, files: dict[str, str], name: str = "mine") -> Path:
@@ -104,6 +105,91 @@ def test_what_the_hosts_must_have(tmp_path: Path) -> None:
 )
 def test_what_would_fail_on_the_hosts(tmp_path: Path, files: dict[str, str], module: str, says: str) -> None:
     assert says in refused(make(tmp_path, files), module)
+
+
+def test_the_library_goes_with_a_package_that_imports_it_and_with_no_other(tmp_path: Path) -> None:
+    library = {path for path in package.find(ROOT / "scaletier").files if not path.startswith("scaletier/__pycache__")}
+    assert {"scaletier/__init__.py", "scaletier/scaletier.yaml"} < library
+    built = package.build(make(tmp_path, {"task.py": "", "sub/deep.py": "def f():\n    import scaletier\n"}), "mine.task")
+    assert {*built.files} == library | {"mine/__init__.py", "mine/task.py", "mine/sub/deep.py"}
+    assert built.name == "mine"
+    assert built.imports == {}, "the hosts need not have it"
+    assert package.unpack(built.archive, "mine", list(built.files), "mine.task") == built
+    assert {path for path in package.build(TINY, "tiny.task").files if path.startswith("scaletier/")} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "comes"),
+    [
+        ("import scaletier", True),
+        ("import scaletier as st", True),
+        ("import scaletier.data", True),
+        ("import os, scaletier", True),
+        ("import tensorflow as tf, scaletier", True),
+        ("from scaletier import Job", True),
+        ("from scaletier.job import Job", True),
+        ("def f():\n\tfrom\tscaletier import Job", True),
+        ("x = 1\r\nimport scaletier\r\n", True),
+        ("import os; import scaletier", True),
+        ("if True: import scaletier", True),
+        ("import \\\n  scaletier", True),
+        ("try:\n    import scaletier\nexcept ImportError:\n    scaletier = None", True),
+        ("import scaletiers", False),
+        ("import scaletier_own", False),
+        ("import mine.scaletier", False),
+        ("import numpy as scaletier_np", False),
+        ("from . import scaletier", False),
+        ("from .scaletier import Job", False),
+        ("from mine import scaletier", False),
+        ("# import scaletier", False),
+        ("text = 'import scaletier'", False),
+        ('"""\nimport scaletier\n"""', False),
+        ("import scaletier\nprint 'Python 2'", False),
+    ],
+)
+def test_what_counts_as_importing_the_library(text: str, comes: bool) -> None:
+    found = package.with_library({"mine/task.py": text.encode(), "mine/notes.txt": b"import scaletier"})
+    assert ("scaletier/__init__.py" in found) == comes
+
+
+def test_a_scaletier_of_one_s_own_is_left_alone(tmp_path: Path) -> None:
+    own = {"mine/task.py": b"import scaletier", "scaletier/__init__.py": b"mine = 1"}
+    assert package.with_library(own) == own
+    module = {"mine/task.py": b"import scaletier", "scaletier.py": b"mine = 1"}
+    assert package.with_library(module) == module
+    root = make(tmp_path, {"task.py": "import scaletier\n", "scaletier/__init__.py": ""})
+    assert "scaletier/__init__.py" not in package.folder(root).files, "a script finds what is beside it"
+    assert "scaletier/__init__.py" in package.find(root).files, "a module's is mine.scaletier"
+
+
+def test_the_library_itself_can_be_the_package() -> None:
+    found = package.find(ROOT / "scaletier")
+    assert (found.name, found.names) == ("scaletier", ["scaletier"])
+    assert all(path.startswith("scaletier/") for path in found.files)
+
+
+def test_a_script_has_the_library_beside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import scaletier\n")
+    for source in (package.single(tmp_path / "train.py"), package.folder(make(tmp_path, {"train.py": "import scaletier"}))):
+        assert {path.partition("/")[0] for path in source.files} == {source.name, "scaletier"}
+        assert source.names == [source.name]
+        assert package.build(source, "", f"{source.name}/train.py").imports == {}
+    (tmp_path / "train.py").write_text("print(1)\n")
+    assert [*package.single(tmp_path / "train.py").files] == ["train/train.py"]
+
+
+def test_a_project_s_packages_are_its_own(tmp_path: Path) -> None:
+    found = package.Source("two", package.with_library({"a/__init__.py": b"import scaletier", "b/__init__.py": b""}))
+    assert found.names == ["a", "b"]
+    assert "say which module to run" in refused_source(found, "c.task")
+    built = package.build(package.Source("two", {**found.files, "a/task.py": b"from scaletier import Job"}), "a.task")
+    assert (built.name, built.imports) == ("a", {})
+
+
+def refused_source(source: package.Source, module: str) -> str:
+    with pytest.raises(UsageError) as error:
+        package.build(source, module)
+    return str(error.value)
 
 
 def test_a_folder_that_is_no_package(tmp_path: Path) -> None:

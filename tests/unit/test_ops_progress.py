@@ -6,7 +6,7 @@ import pytest
 
 from ops.logs import progress
 from ops.logs.progress import Mark
-from trainer import lines, period
+from scaletier import lines, period
 
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
@@ -37,8 +37,13 @@ def test_final_metrics_are_those_of_the_last_line_as_printed() -> None:
 
 
 def test_the_shipped_trainer_says_so() -> None:
-    assert progress.mark(lines.train_line("worker/1", 9, 0.5, 0.75, 1.25, 10, 5)) == Mark(9, 1.25)
-    assert progress.final_metrics([lines.final_line(9, 0.5, 0.75)]) == {"steps": "9", "loss": "0.500", "accuracy": "0.750"}
+    assert progress.mark(lines.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)) == Mark(9, 1.25)
+    told = {"steps": "9", "loss": "0.500", "accuracy": "0.750"}
+    assert progress.final_metrics([lines.final_line(9, 0.5, {"accuracy": 0.75})]) == told
+    line = lines.train_line("master/0", 348, 0.729, {"mean_absolute_error": 0.002}, 1.0, 200.4, 99.7)
+    assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
+    evaluated = progress.evaluated(lines.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
+    assert evaluated == progress.Told(9, {"loss": 0.5, "top-3 accuracy": 0.75})
     measured = period.Period.of(None, 2, 10_000)
     for _ in range(8):
         measured.observe(8, 2.0, 1.0)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ops.logs.readings import LONGEST, Reading, Unit, read
-from trainer import lines
+from scaletier import lines
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,12 @@ def test_what_a_line_tells(line: str, told: Reading | None) -> None:
 
 
 def test_the_shipped_trainer_s_lines() -> None:
-    train = lines.train_line("worker/1", 9, 0.5, 0.75, 1.25, 10, 5)
+    train = lines.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)
     assert read(train) == Reading(9, None, Unit.STEP, "0.500", "0.750", 5.0)
-    assert read(lines.eval_line(990, 0.4, 0.89)) == Reading(990, loss="0.400", accuracy="0.890", learned=True)
-    assert read(lines.final_line(5006, 0.228, 0.935)) == Reading(5006, loss="0.228", accuracy="0.935", learned=True)
+    assert read(lines.eval_line(990, 0.4, {"accuracy": 0.89})) == Reading(990, loss="0.400", accuracy="0.890", learned=True)
+    assert read(lines.final_line(5006, 0.228, {"accuracy": 0.935})) == Reading(
+        5006, loss="0.228", accuracy="0.935", learned=True
+    )
 
 
 def test_a_line_without_end_is_looked_at_for_a_moment_only() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.runtime import import_tensorflow
 
 from predictor.inputs import kind_of
 from predictor.instances import of_line, of_record
 from predictor.predicting import BATCH, Predicting, done_of
 from predictor.shards import File, Shard
+from scaletier.runtime import import_tensorflow
 from serving.rest import Arrays, RestError, Signature, Tensor, predict
 
 tf = import_tensorflow()

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainer.runtime import import_tensorflow
 
 from predictor import task
 from predictor.library import tensorflow
@@ -23,6 +22,7 @@ from predictor.output import ERRORS, Output
 from predictor.request import Request
 from predictor.saved import Saved
 from predictor.shards import Done, Shard
+from scaletier.runtime import import_tensorflow
 from serving.rest import RestError, Signature, Tensor
 
 tf = import_tensorflow()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer.runtime import import_tensorflow
 
+from scaletier.runtime import import_tensorflow
 from trainer.corrupt import Damage, Segment, locate, read, segments, tensors
 
 tf = import_tensorflow()

@@ -1,4 +1,4 @@
-"""The input pipelines: every record, in shards that share none, in an order by seed; and what is wrong with the data."""
+"""The input pipelines: every record, in an order by seed that each replica has for itself; and what is wrong with the data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from trainer import records
+from scaletier.runtime import import_tensorflow
+from trainer import records, task
 from trainer.corrupt import segments
 from trainer.data import DataError, check, damaged, eval_pipeline, train_pipeline
+from trainer.flags import parse
 from trainer.mnist import Split
+
+tf = import_tensorflow()
 
 FILES, EACH = 6, 5
 COUNT = FILES * EACH
@@ -60,18 +64,23 @@ def test_the_order_is_that_of_the_seed(files: list[str]) -> None:
     assert Counter(first) == Counter([*range(COUNT)] * 2)
 
 
-@pytest.mark.parametrize("count", [2, 3, 6])
-def test_shards_of_files(files: list[str], count: int) -> None:
-    for index in range(count):
-        mine = {number for number in range(COUNT) if number % FILES % count == index}
-        assert set(drawn(train_pipeline(files, COUNT // count, 0, (index, count)))) == mine
+def test_each_replica_sees_all_data_in_an_order_of_its_own(files: list[str], tmp_path: Path) -> None:
+    def order(replica: int, seed: int = 0) -> list[int]:
+        flags = [
+            f"--train-data={','.join(files)}",
+            "--eval-data=x",
+            f"--job-dir={tmp_path}",
+            "--batch-size=10",
+            f"--seed={seed}",
+        ]
+        context = tf.distribute.InputContext(3, replica, 3)
+        return drawn(task.job(parse(flags)).data(context), 3)
 
-
-@pytest.mark.parametrize("count", [4, 5, 7])
-def test_shards_of_records_are_of_one_size(files: list[str], count: int) -> None:
-    shards = [set(drawn(train_pipeline(files, 1, 0, (index, count)), 3 * COUNT)) for index in range(count)]
-    assert sorted(number for shard in shards for number in shard) == list(range(COUNT))
-    assert {len(shard) for shard in shards} <= {COUNT // count, -(-COUNT // count)}
+    orders = [order(replica) for replica in range(3)]
+    assert all(sorted(each) == [*range(COUNT)] for each in orders)
+    assert len({*map(tuple, orders)}) == 3
+    assert order(1) == orders[1]
+    assert order(1, seed=1) not in orders
 
 
 def test_a_batch_larger_than_the_data(files: list[str]) -> None:
@@ -96,8 +105,6 @@ def test_corrupt_records_are_refused_or_skipped(tmp_path: Path, capsys: pytest.C
     expected = sorted({*range(COUNT)} - {3 * FILES + 2})
     assert sorted(number for images, _ in eval_pipeline(left) for number in numbers(images)) == expected
     assert sorted(drawn(train_pipeline(left, COUNT - 1, 0))) == expected
-    # Two segments of one file stay with one shard.
-    assert sorted(drawn(train_pipeline(left, EACH * 2 - 1, 0, (2, 3)))) == [n for n in expected if n % FILES in (2, 5)]
     with pytest.raises(DataError, match="batch size 30 is larger than the data"):
         check(left, COUNT)
 

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from trainer.evaluation import Metrics, Mistakes
-from trainer.runtime import import_tensorflow
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.util.tensor_util import make_ndarray
 
 from ops.report.evaluation import parse
+from scaletier.runtime import import_tensorflow
+from scaletier.summaries import Summaries
 from trainer import findings
 
 tf = import_tensorflow()
 DIGITS = [str(digit) for digit in range(10)]
 
 
-def metrics(size: int = 10) -> Metrics:
+def found(size: int = 10, classes: Sequence[str] = DIGITS) -> findings.Findings:
     """Of `size` digits 5 records each, of which the first was once taken for the last."""
-    confusion = np.zeros((10, 10), np.int64)
-    confusion[range(size), range(size)] = 5
-    confusion[0, 0], confusion[0, size - 1] = 4, 1
-    images = np.arange(784, dtype=np.uint8).reshape(1, 28, 28)
-    return Metrics(0.1234567, 0.98, Mistakes(images, np.array([size - 1]), np.array([0])), confusion)
+    labels = np.repeat(np.arange(size), 5)
+    taken_for = labels.copy()
+    taken_for[0] = size - 1
+    pictures = np.zeros((len(labels), 784), np.float32)
+    pictures[0] = np.arange(784, dtype=np.uint8) / np.float32(255)
+    seen = findings.Findings(classes)
+    for batch in (slice(0, 7), slice(7, None)):
+        seen.batch(pictures[batch], labels[batch], np.eye(10, dtype=np.float32)[taken_for[batch]])
+    return seen
+
+
+METRICS = {"loss": 0.1234567, "accuracy": 0.98}
 
 
 def test_what_is_left_is_what_a_report_reads(tmp_path: Path) -> None:
-    assert findings.write(str(tmp_path), 40, metrics(), DIGITS) is None
+    assert found().write(str(tmp_path), 40, METRICS) is None
     assert [path.name for path in tmp_path.iterdir()] == ["evaluation.json"]
     content = (tmp_path / "evaluation.json").read_bytes()
     told = json.loads(content)
@@ -40,21 +50,20 @@ def test_what_is_left_is_what_a_report_reads(tmp_path: Path) -> None:
     (mistake,) = read.mistakes
     assert (mistake.label, mistake.predicted) == (0, 9)
     picture = tf.io.decode_png(base64.b64decode(mistake.image)).numpy()
-    assert picture[:, :, 0].tolist() == metrics().mistakes.images[0].tolist()
+    assert picture[:, :, 0].tolist() == found().pictures[0].tolist() == np.arange(784, dtype=np.uint8).reshape(28, 28).tolist()
 
 
 def test_it_is_replaced_and_has_the_classes_that_there_are(tmp_path: Path) -> None:
-    assert findings.write(str(tmp_path), 40, metrics(), DIGITS) is None
-    assert findings.write(str(tmp_path), 41, metrics(3), ["cat", "dog", "owl", *DIGITS[3:]]) is None
+    assert found().write(str(tmp_path), 40, METRICS) is None
+    assert found(3, ["cat", "dog", "owl", *DIGITS[3:]]).write(str(tmp_path), 41, METRICS) is None
     read = parse((tmp_path / "evaluation.json").read_bytes())
     assert (read.step, read.classes, read.confusion) == (41, ["cat", "dog", "owl"], [[4, 0, 1], [0, 5, 0], [0, 0, 5]])
 
 
 def test_nothing_but_one_class_is_a_matrix_all_the_same(tmp_path: Path) -> None:
-    confusion = np.zeros((10, 10), np.int64)
-    confusion[0, 0] = 7
-    none = Mistakes(np.zeros((0, 28, 28), np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    assert findings.content(1, Metrics(0.0, 1.0, none, confusion), DIGITS) == {
+    seen = findings.Findings(DIGITS)
+    seen.batch(np.zeros((7, 784), np.float32), np.zeros(7, np.int64), np.eye(10, dtype=np.float32)[[0] * 7])
+    assert seen.content(1, {"loss": 0.0, "accuracy": 1.0}) == {
         "step": 1,
         "loss": 0.0,
         "accuracy": 1.0,
@@ -64,9 +73,56 @@ def test_nothing_but_one_class_is_a_matrix_all_the_same(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("wrong", [0, 3, 20])
+def test_the_first_mistakes_are_kept_with_what_they_were_taken_for(wrong: int) -> None:
+    numbers = np.arange(40)
+    taken_for = (numbers + (numbers < wrong)) % 10  # the first digits are taken for the next one
+    pictures = np.repeat(numbers[:, None], 784, 1).astype(np.float32) / np.float32(255)
+    seen = findings.Findings(DIGITS)
+    for begin in range(0, 40, 15):
+        batch = slice(begin, begin + 15)
+        seen.batch(pictures[batch], numbers[batch] % 10, 100 * np.eye(10, dtype=np.float32)[taken_for[batch]])
+    expected = [[0] * 10 for _ in range(10)]
+    for number in range(40):
+        expected[number % 10][taken_for[number]] += 1
+    assert seen.confusion.tolist() == expected
+    kept = min(wrong, 16)
+    assert seen.pictures.shape == (kept, 28, 28)
+    assert seen.pictures[:, 0, 0].tolist() == list(range(kept))
+    assert seen.labels.tolist() == [number % 10 for number in range(kept)]
+    assert seen.predicted.tolist() == [(number + 1) % 10 for number in range(kept)]
+
+
+def shown(folder: Path) -> EventMultiplexer:
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(folder))
+    multiplexer.Reload()
+    return multiplexer
+
+
+def test_mistaken_digits_are_named_and_put_together(tmp_path: Path) -> None:
+    seen = findings.Findings(DIGITS)
+    pictures = np.stack([np.full(784, shade, np.float32) for shade in (10, 20, 30)]) / np.float32(255)
+    seen.batch(pictures, np.array([9, 4, 9]), np.eye(10, dtype=np.float32)[[4, 9, 4]])
+    seen.done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=False)
+    read_back = shown(tmp_path)
+    names = ["mistakes/4 taken for 9", "mistakes/9 taken for 4"]
+    assert sorted(read_back.PluginRunToTagToContent("images")["summaries"]) == names
+    width, height, *pictures = make_ndarray(read_back.Tensors("summaries", names[1])[0].tensor_proto)
+    assert (width, height) == (b"28", b"28")
+    assert [int(tf.io.decode_png(png)[0, 0, 0]) for png in pictures] == [10, 30]
+    assert not (tmp_path / "evaluation.json").exists(), "the model goes on"
+
+
+def test_without_mistakes_there_is_no_picture_and_the_last_evaluation_leaves_the_file(tmp_path: Path) -> None:
+    findings.Findings(DIGITS).done(7, METRICS, Summaries(str(tmp_path)), str(tmp_path), last=True)
+    assert shown(tmp_path).PluginRunToTagToContent("images") == {}
+    assert json.loads((tmp_path / "evaluation.json").read_text())["mistakes"] == []
+
+
 def test_a_folder_that_cannot_be_written_ends_no_job(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = findings.write(f"{tmp_path}/file", 40, metrics(), DIGITS)
+    said = found().write(f"{tmp_path}/file", 40, METRICS)
     assert said is not None
     assert said.startswith(f"{tmp_path}/file/evaluation.json was not written: ")
     assert "\n" not in said

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.flags import Flags, parse
+from scaletier.flags import flags_of
+from trainer.flags import parse
 
 ENVIRON = {"SCALETIER_DATA": "/bucket/data/mnist/", "JOB_DIR": "gs://b/jobs/job01/output"}
 
 
 def test_defaults_come_from_the_environment() -> None:
-    flags = parse([], ENVIRON)
-    assert flags == Flags(
-        train_data=("/bucket/data/mnist/train*.tfrecord*",),
-        eval_data=("/bucket/data/mnist/test*.tfrecord*",),
-        job_dir="gs://b/jobs/job01/output",
-        strategy="async",
-        model="cnn",
-        hidden_units=(128, 32),
-        precision="float32",
-        batch_size=100,
-        max_steps=2000,
-        learning_rate=0.05,
-        momentum=0.9,
-        eval_interval=1.0,
-        checkpoint_steps=500,
-        checkpoint_seconds=None,
-        keep_checkpoints=5,
-        sync_period=None,
-        communication="auto",
-        microbatches=4,
-        seed=0,
-        log_interval=1.0,
-        skip_corrupt_records=False,
-    )
+    assert vars(parse([], ENVIRON)) == {
+        "train_data": ("/bucket/data/mnist/train*.tfrecord*",),
+        "eval_data": ("/bucket/data/mnist/test*.tfrecord*",),
+        "job_dir": "gs://b/jobs/job01/output",
+        "strategy": "async",
+        "model": "cnn",
+        "hidden_units": (128, 32),
+        "precision": "float32",
+        "batch_size": 100,
+        "max_steps": 2000,
+        "learning_rate": 0.05,
+        "momentum": 0.9,
+        "eval_interval": 1.0,
+        "checkpoint_steps": 500,
+        "checkpoint_seconds": 60.0,
+        "keep_checkpoints": 5,
+        "sync_period": None,
+        "communication": "auto",
+        "microbatches": 4,
+        "seed": 0,
+        "log_interval": 1.0,
+        "allow_cpu": False,
+        "skip_corrupt_records": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,8 @@ def test_defaults_come_from_the_environment() -> None:
 )
 def test_spellings(train: str, evaluate: str, job_dir: str) -> None:
     flags = parse([f"{train}=a,b", evaluate, "gs://c/eval.tfr.gz", job_dir, "out/"], {})
-    assert (flags.train_data, flags.eval_data, flags.job_dir) == (("a", "b"), ("gs://c/eval.tfr.gz",), "out")
+    assert (flags.train_data, flags.eval_data, flags.job_dir) == (("a", "b"), ("gs://c/eval.tfr.gz",), "out/")
+    assert flags_of(flags).job_dir == "out"
 
 
 def test_job_dir_defaults_to_output() -> None:
@@ -61,9 +63,10 @@ def test_job_dir_defaults_to_output() -> None:
         (["--train-data", ",", "--eval-data", "b"], "--train-data is missing"),
         (["--model", "rnn"], "invalid choice: 'rnn' (choose from 'cnn', 'mlp')"),
         (["--batch-size", "0"], "--batch-size: 0 is too low; it must be at least 1"),
-        (["--max-steps", "many"], "--max-steps: 'many' is not a whole number"),
         (["--learning-rate", "nan"], "--learning-rate: nan must be above 0"),
-        (["--eval-interval", "soon"], "--eval-interval: 'soon' is not a number"),
+        (["--hidden-units", "128,x"], "--hidden-units: 'x' is not a whole number"),
+        (["--momentum", "1"], "--momentum: 1 must be from 0 to below 1"),
+        (["--max-steps", "many"], "--max-steps: 'many' is not a whole number"),
         (["--batch", "5"], "unrecognized arguments: --batch 5"),
     ],
 )

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainer.runtime import import_tensorflow
 
+from scaletier.runtime import import_tensorflow
 from trainer import manifest, mnist, records, tfrecord
 from trainer.mnist import SourceError, Split, from_directory, parse_idx
 
@@ -213,7 +213,7 @@ def test_the_keras_download_is_held_to_the_same_digests(source: Path, monkeypatc
     class TensorFlow:
         keras = Keras
 
-    monkeypatch.setattr("trainer.runtime.import_tensorflow", lambda: TensorFlow)
+    monkeypatch.setattr("scaletier.runtime.import_tensorflow", lambda: TensorFlow)
     assert mnist.load("keras") == {"train": small(20), "test": small(5)}
     monkeypatch.setattr(Keras.datasets.mnist, "load_data", lambda: 1 / 0)
     with pytest.raises(SourceError, match=r"the download of tf\.keras\.datasets\.mnist failed: division by zero"):

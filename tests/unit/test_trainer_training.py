@@ -32,7 +32,7 @@ def train(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("SCALETIER_DATA", str(data))
     monkeypatch.setenv("JOB_DIR", str(tmp_path / "job"))
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr("trainer.asynchronous.prepare_process", lambda: None)  # TensorFlow takes them once a process
+    monkeypatch.setattr("scaletier.asynchronous.prepare_process", lambda: None)  # TensorFlow takes them once a process
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return lambda *flags: task.main(["--model=mlp", "--batch-size=10", *flags])
 
@@ -43,13 +43,13 @@ def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.Ca
     assert re.fullmatch(
         r"Train \[master/0\], step 1: loss: \d\.\d{3}, accuracy: \d\.\d{3} \(\d\.\d{3} sec\) "
         r"\d+\.\d global steps/s, \d+\.\d local steps/s",
-        first[0],
+        first[1],
     )
     assert re.fullmatch(rf"Exporting prediction graph to {tmp_path}/job/export/Servo/\d{{10}}", first[-2])
     assert first[-1].startswith("Final metrics after 50 steps, loss: ")
     assert train("--max-steps=120") == 0
     second = capfd.readouterr().out.splitlines()
-    assert second[0] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
+    assert second[1] == f"Resuming from {tmp_path}/job/checkpoints/model-50, step 50"
     assert re.fullmatch(r"Final metrics after 120 steps, loss: 0\.\d{3}, accuracy: 1\.000", second[-1])
     assert any((tmp_path / "job/summaries").iterdir())
     found = json.loads((tmp_path / "job/evaluation.json").read_text())
@@ -60,7 +60,7 @@ def test_trains_resumes_and_exports(train: Any, tmp_path: Path, capfd: pytest.Ca
 
 
 def test_the_exported_model_answers(train: Any, tmp_path: Path) -> None:
-    from trainer.runtime import import_tensorflow
+    from scaletier.runtime import import_tensorflow
 
     tf = import_tensorflow()
     assert train("--max-steps=8") == 0
@@ -85,8 +85,8 @@ def test_a_checkpoint_of_another_model(train: Any, tmp_path: Path, capfd: pytest
     assert train("--max-steps=4") == 0
     assert train("--max-steps=8", "--model=cnn") == 2
     assert capfd.readouterr().err == (
-        f"error: checkpoint {tmp_path}/job/checkpoints/model-4 is of another model: cnn has variable conv1_kernel "
-        "(5, 5, 1, 32), it has none; pass another --job-dir or --model\n"
+        f"error: checkpoint {tmp_path}/job/checkpoints/model-4 is of another model: cnn has variable conv1/kernel "
+        "(5, 5, 1, 32), it has none; pass another --job-dir, or the model that it is of\n"
     )
 
 
@@ -143,33 +143,8 @@ def test_tf_config_that_is_wrong(train: Any, monkeypatch: pytest.MonkeyPatch, ca
 
 def test_a_replica_that_is_told_to_end_saves(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda _, handler: handler())
-    assert train("--max-steps=1000") == task.RETRY_EXIT_CODE == 143
+    assert train("--max-steps=1000") == 143
     assert (tmp_path / "job/checkpoints/model-1.index").is_file()
-
-
-def test_the_parameters_are_cut_and_put_together_again() -> None:
-    from trainer.downpour import Centre
-
-    from trainer.model import make_model
-
-    model = make_model("cnn")
-    values = model.initial(3)
-    assert values.size == sum(model.sizes) == 3_274_634
-    centre = Centre(model, ["/device:CPU:0"] * 3, values, 7, remote=True)
-    pulled, step = centre.pull()
-    assert step == 7
-    assert np.array_equal(pulled.numpy(), values)
-    assert {name: tuple(v.shape) for name, v in model.unflatten(pulled).items()} == dict(model.shapes)
-    third = 4 * values.size / 3
-    assert all(abs(count - third) <= 4 for count in centre.bytes_per_round)
-    # What crosses the network is rounded to 11 bits; what is kept is not.
-    variables = list(model.unflatten(values).values())
-    for read, value in zip(centre.read(), variables, strict=True):
-        assert np.allclose(read.numpy(), value.numpy(), rtol=2**-11, atol=1e-7)
-    assert int(centre.add(variables, 0.5, 4)) == 11
-    assert np.allclose(centre.pull()[0].numpy(), 1.5 * values, rtol=2**-11, atol=1e-7)
-    assert int(centre.set(variables, 1)) == 12
-    assert np.array_equal(centre.pull()[0].numpy(), values)
 
 
 def test_data_is_found_by_directory_glob_and_path(data: Path) -> None:

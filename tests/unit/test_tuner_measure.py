@@ -7,9 +7,9 @@ from pathlib import Path
 
 import hypertune
 import pytest
-from trainer.summaries import Summaries, tf
 
 from jobs.study import Goal, Measurement, Parameter, ParameterType, Study, Trial, TrialState
+from scaletier.summaries import Summaries, tf
 from tuner.measure import Metrics
 from tuner.stopping import ENOUGH, lags
 
@@ -45,7 +45,7 @@ def test_reports_are_in_the_order_of_their_coming_whatever_the_clock_says(metric
 
 
 def test_a_damaged_summary_does_not_take_what_metrics_json_says(metrics: Metrics, tmp_path: Path) -> None:
-    Summaries(f"{tmp_path}/output").scalars(5, accuracy=0.5)
+    Summaries(f"{tmp_path}/output").scalars(5, {"accuracy": 0.5})
     (events,) = (tmp_path / "output").rglob("*tfevents*")
     with tf.io.TFRecordWriter(str(events.with_name("events.out.tfevents.99.damaged"))) as writer:
         writer.write(b"\xff\xff\xff no event")
@@ -83,29 +83,29 @@ def test_a_file_that_tells_nothing(metrics: Metrics, tmp_path: Path, content: st
 def test_summaries_of_the_evaluation_before_those_of_training(metrics: Metrics, tmp_path: Path) -> None:
     for run, value in (("train", 0.95), ("validation", 0.8)):
         for step in (1, 2):
-            Summaries(f"{tmp_path}/output/{run}").scalars(step, accuracy=value + step / 100, loss=1.0)
+            Summaries(f"{tmp_path}/output/{run}").scalars(step, {"accuracy": value + step / 100, "loss": 1.0})
     found = metrics.whole()
     assert [each.trainingStep for each in found] == [1, 2]
     assert [each.objectiveValue for each in found] == pytest.approx([0.81, 0.82])
     assert "loss" in metrics.others
-    Summaries(f"{tmp_path}/output/validation").scalars(3, accuracy=0.85)
+    Summaries(f"{tmp_path}/output/validation").scalars(3, {"accuracy": 0.85})
     assert metrics.evaluated()[-1].trainingStep == 3, "what came since"
 
 
 def test_a_trial_that_was_not_evaluated_yet_is_not_judged_by_its_training(metrics: Metrics, tmp_path: Path) -> None:
-    Summaries(f"{tmp_path}/output").scalars(5, **{"master-0__accuracy": 0.99})
+    Summaries(f"{tmp_path}/output").scalars(5, {"master-0/accuracy": 0.99})
     assert metrics.evaluated() == []
     assert metrics.whole()[-1].trainingStep == 5, "at its end that is better than nothing"
 
 
 def test_metrics_json_is_the_last_point_of_what_summaries_tell(metrics: Metrics, tmp_path: Path) -> None:
-    Summaries(f"{tmp_path}/output").scalars(5, eval__accuracy=0.5)
+    Summaries(f"{tmp_path}/output").scalars(5, {"eval/accuracy": 0.5})
     (tmp_path / "output/metrics.json").write_text('{"steps": 9, "accuracy": 0.75}')
     assert metrics.whole() == [Measurement(5, 0.5), Measurement(9, 0.75)]
 
 
 def test_a_tag_may_have_slashes_and_be_the_end_of_one(tmp_path: Path) -> None:
-    Summaries(str(tmp_path)).scalars(7, eval__accuracy=0.5, inaccuracy=0.1)
+    Summaries(str(tmp_path)).scalars(7, {"eval/accuracy": 0.5, "inaccuracy": 0.1})
     for tag in ("accuracy", "eval/accuracy", "summaries/eval/accuracy"):
         assert Metrics(tag, tmp_path / "none", str(tmp_path)).whole() == [Measurement(7, 0.5)]
     assert Metrics("ccuracy", tmp_path / "none", str(tmp_path)).whole() == []

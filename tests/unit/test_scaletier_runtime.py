@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainer.runtime import available_cpus, one_line
+
+from scaletier.runtime import available_cpus, one_line
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_an_error_is_one_line_without_the_names_of_nodes() -> None:
 
 
 def test_noise_is_held_back_unless_the_import_fails() -> None:
-    script = "import os, sys\nfrom trainer.runtime import quiet_stderr\nwith quiet_stderr():\n os.write(2, b'noise')\n {}"
+    script = "import os, sys\nfrom scaletier.runtime import quiet_stderr\nwith quiet_stderr():\n os.write(2, b'noise')\n {}"
     quiet = subprocess.run([sys.executable, "-c", script.format("pass")], capture_output=True, text=True, check=True)
     assert quiet.stderr == ""
     loud = subprocess.run([sys.executable, "-c", script.format("sys.exit(3)")], capture_output=True, text=True, check=False)

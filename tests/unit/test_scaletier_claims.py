@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.claims import Claims
-from trainer.downpour import Round, State
-from trainer.period import Period
-from trainer.replica import Progress, Replica, Walk
 
-from trainer import replica
+from scaletier.claims import Claims
+from scaletier.period import Period
+from scaletier.replica import DivergedError, Progress, Replica, Walk, train
+from scaletier.walk import Round
 
 GOING = threading.Event()
 
@@ -96,21 +95,52 @@ def test_a_job_that_is_stopped_lets_a_waiting_replica_go() -> None:
     assert claims.claim("master/0", 10, stopped) == 0
 
 
-def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[int]()
+def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> None:
+    asked = list[tuple[int, int]]()
 
-    def take_round(run: Any, iterator: Any, state: State, steps: int, share: float) -> tuple[State, Round]:
-        asked.append(steps)
+    def take(state: Any, steps: int, position: int, share: float) -> tuple[Any, Round]:
+        asked.append((steps, position))
         if len(asked) == 2:
             raise ConnectionError
-        return state, Round(steps, 90 + sum(asked) - (asked[1] if len(asked) > 2 else 0), 1.0, 0.5)
+        return state + 1, Round(steps, position + steps, 1.0)
 
-    monkeypatch.setattr(replica, "take_round", take_round)
     progress = Progress(90, 100, 0)
-    walk = Walk(Replica("master/0", True, None, None, Period(8, True), 1.0, lambda line: None), State((), ()), progress)  # type: ignore[arg-type]
+    walk = Walk(Replica("master/0", True, take, Period(8, True), 1.0, lambda line: None), 0, progress)
     assert walk.take(8, 1.0)
     with pytest.raises(ConnectionError):
         walk.take(8, 1.0)
     assert walk.take(8, 1.0)
     assert walk.take(8, 1.0) is None
-    assert asked == [8, 2, 2]
+    assert asked == [(8, 90), (2, 98), (2, 98)]
+    assert walk.state == 2
+
+
+def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> None:
+    asked, lines = list[tuple[Any, int, float]](), list[str]()
+    progress = Progress(0, 40, 1)
+
+    def take(state: Any, steps: int, position: int, share: float) -> tuple[Any, Round]:
+        asked.append((state, steps, share))
+        return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25})
+
+    with progress.training("master/0"):
+        rounds = train(Replica("worker/0", False, take, Period(8, True), 1e9, lines.append), 0, progress)
+        assert [next(rounds).steps, next(rounds).steps] == [1, 8]
+    assert next(rounds).steps == 8
+    assert asked == [(0, 1, 0.5), (1, 8, 0.5), (2, 8, 1.0)]
+    assert progress.rounds == 3
+    assert len(lines) == 1
+    assert lines[0].startswith("Train [worker/0], step 1: loss: 0.500, mae: 0.250 (")
+    progress.stopped.set()
+    assert list(rounds) == []
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_ends_the_walk(loss: float) -> None:
+    walk = Walk(
+        Replica("worker/1", False, lambda state, *_: (state, Round(1, 7, loss)), Period(8, True), 1.0, lambda line: None),
+        None,
+        Progress(0, 20, 1),
+    )
+    with pytest.raises(DivergedError, match=rf"^the loss of worker/1 is {loss} at step 7; try a lower learning rate$"):
+        walk.take(8, 1.0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
-from trainer.cluster import Cluster, ClusterError, await_peers, parse, unfit
 
-from trainer.flags import STRATEGIES
+from scaletier.cluster import Cluster, ClusterError, await_peers, parse, unfit
+from scaletier.flags import STRATEGIES
 
 JOBS = {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}
 
@@ -64,7 +65,8 @@ def test_what_cannot_be_used_is_one_line(text: str, message: str) -> None:
 
 def test_peers_are_awaited_until_they_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"a:2222": iter([False, True]), "b:2222": iter([False, False, True])}
-    monkeypatch.setattr("trainer.cluster._accepts", lambda address: next(answers[address]))
+    module = sys.modules["scaletier.cluster"]  # a function of the library has its name
+    monkeypatch.setattr(module, "_accepts", lambda address: next(answers[address]))
     monkeypatch.setattr("time.sleep", lambda _: None)
     reports: list[str] = []
     monkeypatch.setattr("time.monotonic", iter(range(0, 100, 4)).__next__)

@@ -7,11 +7,10 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.descent import Descent
-from trainer.downpour import Round
-from trainer.period import ALONE, Period
-from trainer.replica import Progress
-from trainer.stages import partition
+
+from scaletier.period import ALONE, Period
+from scaletier.replica import Progress
+from scaletier.stages import partition
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
 
@@ -48,44 +47,32 @@ def test_a_period_that_is_asked_for_stays() -> None:
 def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
     period = Period.of(None, 5, 3_000)
     for _ in range(8):
-        period.observe(4, 0.04 + 0.1, 0.04)  # 10 ms a step, 100 ms an exchange: 100 steps would make it a tenth
+        period.observe(4, 0.04 + 0.1, 0.04)  # 10 ms a step, 100 ms an exchange: 67 steps would make it 0.15 of theirs
     assert period.steps == 3_000 // (15 * 5) == 40
     assert period.told == "Exchange every 40 steps: 10.0 ms a step, 100.0 ms an exchange"
     for _ in range(8):
         period.observe(40, 0.4 + 0.0185, 0.4)
-    assert period.steps == 19
+    assert period.steps == 13
     for _ in range(8):
         period.observe(40, 4.0 + 0.01, 4.0)
-    assert period.steps == 8
+    assert period.steps == 4
 
 
 def test_a_short_job_still_meets_often() -> None:
     period = Period.of(None, 5, 300)
     for _ in range(8):
-        period.observe(8, 1.0, 0.001)
-    assert period.steps == 8
+        period.observe(4, 1.0, 0.001)
+    assert period.steps == 4
 
 
-def test_the_workers_join_a_master_that_has_warmed_up_and_count_the_same() -> None:
+def test_steps_count_for_a_share_of_those_that_train_now() -> None:
     progress = Progress(0, max_steps=400, workers=2)
-    assert progress.first_share == 1 / 3
     with progress.training("master/0"):
         assert progress.share == 1.0
-        progress.tell(Round(8, 39, 1.0, 0.5))
-        assert not progress.warm
-        progress.tell(Round(8, 40, 1.0, 0.5))
-        progress.join()
         with progress.training("worker/0"), progress.training("worker/1"):
             assert progress.share == 1 / 3
         assert progress.share == 1.0
-    assert progress.rounds == 2
-
-
-def test_a_job_that_goes_on_is_warm() -> None:
-    progress = Progress(500, max_steps=1000, workers=2)
-    progress.tell(Round(1, 501, 1.0, 0.5))
-    progress.join()
-    assert progress.warm
+    assert progress.share == 1.0
 
 
 def test_the_master_begins_when_the_workers_are_prepared() -> None:
@@ -110,20 +97,4 @@ def test_a_job_that_is_stopped_lets_a_waiting_worker_go() -> None:
     progress.fail(RuntimeError("first"))
     progress.fail(RuntimeError("second"))
     progress.begin(leads=False)
-    progress.join()
     assert str(progress.failure) == "first"
-
-
-def test_the_rate_rises_grows_with_what_is_averaged_and_falls_to_nothing() -> None:
-    alone, four = Descent(0.1, 0.9, 100_000), Descent(0.1, 0.9, 100_000, 4)
-    assert float(alone.rate(0)) < 0.003
-    assert abs(float(alone.rate(200)) - 0.1) < 0.001
-    assert abs(float(four.rate(200)) - 0.2) < 0.001
-    assert abs(float(Descent(0.1, 0.9, 100_000, 100).rate(200)) - 0.3) < 0.001
-    assert float(four.rate(99_999)) < 1e-6
-
-
-def test_large_updates_take_as_many_of_them_to_warm_up() -> None:
-    single, twenty = Descent(0.1, 0.9, 10**9), Descent(0.1, 0.9, 10**9, 20, 20)
-    assert float(twenty.rate(80)) < 0.6 * float(single.rate(80))  # the fifth update, half-way up
-    assert abs(float(twenty.rate(600)) - 0.3) < 0.001

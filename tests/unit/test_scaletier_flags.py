@@ -1,0 +1,76 @@
+"""The flags that every job has: defaults, spellings, a program's own beside them, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from scaletier.flags import Flags, flags_of, parse, parser
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOB_DIR", raising=False)
+    assert parse([]) == Flags(
+        job_dir="output",
+        strategy="async",
+        max_steps=2000,
+        eval_interval=1.0,
+        checkpoint_steps=500,
+        checkpoint_seconds=60.0,
+        keep_checkpoints=5,
+        sync_period=None,
+        communication="auto",
+        microbatches=4,
+        seed=0,
+        log_interval=1.0,
+        allow_cpu=False,
+    )
+    monkeypatch.setenv("JOB_DIR", "gs://b/jobs/job01/output/")
+    assert parse([]).job_dir == "gs://b/jobs/job01/output"
+    assert flags_of(parser({"JOB_DIR": "/x"}).parse_args([])).job_dir == "/x"
+    assert parse(["--job-dir=/"]).job_dir == "/"
+
+
+@pytest.mark.parametrize("spelling", ["--job-dir", "--output_path", "--output-dir"])
+def test_spellings(spelling: str) -> None:
+    assert parse([spelling, "out/"]).job_dir == "out"
+
+
+def test_a_period_is_a_number_or_as_measured() -> None:
+    assert parse(["--sync-period=auto"]).sync_period is None
+    assert parse(["--sync-period=7"]).sync_period == 7
+
+
+def test_a_program_adds_flags_of_its_own() -> None:
+    flags = parser({}, description="Trains pictures.")
+    flags.add_argument("--width", type=int)
+    parsed = flags.parse_args(["--width=3", "--max-steps=9"])
+    assert (parsed.width, flags_of(parsed).max_steps) == (3, 9)
+    assert "Trains pictures." in flags.format_help()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--strategy", "mirrored"], "invalid choice: 'mirrored' (choose from 'async', 'sync', 'model-parallel')"),
+        (["--max-steps", "many"], "--max-steps: 'many' is not a whole number"),
+        (["--max-steps", "0"], "--max-steps: 0 is too low; it must be at least 1"),
+        (["--seed", "-1"], "--seed: -1 is too low; it must be at least 0"),
+        (["--eval-interval", "soon"], "--eval-interval: 'soon' is not a number"),
+        (["--checkpoint-seconds", "inf"], "--checkpoint-seconds: inf must be above 0"),
+        (["--log-interval", "0"], "--log-interval: 0 must be above 0"),
+        (["--sync-period", "x"], "--sync-period: 'x' is not a whole number"),
+        (["--communication", "mpi"], "invalid choice: 'mpi' (choose from 'auto', 'ring', 'nccl')"),
+        (["--max", "5"], "unrecognized arguments: --max 5"),
+        (["--batch-size", "5"], "unrecognized arguments: --batch-size 5"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in shown
+    assert shown.startswith("error: ")
+    assert shown.count("\n") == 1

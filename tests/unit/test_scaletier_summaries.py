@@ -1,0 +1,63 @@
+"""What a job leaves for TensorBoard, read as TensorBoard reads it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.util.tensor_util import make_ndarray
+
+from scaletier.runtime import import_tensorflow
+from scaletier.summaries import Summaries
+
+tf = import_tensorflow()
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read(folder: Path) -> EventMultiplexer:
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(folder))
+    multiplexer.Reload()
+    return multiplexer
+
+
+def strings(event: Any) -> list[bytes]:
+    return list(make_ndarray(event.tensor_proto))
+
+
+def test_each_kind_is_found_by_its_plugin(tmp_path: Path) -> None:
+    summaries = Summaries(str(tmp_path))
+    assert not list(tmp_path.iterdir()), "nothing is written before there is something"
+    summaries.scalars(5, {"loss": 0.5, "replicas/rate": 2})
+    summaries.graph(tf.function(lambda x: x + 1, input_signature=[tf.TensorSpec([], tf.int32)]).get_concrete_function())
+    read_back = read(tmp_path)
+    assert list(read_back.PluginRunToTagToContent("scalars")["summaries"]) == ["loss", "replicas/rate"]
+    (loss,) = read_back.Tensors("summaries", "loss")
+    assert (loss.step, float(make_ndarray(loss.tensor_proto))) == (5, 0.5)
+    assert {node.op for node in read_back.Graph("summaries").node} >= {"Placeholder", "AddV2"}
+    assert read_back.SummaryMetadata("summaries", "loss").data_class == 1
+
+
+def test_pictures_lie_under_their_name_one_beside_the_other(tmp_path: Path) -> None:
+    pictures = np.stack([np.full((4, 6), shade, np.uint8) for shade in (10, 30)])
+    Summaries(str(tmp_path)).images(7, {"some/name": pictures})
+    read_back = read(tmp_path)
+    assert list(read_back.PluginRunToTagToContent("images")["summaries"]) == ["some/name"]
+    width, height, *encoded = strings(read_back.Tensors("summaries", "some/name")[0])
+    assert (width, height) == (b"6", b"4")
+    assert [tf.io.decode_png(png)[..., 0].numpy().tolist() for png in encoded] == pictures.tolist()
+
+
+def test_writing_them_does_not_import_tensorboard() -> None:
+    code = (
+        "import sys, tempfile, numpy\nfrom scaletier.summaries import Summaries\n"
+        "s = Summaries(tempfile.mkdtemp())\ns.scalars(1, {'a': 1})\n"
+        "s.images(1, {'b': numpy.zeros((1, 28, 28), 'uint8')})\n"
+        "print([name for name in sys.modules if name.startswith('tensorboard')])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
