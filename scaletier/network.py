@@ -118,11 +118,12 @@ class Network:
         self.shared = [*self.trained, *kept]
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.own = [*self._counts, *self.slots]
-        self._losses = _per_output(loss, _loss_function)
+        weights = _per_output(compiled.get("loss_weights") if job.loss is None else None, lambda weight: weight)
+        self._losses = {key: _times(weights.get(key), one) for key, one in _per_output(loss, _loss_function).items()}
         self._outputs = self._look(spec)
         self._metrics = self._metric_objects(metrics, spec)
         self._unmeasured = [np.asarray(variable) for _, metric in self._metrics for variable in metric.variables]
-        self.metric_names = [metric.name for _, metric in self._metrics]
+        self.metric_names = [metric.name if key is None else f"{key}_{metric.name}" for key, metric in self._metrics]
 
     def _made(self, model: Any) -> Any:
         """The model of a function, without values for its variables; with them where its maker needs some."""
@@ -316,12 +317,11 @@ def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]
 
 
 def _compiled(model: Any) -> Mapping[str, Any]:
-    """What a model was compiled with: loss, metrics, optimizer; nothing where it was not."""
+    """What a model was compiled with: loss, loss_weights, metrics, optimizer; nothing where it was not."""
     if not model.compiled:
         return {}
-    found = {"loss": model.loss, "optimizer": model.optimizer}
-    told = (model.get_compile_config() or {}).get("metrics") or ()
-    return {**found, "metrics": [keras.saving.deserialize_keras_object(one) if isinstance(one, dict) else one for one in told]}
+    weights, metrics = private.compiled(model)
+    return {"loss": model.loss, "optimizer": model.optimizer, "loss_weights": weights, "metrics": metrics}
 
 
 def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:
@@ -346,8 +346,28 @@ def _loss_function(given: Any) -> Callable[[Any, Any], Any]:
         found = keras.losses.get(given)
     except ValueError as error:
         raise JobError(f"the loss cannot be had: {one_line(error)}") from None
-    function: Callable[[Any, Any], Any] = found.call if isinstance(found, keras.losses.Loss) else found
-    return function
+    if isinstance(found, keras.losses.Loss):
+        function: Callable[[Any, Any], Any] = found.call
+        return function
+    return lambda targets, outputs: found(*_aligned(targets, outputs))
+
+
+def _aligned(targets: Any, outputs: Any) -> tuple[Any, Any]:
+    """Targets [N] and outputs [N, 1] as being of one shape, by the rule of `keras.Model.compile` for functions."""
+    if not (tf.is_tensor(targets) and tf.is_tensor(outputs)):
+        return targets, outputs
+    more = outputs.shape.rank - targets.shape.rank
+    if more == 1 and outputs.shape[-1] == 1:
+        return (targets[:, None], outputs) if targets.shape.rank == 1 else (targets, tf.squeeze(outputs, -1))
+    if more == -1 and targets.shape[-1] == 1:
+        return (targets, outputs[:, None]) if outputs.shape.rank == 1 else (tf.squeeze(targets, -1), outputs)
+    return targets, outputs
+
+
+def _times(weight: Any, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    if weight is None:
+        return function
+    return lambda targets, outputs: tf.cast(function(targets, outputs), tf.float32) * weight
 
 
 def _weighted(losses: Any, weights: Any) -> Any:

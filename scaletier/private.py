@@ -127,3 +127,13 @@ def schedule_of(optimizer: Any) -> Any:
 
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def compiled(model: Any) -> tuple[Any, Any]:
+    """The loss_weights and the metrics that a compiled model was given, functions among them, which `get_compile_config` only
+    names. Weighted metrics are among the metrics where these are lists.
+    """
+    told, loss = model._compile_metrics, model._compile_loss
+    metrics, weighted = (told and told._user_metrics) or [], (told and told._user_weighted_metrics) or []
+    found = [*metrics, *weighted] if isinstance(metrics, list) and isinstance(weighted, list) else metrics
+    return loss and loss._user_loss_weights, found

@@ -68,8 +68,11 @@ def units(network: Network) -> list[Unit]:
 
 
 def _parts(model: Any) -> list[tuple[str, Any]]:
-    operations = model.layers if isinstance(model, keras.Sequential) else getattr(model, "operations", None)
-    if not operations:
+    whole = model
+    if isinstance(model, keras.Sequential):  # as made of keras.Input, where masks are operations, too
+        with keras.StatelessScope(initialize_variables=False):
+            whole = keras.Model(model.inputs[0], model.outputs[0])
+    if not (operations := getattr(whole, "operations", None)):
         valid = "valid are Sequential models and those made of keras.Input"
         raise JobError(f"the layers of the model {model.name} cannot be laid on several hosts, as it is subclassed; {valid}")
     inputs = {id(tensor) for tensor in model.inputs}
@@ -81,7 +84,7 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
             f"the model {model.name} cannot be laid on several hosts: it goes through one layer more than once"
         ) from None
     last = {id(tensor) for tensor in model.outputs}
-    parts, begin, names, entering = [], model.inputs[0] if len(model.inputs) == 1 else model.inputs, list[str](), inputs
+    parts, begin, names, entering = [], whole.input, list[str](), inputs
     known = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
     alive = set(entering)
     for at, (layer, _, outputs) in enumerate(edges):
@@ -91,9 +94,7 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
         crossing = alive & needed
         if at == len(edges) - 1:
             with keras.StatelessScope(initialize_variables=False):
-                parts.append(
-                    (" ".join(names), keras.Model(begin, model.outputs[0] if len(model.outputs) == 1 else model.output))
-                )
+                parts.append((" ".join(names), keras.Model(begin, whole.output)))
         elif len(crossing) == 1 and not crossing & inputs:
             tensor = known[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
