@@ -180,8 +180,9 @@ class Asynchronous:
                 pass
         except tf.errors.DataLossError as error:
             self._progress.fail(error)  # the data is to blame, and not the host
-        except tf.errors.OutOfRangeError:
-            self._progress.fail(data.DataError(f"{name} finds no batch in the job's data"))
+        except tf.errors.OutOfRangeError as error:
+            told = self._job.explain(error) if self._job.explain else None
+            self._progress.fail(data.DataError(f"{name} finds no batch in the job's data{f': {told}' if told else ''}"))
         except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
             if not isinstance(error, tf.errors.PermissionDeniedError) and _NO_FILE not in str(error):
                 raise  # what a worker that has started again does not know yet
