@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import statistics
 import subprocess
 import tempfile
 import threading
@@ -40,7 +39,8 @@ _SECONDS, _CUT_SECONDS = 60, 10
 def logs_merge(_: BenchStack) -> Figure:
     """One line comes and one is taken, again and again."""
     pairs = [(_merged(_MANY), _merged(_FEW)) for _ in range(5)]
-    return Figure(*(statistics.median(pair[place] for pair in pairs) for place in (0, 1)))
+    many, few = zip(*pairs, strict=True)
+    return Figure.of(many, few)
 
 
 def _merged(waiting: int) -> float:

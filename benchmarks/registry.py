@@ -9,8 +9,12 @@ Add the module to SUITE in benchmarks/__main__.py, and the row is run, shown and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+import inspect
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from benchmarks.stack import BenchStack
 from infra.spec import ScaleTier
@@ -18,10 +22,20 @@ from infra.spec import ScaleTier
 
 @dataclass(frozen=True)
 class Figure:
-    """What came out, in the unit of its row: ours, and the peer's as measured in the same run; None without a peer."""
+    """What came out, in the unit of its row: ours, and the peer's as measured in the same run; None without a peer.
+
+    `runs` and `peers` are what each run gave, where there were several.
+    """
 
     value: float
     peer: float | None = None
+    runs: tuple[float, ...] = ()
+    peers: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, runs: Sequence[float], peers: Sequence[float] = ()) -> Self:
+        """Medians of several runs."""
+        return cls(statistics.median(runs), statistics.median(peers) if peers else None, tuple(runs), tuple(peers))
 
     @property
     def ratio(self) -> float | None:
@@ -33,6 +47,7 @@ class Benchmark:
     """One row. Bar and aim are of the ratio, of the value where there is no peer; `at_least`: more is better.
 
     `tier` is the cluster that it runs on, None for none: rows of one tier run after each other, so that it comes up once.
+    `unequal` says in a line what differs between ours and the peer beside what is measured.
     """
 
     name: str
@@ -44,6 +59,13 @@ class Benchmark:
     tier: ScaleTier | None = ScaleTier.STANDARD_1
     unit: str = "s"
     at_least: bool = False
+    unequal: str = ""
+
+    @property
+    def code(self) -> str:
+        """Of the module that measures: a figure of other code is none of this row's."""
+        module = inspect.getmodule(self.measure)
+        return hashlib.sha256((inspect.getsource(module) if module else "").encode()).hexdigest()[:12]
 
     @property
     def command(self) -> str:
@@ -75,11 +97,12 @@ def benchmark(
     tier: ScaleTier | None = ScaleTier.STANDARD_1,
     unit: str = "s",
     at_least: bool = False,
+    unequal: str = "",
 ) -> Callable[[Callable[[BenchStack], Figure]], Callable[[BenchStack], Figure]]:
     """Registers the decorated function under a name; the other arguments are Benchmark's."""
 
     def register(measure: Callable[[BenchStack], Figure]) -> Callable[[BenchStack], Figure]:
-        add(Benchmark(name, what, against, bar, aim, measure, tier, unit, at_least))
+        add(Benchmark(name, what, against, bar, aim, measure, tier, unit, at_least, unequal))
         return measure
 
     return register

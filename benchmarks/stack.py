@@ -90,6 +90,23 @@ class BenchStack:
         self.seconds.setdefault(tier, []).append(seconds)
         return seconds
 
+    @contextmanager
+    def own_cores(self, share: float) -> Iterator[None]:
+        """Every host of the cluster with this part of a core, exactly, until the context is left."""
+        self._cores(share)
+        try:
+            yield
+        finally:
+            self._cores(None)
+
+    def _cores(self, share: float | None) -> None:
+        for role in ("master", "worker", "ps"):
+            self.pulumi(
+                "config", *(("rm",) if share is None else ("set",)), "--path", f"cpus.{role}", *([str(share)] if share else [])
+            )
+        say(f"pulumi up, {'all processors' if share is None else f'{share} of a core'} for each host")
+        self.pulumi("up", "--yes", "--skip-preview")
+
     def down(self) -> None:
         """Destroys what is up; the stack stays."""
         if self.tier is not None:

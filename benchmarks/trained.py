@@ -49,17 +49,17 @@ class Trained:
         return self.steps[-1][0] - self.steps[0][0]
 
     @property
-    def last_first(self) -> float:
-        """Seconds from the first replica's first Train line to the last replica's first."""
-        first: dict[str, float] = {}
+    def last_joined(self) -> float:
+        """Seconds from the first Train line to the last replica's second, before which it took a round in full."""
+        lines: dict[str, list[float]] = {}
         for at, replica, _ in self.steps:
-            first.setdefault(replica, at)
-        return max(first.values()) - min(first.values())
+            lines.setdefault(replica, []).append(at)
+        return max(times[min(1, len(times) - 1)] for times in lines.values()) - self.steps[0][0]
 
     @property
     def examples_per_second(self) -> float:
-        """Once all replicas train: from the last one's first Train line to the end."""
-        begin = self.steps[0][0] + self.last_first
+        """Once all replicas train: from the last one's first full round to the end."""
+        begin = self.steps[0][0] + self.last_joined
         part = [(at, step) for at, _, step in self.steps if at >= begin]
         (start, low), (end, high) = part[0], max(part, key=lambda pair: pair[1])
         if end <= start:
@@ -116,13 +116,24 @@ def together(stack: BenchStack, label: str, arguments: str, *options: str) -> Tr
     return Trained(found.steps, found.accuracy, sent, memory.peaks, job)
 
 
-def first_step_with(accuracy: float, folder: Path) -> int:
-    """Global step of the first checkpoint in a job's output with this test accuracy; a process of its own tells."""
-    command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder), str(accuracy)]
-    found = must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out.strip()
-    if not found:
-        raise MeasureError(f"no checkpoint has a test accuracy of {accuracy}")
-    return int(found)
+def seconds_to(accuracy: float, trained: Trained, folder: Path) -> float:
+    """Seconds from the first Train line to this test accuracy, between the checkpoints below a folder in proportion.
+
+    A process of its own evaluates them; MeasureError where none has it.
+    """
+    command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder)]
+    curve: list[tuple[int, float]] = json.loads(must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out)
+    return trained.time_of(step_with(accuracy, curve))
+
+
+def step_with(accuracy: float, curve: Sequence[tuple[int, float]]) -> int:
+    """The global step where a curve of (step, accuracy) first comes to this accuracy, in proportion; MeasureError if never."""
+    before, low = 0, 0.0
+    for step, found in curve:
+        if found >= accuracy:
+            return round(before + (accuracy - low) / (found - low) * (step - before))
+        before, low = step, found
+    raise MeasureError(f"no checkpoint has a test accuracy of {accuracy}: the best is {max((a for _, a in curve), default=0)}")
 
 
 def fetched(stack: BenchStack, job: str) -> tempfile.TemporaryDirectory[str]:

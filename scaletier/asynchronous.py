@@ -60,10 +60,9 @@ class Asynchronous:
         self.shared, self.own = self._copy.shared, self._copy.own
         step = self._begin_at(reader)
         with tf.device(self._device):
-            self._iterator = iter(self._source.training(0, 1 + self._workers))
-        if reader and reader.has_data:
-            checkpoint.restore_data(reader, self._iterator)
-        self._keeper = Keeper(job, flags, self._network, self, self._source.element_spec[0], evaluated, self._iterator, step)
+            place = checkpoint.Place(self._source.training(0, 1 + self._workers), reader)
+        self._iterator = place.iterator
+        self._keeper = Keeper(job, flags, self._network, self, self._source.element_spec[0], evaluated, place, step)
         self._centre = self._make_centre(step) if self._workers else None
         with tf.device(self._device):
             self._round = make_round(self._network, self._centre, self._iterator)
@@ -181,8 +180,9 @@ class Asynchronous:
                 pass
         except tf.errors.DataLossError as error:
             self._progress.fail(error)  # the data is to blame, and not the host
-        except tf.errors.OutOfRangeError:
-            self._progress.fail(data.DataError(f"{name} finds no batch in the job's data"))
+        except tf.errors.OutOfRangeError as error:
+            told = self._job.explain(error) if self._job.explain else None
+            self._progress.fail(data.DataError(f"{name} finds no batch in the job's data{f': {told}' if told else ''}"))
         except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
             if not isinstance(error, tf.errors.PermissionDeniedError) and _NO_FILE not in str(error):
                 raise  # what a worker that has started again does not know yet

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scaletier.data import fingerprint
 from scaletier.network import Network, Spec
 from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 
+# What TensorFlow raises for a file that is cut short, or holds something else.
+_DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_STEP, _DATA = "global_step", "data"
+# The global step; where in its data the chief is, and of what data that is told.
+_STEP, _DATA, _DATA_OF = "global_step", "data", "data_of"
 
 
 class CheckpointError(RuntimeError):
@@ -55,9 +59,9 @@ class Reader:
             self._reader = tf.train.load_checkpoint(path)
             self._shapes = self._found()
             self.step = int(self._tensor(_STEP))
-        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        except _DAMAGE as error:
             raise _unreadable(path, error) from None
-        self.has_data = any(key.startswith(f"{_DATA}/") for key in self._reader.get_variable_to_shape_map())
+        self.data_of = bytes(self._tensor(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
         for spec in network.shared:
             if (found := self._shapes.get(key_of(spec))) != spec.shape:
                 held = "has none" if found is None else f"holds it as {found}"
@@ -81,7 +85,7 @@ class Reader:
         """What is held under a key."""
         try:
             found: npt.NDArray[Any] = self._tensor(key)
-        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        except _DAMAGE as error:
             raise _unreadable(self.path, error) from None
         return found
 
@@ -125,24 +129,40 @@ def find(job_dir: str, network: Network) -> Reader | None:
     return None
 
 
+class Place:
+    """Where in its data a process is: an iterator of `dataset`, from where `reader` says that it was, if of the same data."""
+
+    def __init__(self, dataset: Any, reader: Reader | None) -> None:
+        self.iterator, self.data_of = iter(dataset), fingerprint(dataset)
+        if not reader:
+            return
+        if reader.data_of != self.data_of:
+            say("The data begins anew: it is other data, or goes another way, than when the checkpoint was made")
+            return
+        try:
+            tf.train.Checkpoint(**{_DATA: self.iterator}).read(reader.path).expect_partial()
+        except (tf.errors.OpError, ValueError) as error:
+            say(f"The data begins anew: {one_line(error)}")
+
+
 class Saver:
     """Writes checkpoints of variables, each on the host that holds it, into a directory that all of these share.
 
-    `iterator` is where in its data this process is; None for what nobody can go on from. A dataset that cannot tell is said
-    once, and left out.
+    `place` is where in its data this process is. A dataset that cannot tell is said once, and left out.
     """
 
-    def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int, iterator: Any) -> None:
+    def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int, place: Place) -> None:
         self._variables, self._step, self._job_dir, self._keep = variables, step, job_dir, keep
-        self._iterator = iterator
+        self._place: Place | None = place
         # TensorFlow traces a save over several hosts anew each time, and warns of it.
         tf.get_logger().addFilter(lambda record: "MultiDeviceSaver.save" not in record.getMessage())
         self._manager = self._made()
 
     def _made(self) -> Any:
         held = {**self._variables, _STEP: self._step}
-        if self._iterator is not None:
-            held[_DATA] = self._iterator
+        if self._place:
+            with tf.device("/device:CPU:0"):
+                held |= {_DATA: self._place.iterator, _DATA_OF: tf.Variable(self._place.data_of)}
         saved = tf.train.Checkpoint(**held)
         return tf.train.CheckpointManager(saved, directory(self._job_dir), max_to_keep=self._keep, checkpoint_name="model")
 
@@ -151,20 +171,12 @@ class Saver:
         try:
             self._manager.save(checkpoint_number=int(self._step))
         except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError) as error:
-            if self._iterator is None:
+            if not self._place:
                 raise
             say(f"Checkpoints do not tell where in its data this job is: {one_line(error)}")
-            self._iterator = None
+            self._place = None
             self._manager = self._made()
             self._manager.save(checkpoint_number=int(self._step))
-
-
-def restore_data(reader: Reader, iterator: Any) -> None:
-    """Puts an iterator of the same dataset to where it was; a line says where that cannot be."""
-    try:
-        tf.train.Checkpoint(**{_DATA: iterator}).read(reader.path).expect_partial()
-    except (tf.errors.OpError, ValueError) as error:
-        say(f"The data begins anew: {one_line(error)}")
 
 
 class LocalCopy:

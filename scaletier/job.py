@@ -44,7 +44,8 @@ class Job:
     serving: a function of `predict`, which maps inputs to outputs, to the `tf.function`, with its signature, that is exported;
         by default the model's inputs by name to its outputs.
     inspector: a function that makes an `Inspector` of each evaluation.
-    explain: a function of the error that damaged data ended the job with to the line that says what to do, or to None.
+    explain: a function of the error that the job's data ended it with (`tf.errors.DataLossError` where it is damaged,
+        `OutOfRangeError` where a worker finds none) to the line that says what to do, or to None.
 
     Raises JobError, from `scaletier.run`, for what does not fit together.
     """

@@ -49,7 +49,7 @@ class Trained(Protocol):
 class Keeper:
     """Keeps the model of one job. It is made once the process is connected, for it has variables.
 
-    `inputs` is the spec of the model's, `evaluated` what to evaluate on, `iterator` where in its data the chief is, and `step`
+    `inputs` is the spec of the model's, `evaluated` what to evaluate on, `place` where in its data the chief is, and `step`
     what the job goes on from. The constructor raises DataError where nothing can be written to the job's directory.
     """
 
@@ -61,7 +61,7 @@ class Keeper:
         trained: Trained,
         inputs: Any,
         evaluated: Source | None,
-        iterator: Any,
+        place: checkpoint.Place,
         step: int,
     ) -> None:
         try:
@@ -70,7 +70,7 @@ class Keeper:
             raise DataError(f"--job-dir {flags.job_dir} cannot be made: {one_line(error)}") from None
         self._job, self._flags, self._network, self._trained = job, flags, network, trained
         self._inputs = inputs
-        self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints, iterator)
+        self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints, place)
         self._evaluate = None
         if evaluated is not None:
             self._evaluate = make_evaluate(network, trained.outputs, evaluated.once(), job.inspector)

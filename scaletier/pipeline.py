@@ -65,12 +65,10 @@ class ModelParallel:
         self.own = [by_name[spec.name] if spec.name in by_name else self._slot(spec, reader) for spec in self._network.own]
         self.step = tf.Variable(np.int64(reader.step if reader else 0))
         with tf.device(self._stages[0].device):
-            self._iterator = iter(_of_one_size(source.elsewhere(0, 1, _CHIEF), self._size))
-        if reader and reader.has_data:
-            checkpoint.restore_data(reader, self._iterator)
-        self._keeper = Keeper(
-            job, flags, self._network, self, source.element_spec[0], evaluated, self._iterator, int(self.step)
-        )
+            place = checkpoint.Place(_of_one_size(source.elsewhere(0, 1, _CHIEF), self._size), reader)
+        self._iterator = place.iterator
+        kept = self._network, self, source.element_spec[0], evaluated, place, int(self.step)
+        self._keeper = Keeper(job, flags, *kept)
         for stage in self._stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")

@@ -136,3 +136,11 @@ def brought(tensor: Any) -> Any:
     if (mask := getattr(tensor, "_keras_mask", None)) is not None:
         found._keras_mask = tf.identity(mask)
     return found
+
+
+def compiled(model: Any) -> tuple[Any, Any, Any]:
+    """The loss_weights, metrics and weighted_metrics that a compiled model was given, functions among them, which
+    `get_compile_config` only names.
+    """
+    told, loss = model._compile_metrics, model._compile_loss
+    return loss and loss._user_loss_weights, told and told._user_metrics, told and told._user_weighted_metrics

@@ -69,8 +69,11 @@ def units(network: Network) -> list[Unit]:
 
 
 def _parts(model: Any) -> list[tuple[str, Any]]:
-    operations = model.layers if isinstance(model, keras.Sequential) else getattr(model, "operations", None)
-    if not operations:
+    whole = model
+    if isinstance(model, keras.Sequential):  # as made of keras.Input, where masks are operations, too
+        with keras.StatelessScope(initialize_variables=False):
+            whole = keras.Model(model.inputs[0], model.outputs[0])
+    if not (operations := getattr(whole, "operations", None)):
         valid = "valid are Sequential models and those made of keras.Input"
         raise JobError(f"the layers of the model {model.name} cannot be laid on several hosts, as it is subclassed; {valid}")
     inputs = {id(tensor) for tensor in model.inputs}
@@ -82,7 +85,7 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
             f"the model {model.name} cannot be laid on several hosts: it goes through one layer more than once"
         ) from None
     last = {id(tensor) for tensor in model.outputs}
-    parts, begin, names, entering = [], model.inputs[0] if len(model.inputs) == 1 else model.inputs, list[str](), inputs
+    parts, begin, names, entering = [], whole.input, list[str](), inputs
     known = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
     alive = set(entering)
     for at, (layer, _, outputs) in enumerate(edges):
@@ -90,14 +93,10 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
         alive |= {id(tensor) for tensor in outputs}
         needed = {id(tensor) for _, given, _ in edges[at + 1 :] for tensor in given} | last
         crossing = alive & needed
-        # What nobody is seen to make goes around the layers, such as what Keras masks.
-        around = needed - alive - {id(tensor) for _, _, tensors in edges[at + 1 :] for tensor in tensors}
         if at == len(edges) - 1:
             with keras.StatelessScope(initialize_variables=False):
-                parts.append(
-                    (" ".join(names), keras.Model(begin, model.outputs[0] if len(model.outputs) == 1 else model.output))
-                )
-        elif len(crossing) == 1 and not crossing & inputs and not around:
+                parts.append((" ".join(names), keras.Model(begin, whole.output)))
+        elif len(crossing) == 1 and not crossing & inputs:
             tensor = known[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
                 parts.append((" ".join(names), keras.Model(begin, tensor)))

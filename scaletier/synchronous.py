@@ -55,10 +55,9 @@ class Synchronous:
         self.shared, self.own = self._copy.shared, self._copy.own
         self._copy.assign(*State.initial(self._network, self._index), 0)
         step = self._copy.restore(reader) if reader else 0
-        self._iterator = iter(source.training(self._index, self._count))
-        if reader and reader.has_data:
-            checkpoint.restore_data(reader, self._iterator)
-        kept = self._network, self, source.element_spec[0], evaluated, self._iterator, step
+        place = checkpoint.Place(source.training(self._index, self._count), reader)
+        self._iterator = place.iterator
+        kept = self._network, self, source.element_spec[0], evaluated, place, step
         self._keeper = Keeper(job, flags, *kept) if self._chief else None
         self._round = tf.function(lambda steps: self._strategy.run(self._replica_round, (steps,)), autograph=False)
         self._copy_chief = tf.function(lambda: self._strategy.run(self._take_over), autograph=False)

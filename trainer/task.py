@@ -99,9 +99,13 @@ def _inspector(parsed: argparse.Namespace) -> Any:
     return Findings(classes(find_files(parsed.eval_data, "test")[0]))
 
 
-def _explain(parsed: argparse.Namespace, _error: Exception) -> str | None:
+def _explain(parsed: argparse.Namespace, error: Exception) -> str | None:
+    import tensorflow as tf
+
     from trainer.data import damaged, find_files
 
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return f"no record is in {', '.join(parsed.train_data)}"
     return damaged([*find_files(parsed.train_data, "train"), *find_files(parsed.eval_data, "test")])
 
 

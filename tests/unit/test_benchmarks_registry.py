@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import results
+from benchmarks.measure import MeasureError
 from benchmarks.registry import REGISTRY, Benchmark, Figure, UnknownError, add, chosen
+from benchmarks.trained import step_with
 from infra.spec import ScaleTier
 
 WANTED = {
@@ -70,19 +73,50 @@ def test_a_figure_without_a_peer_has_no_ratio() -> None:
     assert Figure(3.0).ratio is None
 
 
-def test_an_entry_has_what_the_file_promises() -> None:
+def test_an_entry_has_what_the_file_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "commit", lambda: "abc1234+")
     when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert results.entry(row(), Figure(1.23456, 1.0), when) == {
+    found = results.entry(row(unequal="the hosts"), Figure.of([1.5, 1.23456, 1.0], [1.0, 2.0, 0.5]), when)
+    assert re.fullmatch(r"\d+ cores of .+", found.pop("machine"))
+    assert re.fullmatch(r"[0-9a-f]{12}", found.pop("code"))
+    assert found == {
         "name": "a", "what": "seconds of it", "against": "its peer", "value": 1.235, "peer": 1.0, "ratio": 1.235, "bar": 1.5,
-        "aim": 1.2, "command": "make bench ONLY=a", "when": "2026-01-02T03:04:05+00:00",
+        "aim": 1.2, "command": "make bench ONLY=a", "when": "2026-01-02T03:04:05+00:00", "commit": "abc1234+",
+        "runs": [1.5, 1.235, 1.0], "peers": [1.0, 2.0, 0.5], "unequal": "the hosts",
     }  # fmt: skip
+
+
+def test_the_commit_is_gits_with_a_plus_where_files_are_others() -> None:
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?|unknown", results.commit())
+
+
+def test_a_figure_of_other_code_or_other_words_is_no_figure_of_its_row() -> None:
+    rows, entry = {"a": row("a")}, results.entry(row("a"), Figure(1.0))
+    assert results.current(entry, rows)
+    assert results.current({key: value for key, value in entry.items() if key != "code"}, rows)
+    assert not results.current({**entry, "code": "0" * 12}, rows)
+    assert not results.current({**entry, "what": "minutes of it"}, rows)
+    assert not results.current({**entry, "against": "another"}, rows)
+    assert not results.current({**entry, "name": "gone"}, rows)
+
+
+def test_where_a_curve_comes_to_an_accuracy() -> None:
+    curve = [(50, 0.9), (100, 0.98), (150, 1.0), (200, 0.97)]
+    assert step_with(0.99, curve) == 125
+    assert step_with(0.45, curve) == 25
+    with pytest.raises(MeasureError, match=r"accuracy of 0\.99: the best is 0\.98"):
+        step_with(0.99, curve[:2])
 
 
 def test_a_new_entry_replaces_only_its_own(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
+    rows = {name: row(name) for name in ("a", "b", "other")}
     for name, value in (("b", 1.0), ("other", 2.0), ("a", 3.0), ("b", 4.0)):
-        results.write(results.entry(row(name), Figure(value)), ["a", "b"], path)
+        results.write(results.entry(row(name), Figure(value)), rows, path)
     assert [(item["name"], item["value"]) for item in json.loads(path.read_text())] == [("a", 3.0), ("b", 4.0), ("other", 2.0)]
+    del rows["other"]
+    results.write(results.entry(row("a"), Figure(5.0)), rows, path)
+    assert [(item["name"], item["value"]) for item in json.loads(path.read_text())] == [("a", 5.0), ("b", 4.0)]
 
 
 @pytest.mark.parametrize(

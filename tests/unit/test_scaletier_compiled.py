@@ -1,0 +1,92 @@
+"""What a model was compiled with counts here as it does for Keras's own evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaletier.job import Job
+from scaletier.network import Batch, Network
+from scaletier.runtime import import_tensorflow
+from scaletier.walk import State
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - TensorFlow imports it, without its noise
+
+INPUTS = np.random.default_rng(0).random((6, 4), np.float32)
+NUMBERS, KINDS = np.arange(6, dtype=np.float32) / 6, np.arange(6) % 3
+WEIGHTS = np.arange(6, dtype=np.float32)
+
+
+def cubed(targets: Any, outputs: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(targets - outputs) ** 3, -1)
+
+
+def two() -> Any:
+    given = keras.Input([4], name="given")
+    model = keras.Model(given, {"a": keras.layers.Dense(1)(given), "b": keras.layers.Dense(3)(given)})
+    model.compile(
+        "adam",
+        {"a": cubed, "b": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+        loss_weights={"a": 0.5, "b": 2.0},
+        metrics={"a": ["accuracy", cubed], "b": "accuracy"},
+    )
+    return model
+
+
+def one(loss: Any) -> Callable[[], Any]:
+    def made() -> Any:
+        given = keras.Input([4], name="given")
+        model = keras.Model(given, keras.layers.Dense(1, "sigmoid")(given))
+        model.compile("adam", loss, metrics=["mae"], weighted_metrics=["accuracy"])
+        return model
+
+    return made
+
+
+def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """The loss and metrics of a batch, by this library and by Keras."""
+    element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
+    network = Network(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
+    state = State.initial(network)
+    outputs = network.predict(*state, element.inputs)
+    measured = network.results(network.measured(network.metrics(), element, outputs))
+    found = {"loss": network.loss(element, outputs), **dict(zip(network.metric_names, measured, strict=True))}
+    keras.utils.clear_session()
+    model = make()
+    model.set_weights([value.numpy() for value in state.shared])
+    inputs, targets, *weights = batch
+    told = model.evaluate(inputs, targets, sample_weight=weights[0] if weights else None, return_dict=True, verbose=0)
+    return {name: float(value) for name, value in found.items()}, told
+
+
+def test_every_output_has_its_loss_by_its_weight_and_metrics_by_its_name() -> None:
+    found, told = evaluated(two, INPUTS, {"a": NUMBERS[:, None], "b": KINDS})
+    names = ("loss", "a_accuracy", "a_cubed", "b_accuracy")
+    assert found == pytest.approx({name: told[name] for name in names})
+
+
+@pytest.mark.parametrize("loss", ["binary_crossentropy", "mse", cubed], ids=["named", "short", "function"])
+@pytest.mark.parametrize("weights", [(), (WEIGHTS,)], ids=["plain", "weighted"])
+def test_targets_may_lack_the_one_column_that_outputs_have(loss: Any, weights: tuple[Any, ...]) -> None:
+    found, told = evaluated(one(loss), INPUTS, (NUMBERS > 0.4).astype(np.float32), *weights)
+    assert (found["loss"], found["accuracy"]) == pytest.approx((told["loss"], told["accuracy"]))
+
+
+def test_a_loss_sees_the_same_whichever_of_the_two_has_the_column() -> None:
+    def sizes(targets: Any, outputs: Any) -> Any:
+        assert targets.shape.as_list() == outputs.shape.as_list()
+        return keras.ops.mean(keras.ops.square(targets - outputs), -1)
+
+    def flat() -> Any:
+        given = keras.Input([4], name="given")
+        model = keras.Model(given, keras.layers.Reshape([])(keras.layers.Dense(1)(given)))
+        model.compile("adam", sizes)
+        return model
+
+    for targets in (NUMBERS[:, None], NUMBERS):
+        evaluated(one(sizes), INPUTS, targets)
+    evaluated(flat, INPUTS, NUMBERS[:, None])

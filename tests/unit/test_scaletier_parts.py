@@ -1,0 +1,70 @@
+"""A model that is cut into parts gives what it gives as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaletier.job import Job
+from scaletier.network import Batch, Network
+from scaletier.runtime import import_tensorflow
+from scaletier.stages import Stage, units
+from scaletier.walk import State
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - TensorFlow imports it, without its noise
+from keras import layers  # noqa: E402
+
+WORDS = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [1, 2, 3, 4]], np.int32)
+NUMBERS = np.random.default_rng(0).random((3, 4), np.float32)
+
+
+def masked() -> Any:
+    first = [keras.Input([4], dtype="int32"), layers.Embedding(9, 3, mask_zero=True, name="words")]
+    return keras.Sequential([*first, layers.GRU(2, name="gru"), layers.Dense(2, name="mid"), layers.Dense(1, name="end")])
+
+
+def masked_twice() -> Any:
+    words = keras.Input([4], dtype="int32", name="given")
+    found = layers.GRU(2, return_sequences=True)(layers.Embedding(9, 3, mask_zero=True)(words))
+    return keras.Model(words, layers.Dense(1, name="end")(layers.GRU(2)(found)))
+
+
+def differently_named() -> Any:
+    first, second = keras.Input([4], name="zz"), keras.Input([4], name="aa")
+    found = layers.Subtract()([layers.Dense(2)(first), layers.Dense(2)(second)])
+    return keras.Model({"p": first, "q": second}, layers.Dense(1, name="end")(layers.Dense(3, name="mid")(found)))
+
+
+def skipping() -> Any:
+    given = keras.Input([4], name="given")
+    found = layers.Dense(3, name="first")(given)
+    found = layers.Add(name="add")([found, layers.BatchNormalization()(layers.Dense(3)(found))])
+    return keras.Model(given, layers.Dense(1, name="end")(found))
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "last"),
+    [
+        (masked, WORDS, ["mid", "end"]),
+        (masked_twice, WORDS, ["end"]),
+        (differently_named, {"p": NUMBERS, "q": NUMBERS * 2}, ["mid", "end"]),
+        (skipping, NUMBERS, ["end"]),
+    ],
+)
+def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], inputs: Any, last: list[str]) -> None:
+    data = tf.data.Dataset.from_tensors((inputs, np.zeros([3, 1], np.float32)))
+    network = Network(Job(model=make, data=data, loss="mse"), data.element_spec, 0)
+    state, batch = State.initial(network), Batch.of(next(iter(data)))
+    values = {
+        spec.name: value for spec, value in zip((*network.shared, *network.own), (*state.shared, *state.own), strict=True)
+    }
+    parts, outputs = units(network), batch.inputs
+    assert [part.name for part in parts][-len(last) :] == last
+    for part in parts:
+        given = tf.nest.map_structure(tf.identity, outputs)  # what goes to another host is but its numbers
+        outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, given, False)
+    np.testing.assert_allclose(outputs, network.predict(*state, batch.inputs), rtol=1e-6)
