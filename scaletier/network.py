@@ -2,7 +2,7 @@
 
 Keras keeps values in variables. Here a variable is a name, a shape and how it begins, and values are handed in and out: one
 graph then serves every replica, wherever its values lie, and no host holds a model that it does not train.
-Source: Keras's stateless API, `keras.StatelessScope`, `Layer.stateless_call`, `Optimizer.stateless_apply`.
+Source: Keras's stateless API, `keras.StatelessScope`, `Optimizer.stateless_apply`.
 """
 
 from __future__ import annotations
@@ -167,6 +167,10 @@ class Network:
             raise JobError(f"the optimizer is a {_kind(found)}; valid is one of keras.optimizers, its name, or a function")
         if found.built:
             found = type(found).from_config(found.get_config())
+        for each in (found, getattr(found, "inner_optimizer", found)):
+            for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+                if value := getattr(each, name, None):
+                    raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
         self._schedule = None
         if schedule := private.schedule_of(found):
             found.learning_rate = self._schedule = Scheduled(schedule)
@@ -188,23 +192,8 @@ class Network:
 
     def predict(self, shared: Values, own: Values, inputs: Any) -> Any:
         """What the model makes of a batch of inputs, as after training."""
-        outputs, _, _ = self._called(*self._split(shared, own), inputs, False)
+        outputs, _, _ = called(self.model, *self._split(shared, own), inputs, False)
         return outputs
-
-    def _called(self, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
-        """The outputs, the others after it, and what layers add to the loss.
-
-        `Layer.stateless_call` goes past the model's `__call__`, which alone tells the layers within that this is training. One
-        whose `call` has no such argument is not told, as Keras does not.
-        """
-        told = {"training": training} if "training" in inspect.signature(self.model.call).parameters else {}
-        variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
-        mapping = list(zip(variables, [*trained, *others], strict=True))
-        with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
-            outputs = self.model(inputs, **told)
-            added = list(self.model.losses)
-        after = [scope.get_current_value(variable) for variable in self.model.non_trainable_variables]
-        return outputs, after, added
 
     def loss(self, batch: Batch, outputs: Any) -> Any:
         """The mean loss of a batch, float32, without what layers add."""
@@ -242,7 +231,7 @@ class Network:
         trained, others = self._split(shared, own)
         with keras.StatelessScope(initialize_variables=False), tf.GradientTape() as tape:
             tape.watch(trained)
-            outputs, others, added = self._called(trained, others, batch.inputs, True)
+            outputs, others, added = called(self.model, trained, others, batch.inputs, True)
             loss = tf.add_n([self.loss(batch, outputs), *(tf.cast(term, tf.float32) for term in added)])
             scaled = self.scaled(loss, own[len(self._counts) :])
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
@@ -309,6 +298,20 @@ class Network:
                 except Exception as error:
                     raise JobError(f"the metric {one!r} cannot be had: {one_line(error)}") from error
         return found
+
+
+def called(model: Any, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
+    """A model's outputs, by values of its variables; those of the variables that are not trained after it; and what layers add
+    to the loss.
+
+    `Layer.stateless_call` goes past the model's `__call__`, which alone tells the layers within that this is training. One
+    whose `call` has no such argument is not told, as Keras does not.
+    """
+    told = {"training": training} if "training" in inspect.signature(model.call).parameters else {}
+    mapping = list(zip([*model.trainable_variables, *model.non_trainable_variables], [*trained, *others], strict=True))
+    with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
+        outputs, added = model(inputs, **told), list(model.losses)
+    return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 
 def _kind(value: Any) -> str:

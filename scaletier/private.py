@@ -93,29 +93,28 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     Keras's optimizers have it, and what they have for TensorFlow in particular puts it out of use, for the sake of
     tf.distribute's own variables. There are none of these here, so that this part gives way to the common one.
     """
+    import keras
+
     own = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "TFOptimizer")
     shared: Any = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "BaseOptimizer")
     kind: Any = type(optimizer)
-    methods = {
-        name: vars(shared)[name]
-        for name, method in vars(own).items()
-        if name in vars(shared) and not name.startswith("__") and getattr(kind, name) is method
-    }
+    methods = {name: vars(shared)[name] for name in vars(own) if name in vars(shared) and not name.startswith("__")}
 
     def update(self: Any, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
         for gradient, variable in zip(gradients, variables, strict=True):
             with place(variable) if place else contextlib.nullcontext():
                 self.update_step(gradient, variable, learning_rate)
 
-    def add(self: Any, reference: Any, name: Any = None, initializer: Any = "zeros") -> Any:
-        made = shared.add_variable_from_reference(self, reference, name, initializer)
-        references[id(made)] = reference
+    def add(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
+        made = shared.add_variable_from_reference(self, reference_variable, name, initializer)
+        references[id(made)] = reference_variable
         return made
 
     references: dict[int, Any] = {}
-    if "_backend_update_step" in methods:
-        methods |= {"_backend_update_step": update, "add_variable_from_reference": add, "references": references}
-    optimizer.__class__ = type(kind.__name__, (kind,), methods)
+    methods |= {"_backend_update_step": update, "add_variable_from_reference": add, "references": references}
+    # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
+    common = type("Stateless", (keras.optimizers.Optimizer,), methods)
+    optimizer.__class__ = type(kind.__name__, (kind, common), {})
     if inner := getattr(optimizer, "inner_optimizer", None):
         stateless(inner, place)
     return optimizer

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from scaletier.job import JobError
-from scaletier.network import Batch, Network, Spec
+from scaletier.network import Batch, Network, Spec, called
 from scaletier.private import brought
 from scaletier.runtime import import_tensorflow
 
@@ -49,8 +50,9 @@ class Stage:
         after, added = dict[str, Any](), list[Any]()
         for unit in self.units:
             trained, others = ([values[spec.name] for spec in specs] for specs in (unit.trained, unit.others))
-            with keras.StatelessScope(initialize_variables=False):
-                inputs, kept, losses = unit.part.stateless_call(trained, others, inputs, training=training, return_losses=True)
+            with warnings.catch_warnings():  # of masks, which are those of the layers within, and are handed on
+                warnings.filterwarnings("ignore", ".* does not support masking")
+                inputs, kept, losses = called(unit.part, trained, others, inputs, training)
             after.update(zip((spec.name for spec in unit.others), kept, strict=True))
             added += losses
         return inputs, after, added

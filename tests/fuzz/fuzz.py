@@ -48,7 +48,9 @@ def inside(name: str, corpus: Path, found: Path, seconds: float, replay: str | N
     """The process of one parser; it does not return."""
     import atheris
 
-    with atheris.instrument_imports(include=["infra", "jobs", "ops", "predictor", "replica", "serving", "trainer"]):
+    with atheris.instrument_imports(
+        include=["infra", "jobs", "ops", "predictor", "replica", "scaletier", "serving", "trainer"]
+    ):
         from parsers import PARSERS
     parser = PARSERS[name]
     for number, seed in enumerate(parser.seeds):

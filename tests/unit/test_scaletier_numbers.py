@@ -245,6 +245,26 @@ def masked() -> Any:
     return keras.Sequential([keras.Input((4,), dtype="int64"), *layers], name="masked")
 
 
+class Inner(keras.layers.Layer):  # type: ignore[misc]
+    """A layer of layers, which does not speak of training."""
+
+    def __init__(self) -> None:
+        super().__init__(name="inner")
+        self.norm = keras.layers.BatchNormalization(momentum=0.5)
+
+    def build(self, shape: Any) -> None:
+        self.norm.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.norm(inputs)
+
+
+def nested() -> Any:
+    begin = keras.Input((WIDTH,))
+    inner = Inner()(keras.layers.Dense(4, "tanh", name="first")(begin))
+    return keras.Model(begin, keras.layers.Dense(2, name="out")(inner), name="nested")
+
+
 WORDS = RANDOM.integers(0, 9, (20, 4))
 FLAGS = RANDOM.integers(0, 2, (20, 1)).astype(np.float32)
 WEIGHTS = RANDOM.uniform(0, 2, 20).astype(np.float32)
@@ -262,11 +282,14 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[Any, ...], Any, Any]] = {
     "deep, weighted": (deep, (WORDS, TARGETS, WEIGHTS), "huber", []),
     "one column": (one, (INPUTS, TARGETS[:, 0], WEIGHTS), lambda targets, outputs: tf.square(targets - outputs), []),
     "masked": (masked, (WORDS, RANDOM.normal(size=(20, 4, 2)).astype(np.float32)), "mse", ["mae"]),
+    "nested": (nested, (INPUTS, TARGETS), "mse", []),
     "two outputs": (two, (INPUTS, BY_OUTPUT), LOSSES, {"first": ["mae"], "second": ["mae", "accuracy"]}),
 }
 
 
-@pytest.mark.parametrize("case", ["labels", "weighted labels", "deep, weighted", "one column", "masked", "two outputs"])
+@pytest.mark.parametrize(
+    "case", ["labels", "weighted labels", "deep, weighted", "one column", "masked", "nested", "two outputs"]
+)
 def test_steps_are_those_of_keras(case: str) -> None:
     make, parts, loss, metrics = CASES[case]
     model = make()
@@ -359,7 +382,9 @@ def keras_loss(case: str) -> Callable[[Any, Any, Any], Any]:
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize(("case", "hosts"), [("deep", 2), ("deep", 4), ("deep, weighted", 3), ("two outputs", 2)])
+@pytest.mark.parametrize(
+    ("case", "hosts"), [("deep", 2), ("deep", 4), ("deep, weighted", 3), ("nested", 2), ("two outputs", 2)]
+)
 def test_there_and_back_through_stages_are_the_gradients_of_the_whole(case: str, hosts: int, microbatches: int) -> None:
     make, parts, loss, metrics = CASES[case]
     size, model = 7, make()

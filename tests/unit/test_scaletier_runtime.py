@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scaletier.runtime import available_cpus, one_line
+from scaletier.job import JobError
+from scaletier.runtime import available_cpus, import_tensorflow, one_line, say_device
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,19 @@ def test_without_tensorflow_there_is_one_line(tmp_path: Path, module: str) -> No
     assert ran.returncode == 2
     assert ran.stderr.endswith("error: there is no TensorFlow here: `make tensorflow` installs it for this machine\n")
     assert "Traceback" not in ran.stderr
+
+
+def test_a_host_that_is_paid_for_a_gpu_says_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(import_tensorflow().config, "list_physical_devices", lambda kind: [])
+    monkeypatch.setattr("scaletier.runtime.available_cpus", lambda: 1)
+    paid = {"SCALETIER_ACCELERATOR": "1 nvidia-tesla-t4"}
+    with pytest.raises(
+        JobError, match=r"^this host has 1 nvidia-tesla-t4 and TensorFlow finds no GPU: .*; --allow-cpu trains "
+    ):
+        say_device(False, paid)
+    assert capsys.readouterr().out == ""
+    say_device(True, paid)
+    say_device(False, {})
+    assert capsys.readouterr().out == "Trains on 1 processor\n" * 2

@@ -1,0 +1,212 @@
+"""What scaletier/private.py takes for granted of the installed TensorFlow and Keras, by what it does where that can be."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaletier import private
+from scaletier.job import Job, JobError
+from scaletier.network import Network
+from scaletier.runtime import import_tensorflow
+from scaletier.walk import State
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 3
+RANDOM = np.random.default_rng(5)
+BEGIN = [RANDOM.normal(size=(4, 3)).astype(np.float32), RANDOM.normal(size=3).astype(np.float32)]
+CHANGES = [[RANDOM.normal(size=value.shape).astype(np.float32) for value in BEGIN] for _ in range(STEPS)]
+
+
+def test_the_installed_version_is_one_of_those_that_were_looked_at() -> None:
+    assert tf.__version__.rpartition(".")[0] in private.VERSIONS
+
+
+def kinds() -> list[str]:
+    """Every optimizer that can be made of its defaults."""
+    found = []
+    for name, kind in vars(keras.optimizers).items():
+        if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and kind is not keras.optimizers.Optimizer:
+            with contextlib.suppress(TypeError):
+                kind()
+                found.append(name)
+    return sorted(found)
+
+
+def ordinary(optimizer: Any) -> list[Any]:
+    """What it makes of the weights in Keras's own way."""
+    variables = [keras.Variable(value, name=f"weight{at}") for at, value in enumerate(BEGIN)]
+    optimizer.build(variables)
+    for changes in CHANGES:
+        optimizer.apply([tf.constant(change) for change in changes], variables)
+    return [np.asarray(variable) for variable in variables]
+
+
+def without_state(optimizer: Any, place: Any = None) -> tuple[list[Any], Any]:
+    """The same by values that are handed in and out, in a graph; and the optimizer."""
+    variables = [keras.Variable(value, name=f"weight{at}") for at, value in enumerate(BEGIN)]
+    found = private.stateless(optimizer, place)
+    found.build(variables)
+
+    def step(slots: Any, changes: Any, values: Any) -> Any:
+        with keras.StatelessScope(initialize_variables=False):
+            return found.stateless_apply(slots, changes, values)
+
+    graph = tf.function(step, autograph=False)
+    values, slots = [tf.constant(value) for value in BEGIN], [tf.constant(np.asarray(one)) for one in found.variables]
+    for changes in CHANGES:
+        values, slots = graph(slots, [tf.constant(change) for change in changes], values)
+    assert all(np.array_equal(np.asarray(variable), value) for variable, value in zip(variables, BEGIN, strict=True)), (
+        "untouched"
+    )
+    return [value.numpy() for value in values], found
+
+
+def test_all_optimizers_are_tried() -> None:
+    assert {"SGD", "Adam", "AdamW", "Adafactor", "Adagrad", "Ftrl", "Lamb", "Lion", "Nadam", "RMSprop"} <= {*kinds()}
+
+
+# What this one keeps from before an update is, with TensorFlow, the variable itself, and so what is behind the update.
+KEEPS_NOTHING = {"ScheduleFreeAdamW"}
+
+
+@pytest.mark.parametrize("name", sorted({*kinds()} - KEEPS_NOTHING))
+def test_an_optimizer_without_state_does_as_it_does_with_it(name: str) -> None:
+    kind = getattr(keras.optimizers, name)
+    found, _ = without_state(kind())
+    for one, wanted in zip(found, ordinary(kind()), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+        assert not np.array_equal(wanted, BEGIN[0]), "it moved"
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "clipnorm": {"clipnorm": 0.1},
+    "clipvalue": {"clipvalue": 0.05},
+    "global_clipnorm": {"global_clipnorm": 0.1},
+    "weight_decay": {"weight_decay": 0.1},
+    "use_ema": {"use_ema": True, "ema_momentum": 0.5},
+    "a schedule": {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_what_an_optimizer_is_set_to_holds_without_state_too(settings: str) -> None:
+    found, _ = without_state(keras.optimizers.Adam(**SETTINGS[settings]))
+    for one, wanted in zip(found, ordinary(keras.optimizers.Adam(**SETTINGS[settings])), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("gradient_accumulation_steps", 2), ("ema_overwrite_frequency", 3)])
+def test_what_needs_keras_s_own_way_to_train_is_refused(setting: str, value: int) -> None:
+    data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
+    for wrap in (lambda plain: plain, keras.optimizers.LossScaleOptimizer):
+        optimizer = wrap(keras.optimizers.Adam(use_ema=True, **{setting: value}))
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        with pytest.raises(JobError, match=rf"^the optimizer has {setting}={value}, which goes by Keras's own way to train"):
+            Network(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
+
+
+def test_a_scaled_loss_is_scaled_back_and_a_step_that_overflows_is_none() -> None:
+    def make() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=4.0)
+
+    found, optimizer = without_state(make())
+    for one, wanted in zip(found, ordinary(make()), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-5)
+    slots = [np.asarray(variable) for variable in optimizer.variables]
+    with keras.StatelessScope(initialize_variables=False):
+        overflow = [tf.fill(value.shape, np.float32(np.inf)) for value in BEGIN]
+        kept, after = optimizer.stateless_apply(slots, overflow, [tf.constant(value) for value in BEGIN])
+    assert all(np.array_equal(one, value) for one, value in zip(kept, BEGIN, strict=True))
+    assert any(float(np.max(one)) == 2.0 for one in after), "the scale is halved"
+
+
+def test_each_variable_of_an_optimizer_is_known_with_its_weight_and_updated_in_its_place() -> None:
+    placed = list[str]()
+
+    def place(variable: Any) -> Any:
+        placed.append(variable.name)
+        return contextlib.nullcontext()
+
+    _, optimizer = without_state(keras.optimizers.Adam(), place)
+    weights = [reference.name for reference in optimizer.references.values()]
+    assert sorted(weights) == ["weight0", "weight0", "weight1", "weight1"]
+    assert placed == ["weight0", "weight1"], "once, as the graph is traced"
+
+
+def test_of_a_network_each_slot_finds_its_weight_also_with_a_scaled_loss() -> None:
+    data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
+    for optimizer in (keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="out")])
+        network = Network(Job(model, data, "mse", optimizer=optimizer), data.element_spec, 0)
+        found = [network.weight_of(spec) for spec in network.slots]
+        assert sorted(one.name for one in found if one) == ["out/bias", "out/bias", "out/kernel", "out/kernel"]
+        assert len(State.initial(network).own) == len(network.slots)
+
+
+def test_the_schedule_of_an_optimizer_and_none_of_a_number() -> None:
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    assert private.schedule_of(keras.optimizers.SGD(schedule)) is schedule
+    assert private.schedule_of(keras.optimizers.SGD(0.1)) is None
+
+
+def test_a_compiled_model_tells_what_it_was_given() -> None:
+    def metric(targets: Any, outputs: Any) -> Any:
+        return tf.reduce_mean(outputs - targets)
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae", metric], weighted_metrics=["mse"])
+    assert private.compiled(model) == (None, ["mae", metric], ["mse"])
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert not any(private.compiled(model))
+
+
+def test_a_mask_is_beside_its_tensor_and_brought_along() -> None:
+    masked = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[0, 1]]))
+    found = private.brought(masked)
+    assert found._keras_mask.numpy().tolist() == [[False, True]]
+    assert np.array_equal(found, masked)
+    assert not hasattr(private.brought(tf.ones([2])), "_keras_mask")
+
+
+def test_a_server_needs_little_of_tensorflow() -> None:
+    code = (
+        "import sys\nfrom scaletier.private import server_library\nServer, ConfigProto = server_library()\n"
+        "server = Server({'local': ['localhost:0']}, protocol='grpc', config=ConfigProto(inter_op_parallelism_threads=2))\n"
+        "assert server.target.startswith('grpc://'), server.target\n"
+        "print(sorted({'keras', 'tensorflow.python.ops.nn'} & {*sys.modules}), hasattr(sys.modules['tensorflow'], 'constant'))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "[] False\n"
+
+
+def test_what_the_workers_of_a_coordinator_go_by() -> None:
+    coordinator = importlib.import_module("tensorflow.python.distribute.coordinator.cluster_coordinator")
+    executor = importlib.import_module("tensorflow.python.eager.executor").new_executor(
+        enable_async=False, enable_streaming_enqueue=False
+    )
+    assert callable(executor.wait)
+    context = importlib.import_module("tensorflow.python.eager.context").context()
+    assert callable(context.remove_function)
+    assert isinstance(inspect.getattr_static(type(context), "executor"), property)
+    assert inspect.getattr_static(type(context), "executor").fset
+    source = inspect.getsource(coordinator)
+    for name in ("self._cluster = ", "self.workers = ", "self.closure_queue = ", "self.executor", "self._error = None"):
+        assert name in source, name
+    assert [*inspect.signature(coordinator.Cluster.schedule).parameters] == ["self", "function", "args", "kwargs"]
+    queue = coordinator._CoordinatedClosureQueue()
+    assert queue._error is None
+    assert isinstance(queue._queue_lock, type(threading.Lock()))
