@@ -265,7 +265,8 @@ class Network:
         """The specs of the outputs; JobError where model, loss and data do not fit."""
         symbolic = tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), spec.inputs)
         try:
-            found = self.model.compute_output_spec(symbolic)
+            with keras.StatelessScope(initialize_variables=False):  # Keras's own gives every variable a value as it ends
+                found = self.model.compute_output_spec(symbolic)
         except Exception as error:
             raise JobError(
                 f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}: {one_line(error)}"
