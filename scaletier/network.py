@@ -7,6 +7,7 @@ Source: Keras's stateless API, `keras.StatelessScope`, `Layer.stateless_call`, `
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,6 @@ class Network:
         loss = compiled.get("loss") if job.loss is None else job.loss
         if loss is None:
             raise JobError("the job has no loss, and its model is not compiled with one: pass Job(loss=…)")
-        metrics = job.metrics or compiled.get("metrics") or ()
         optimizer = job.optimizer or compiled.get("optimizer") or "rmsprop"
         self._optimizer = self._stateless(optimizer, replicas, place)
         # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
@@ -121,9 +121,13 @@ class Network:
         weights = _per_output(compiled.get("loss_weights") if job.loss is None else None, lambda weight: weight)
         self._losses = {key: _times(weights.get(key), one) for key, one in _per_output(loss, _loss_function).items()}
         self._outputs = self._look(spec)
-        self._metrics = self._metric_objects(metrics, spec)
-        self._unmeasured = [np.asarray(variable) for _, metric in self._metrics for variable in metric.variables]
-        self.metric_names = [metric.name if key is None else f"{key}_{metric.name}" for key, metric in self._metrics]
+        plain = job.metrics or compiled.get("metrics") or ()
+        weighted = job.weighted_metrics or compiled.get("weighted_metrics") or ()
+        self._metrics = [*self._metric_objects(plain, spec, False), *self._metric_objects(weighted, spec, True)]
+        self._unmeasured = [np.asarray(variable) for _, metric, _ in self._metrics for variable in metric.variables]
+        self.metric_names = _distinct(
+            [metric.name if key is None else f"{key}_{metric.name}" for key, metric, _ in self._metrics]
+        )
 
     def _made(self, model: Any) -> Any:
         """The model of a function, without values for its variables; with them where its maker needs some."""
@@ -192,32 +196,29 @@ class Network:
 
     def loss(self, batch: Batch, outputs: Any) -> Any:
         """The mean loss of a batch, float32, without what layers add."""
-        terms = [
-            _weighted(function(targets, found), batch.weights)
-            for function, targets, found in _matched(self._losses, batch.targets, outputs)
-        ]
-        return tf.add_n([tf.cast(term, tf.float32) for term in terms])
+        matched = _matched(self._losses, batch.targets, outputs)
+        return tf.add_n([function(targets, found, batch.weights) for function, targets, found in matched])
 
     def metrics(self) -> list[Any]:
         """The metrics' variables before any batch."""
         return [tf.constant(value) for value in self._unmeasured]
 
     def measured(self, state: Values, batch: Batch, outputs: Any) -> list[Any]:
-        """The metrics' variables after a batch."""
+        """The metrics' variables after a batch: a sample counts by its weight in `weighted_metrics` alone, as with Keras."""
         state, after = list(state), []
         with keras.StatelessScope(initialize_variables=False):
-            for key, metric in self._metrics:
+            for key, metric, weighted in self._metrics:
                 count = len(metric.variables)
                 mine, state = state[:count], state[count:]
                 targets, found = (batch.targets, outputs) if key is None else (batch.targets[key], outputs[key])
-                after += metric.stateless_update_state(mine, targets, found, sample_weight=batch.weights)
+                after += metric.stateless_update_state(mine, targets, found, sample_weight=batch.weights if weighted else None)
         return after
 
     def results(self, state: Values) -> list[Any]:
         """The metrics, in the order of `metric_names`, float32 []."""
         state, found = list(state), []
         with keras.StatelessScope(initialize_variables=False):
-            for _, metric in self._metrics:
+            for _, metric, _ in self._metrics:
                 count = len(metric.variables)
                 mine, state = state[:count], state[count:]
                 found.append(tf.cast(metric.stateless_result(mine), tf.float32))
@@ -280,15 +281,15 @@ class Network:
             raise JobError(f"the loss does not fit: {shapes}: {one_line(error)}") from error
         return outputs
 
-    def _metric_objects(self, metrics: Any, spec: Batch) -> list[tuple[Any, Any]]:
-        """Metrics with the key of their output, which is None where there is one output."""
+    def _metric_objects(self, metrics: Any, spec: Batch, weighted: bool) -> list[tuple[Any, Any, bool]]:
+        """Metrics with the key of their output, which is None where there is one output, and whether samples have weights."""
         by_output = metrics if isinstance(metrics, Mapping) else {None: metrics}
         found = []
         for key, given in by_output.items():
             targets, outputs = (spec.targets, self._outputs) if key is None else (spec.targets[key], self._outputs[key])
             for one in given if isinstance(given, list | tuple) else [given]:
                 try:
-                    found.append((key, _metric(one, targets, outputs)))
+                    found.append((key, _metric(one, targets, outputs), weighted))
                 except Exception as error:
                     raise JobError(f"the metric {one!r} cannot be had: {one_line(error)}") from error
         return found
@@ -309,20 +310,29 @@ def _shapes(specs: Any) -> str:
 
 def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]:
     """Variables by their paths, below the model's; of one path that several have, the later are numbered."""
-    found: dict[str, Spec] = {}
-    for variable in variables:
-        path = prefix + variable.path.removeprefix(f"{model}/")
-        name = next(one for number in range(len(variables) + 1) if (one := f"{path}_{number}" if number else path) not in found)
-        found[name] = Spec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
-    return list(found.values())
+    names = _distinct([prefix + variable.path.removeprefix(f"{model}/") for variable in variables])
+    return [
+        Spec(name, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), variable)
+        for name, variable in zip(names, variables, strict=True)
+    ]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names, of which those that come again are numbered."""
+    found: dict[str, None] = {}
+    for name in names:
+        numbered = (f"{name}_{number}" if number else name for number in range(len(names) + 1))
+        found[next(one for one in numbered if one not in found)] = None
+    return list(found)
 
 
 def _compiled(model: Any) -> Mapping[str, Any]:
-    """What a model was compiled with: loss, loss_weights, metrics, optimizer; nothing where it was not."""
+    """What a model was compiled with, by the names of `keras.Model.compile`; nothing where it was not."""
     if not model.compiled:
         return {}
-    weights, metrics = private.compiled(model)
-    return {"loss": model.loss, "optimizer": model.optimizer, "loss_weights": weights, "metrics": metrics}
+    weights, metrics, weighted = private.compiled(model)
+    found = {"loss": model.loss, "optimizer": model.optimizer, "loss_weights": weights}
+    return {**found, "metrics": metrics, "weighted_metrics": weighted}
 
 
 def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:
@@ -341,55 +351,63 @@ def _matched(by_output: Mapping[Any, Any], targets: Any, outputs: Any) -> list[t
     ]
 
 
-def _loss_function(given: Any) -> Callable[[Any, Any], Any]:
-    """A function of targets and outputs to the loss of each sample."""
+class _Reduced(keras.losses.Loss):  # type: ignore[misc]
+    """The mean of what a function made of each sample, by Keras's own rules for weights and for what the model masks."""
+
+    def call(self, losses: Any, _outputs: Any) -> Any:
+        return losses
+
+
+def _loss_function(given: Any) -> Callable[[Any, Any, Any], Any]:
+    """A function of targets, outputs and the samples' weights or None to the mean loss, float32 []."""
     try:
         found = keras.losses.get(given)
     except ValueError as error:
         raise JobError(f"the loss cannot be had: {one_line(error)}") from None
-    if isinstance(found, keras.losses.Loss):
-        function: Callable[[Any, Any], Any] = found.call
-        return function
-    return lambda targets, outputs: found(*_aligned(targets, outputs))
+    if not isinstance(found, keras.losses.Loss):
+        return functools.partial(_of_function, found, _Reduced(name="loss", dtype=_FLOAT))
+    if found.reduction == "sum":
+        raise JobError(f"the loss {found.name} is a sum over the batch; valid is the mean, without reduction='sum'")
+    return lambda targets, outputs, weights: _mean(found(targets, outputs, sample_weight=weights))
 
 
-def _aligned(targets: Any, outputs: Any) -> tuple[Any, Any]:
-    """Targets [N] and outputs [N, 1] as being of one shape, by the rule of `keras.Model.compile` for functions."""
-    if not (tf.is_tensor(targets) and tf.is_tensor(outputs)):
-        return targets, outputs
-    more = outputs.shape.rank - targets.shape.rank
-    if more == 1 and outputs.shape[-1] == 1:
-        return (targets[:, None], outputs) if targets.shape.rank == 1 else (targets, tf.squeeze(outputs, -1))
-    if more == -1 and targets.shape[-1] == 1:
-        return (targets, outputs[:, None]) if outputs.shape.rank == 1 else (tf.squeeze(targets, -1), outputs)
-    return targets, outputs
-
-
-def _times(weight: Any, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _times(weight: Any, function: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     if weight is None:
         return function
-    return lambda targets, outputs: tf.cast(function(targets, outputs), tf.float32) * weight
+    return lambda targets, outputs, weights: function(targets, outputs, weights) * weight
 
 
-def _weighted(losses: Any, weights: Any) -> Any:
-    """The mean of losses, each by its sample's weight where samples have some."""
-    losses = tf.cast(losses, tf.float32)
-    if weights is None:
-        return tf.reduce_mean(losses)
-    weights = tf.cast(weights, tf.float32)
-    return tf.reduce_mean(losses * tf.reshape(weights, tf.concat([tf.shape(weights), [1] * (losses.shape.rank - 1)], 0)))
+def _of_function(function: Callable[[Any, Any], Any], reduced: Any, targets: Any, outputs: Any, weights: Any) -> Any:
+    """As with Keras, [N] and [N, 1] are one column, and not a table of N times N."""
+    losses = function(_column(targets, outputs), _column(outputs, targets))
+    return _mean(reduced(losses, outputs, sample_weight=weights))
+
+
+def _column(one: Any, other: Any) -> Any:
+    """`one`, as [N, 1] where it is [N] and the other is that."""
+    ranks = [getattr(getattr(each, "shape", None), "rank", None) for each in (one, other)]
+    return one[:, None] if ranks == [1, 2] and other.shape[1] == 1 else one
+
+
+def _mean(losses: Any) -> Any:
+    return tf.reduce_mean(tf.cast(losses, tf.float32))
 
 
 def _metric(given: Any, targets: Any, outputs: Any) -> Any:
-    """A metric; `accuracy` is of the kind that targets and outputs ask for, by the rule of `keras.Model.compile`."""
+    """A metric; `accuracy` is of the kind that targets and outputs ask for, by the rule of `keras.Model.compile`.
+
+    One that is given by a name goes by that.
+    """
     if given in ("accuracy", "acc"):
         last = outputs.shape[-1]
         sparse = targets.shape.rank < outputs.shape.rank or (targets.shape[-1] == 1 and last != 1)
         kind = "Binary" if last == 1 else "SparseCategorical" if sparse else "Categorical"
-        return getattr(keras.metrics, f"{kind}Accuracy")(name="accuracy")
+        return getattr(keras.metrics, f"{kind}Accuracy")(name=given)
     found = keras.metrics.get(given)
     if not isinstance(found, keras.metrics.Metric):
         found = keras.metrics.MeanMetricWrapper(found, name=found.__name__)
+    if isinstance(given, str):
+        found.name = given
     if not found.variables:  # some make theirs when they first see shapes
         zeros = [tf.zeros([size or 1 for size in one.shape], one.dtype) for one in (targets, outputs)]
         found.update_state(*zeros)

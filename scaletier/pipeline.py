@@ -23,6 +23,7 @@ from scaletier.job import Job, JobError
 from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Batch, Network, Spec
+from scaletier.private import brought
 from scaletier.replica import DivergedError
 from scaletier.runtime import import_tensorflow, prepare_process, say, say_device
 from scaletier.stages import Stage, Unit, partition, there_and_back, units
@@ -108,7 +109,7 @@ class ModelParallel:
         """What the model makes of inputs, through all stages."""
         for stage in self._stages:
             with tf.device(stage.device):
-                given = tf.nest.map_structure(tf.identity, inputs)
+                given = tf.nest.map_structure(brought, inputs)
                 inputs, _, _ = stage.forward(stage.variables, given, False)
         return inputs
 

@@ -129,11 +129,19 @@ def schedule_of(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
-def compiled(model: Any) -> tuple[Any, Any]:
-    """The loss_weights and the metrics that a compiled model was given, functions among them, which `get_compile_config` only
-    names. Weighted metrics are among the metrics where these are lists.
+def compiled(model: Any) -> tuple[Any, Any, Any]:
+    """The loss_weights, metrics and weighted_metrics that a compiled model was given, functions among them, which
+    `get_compile_config` only names.
     """
     told, loss = model._compile_metrics, model._compile_loss
-    metrics, weighted = (told and told._user_metrics) or [], (told and told._user_weighted_metrics) or []
-    found = [*metrics, *weighted] if isinstance(metrics, list) and isinstance(weighted, list) else metrics
-    return loss and loss._user_loss_weights, found
+    metrics, weighted = (told and told._user_metrics) or (), (told and told._user_weighted_metrics) or ()
+    return loss and loss._user_loss_weights, metrics, weighted
+
+
+def brought(tensor: Any) -> Any:
+    """The tensor on the current device, with what Keras masks of it, which it keeps beside a tensor and hands on by itself."""
+    tf = import_tensorflow()
+    found = tf.identity(tensor)
+    if (mask := getattr(tensor, "_keras_mask", None)) is not None:
+        found._keras_mask = tf.identity(mask)
+    return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from scaletier.job import JobError
 from scaletier.network import Batch, Network, Spec
+from scaletier.private import brought
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -92,10 +93,12 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
         alive |= {id(tensor) for tensor in outputs}
         needed = {id(tensor) for _, given, _ in edges[at + 1 :] for tensor in given} | last
         crossing = alive & needed
+        # What nobody is seen to make goes around the layers, such as what Keras masks.
+        around = needed - alive - {id(tensor) for _, _, tensors in edges[at + 1 :] for tensor in tensors}
         if at == len(edges) - 1:
             with keras.StatelessScope(initialize_variables=False):
                 parts.append((" ".join(names), keras.Model(begin, whole.output)))
-        elif len(crossing) == 1 and not crossing & inputs:
+        elif len(crossing) == 1 and not crossing & inputs and not around:
             tensor = known[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
                 parts.append((" ".join(names), keras.Model(begin, tensor)))
@@ -178,7 +181,7 @@ def _forward(
     outputs = part.inputs
     for stage in stages:
         with tf.device(stage.device):
-            inputs = tf.nest.map_structure(tf.identity, outputs)
+            inputs = tf.nest.map_structure(brought, outputs)
             names = [spec.name for unit in stage.units for spec in unit.trained]
             floating = [one for one in tf.nest.flatten(inputs) if one.dtype.is_floating]
             with tf.GradientTape() as tape:

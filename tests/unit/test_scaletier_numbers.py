@@ -1,0 +1,427 @@
+"""What a job computes, against plain NumPy, and against the same model trained by Keras itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaletier.centre import Centre, _packed, _unpacked, make_round, take_round
+from scaletier.evaluation import make_evaluate
+from scaletier.job import Job, JobError
+from scaletier.network import Batch, Network, Spec
+from scaletier.runtime import import_tensorflow
+from scaletier.stages import Stage, partition, there_and_back, units
+from scaletier.walk import Round, State
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+
+Array = npt.NDArray[Any]
+STEPS, BATCH, WIDTH = 5, 4, 3
+RANDOM = np.random.default_rng(7)
+INPUTS = RANDOM.normal(size=(STEPS * BATCH, WIDTH)).astype(np.float32)
+TARGETS = RANDOM.normal(size=(STEPS * BATCH, 2)).astype(np.float32)
+
+
+def linear() -> Any:
+    return keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(2, name="out")], name="linear")
+
+
+def dataset(*parts: Any, batch: int = BATCH) -> Any:
+    return tf.data.Dataset.from_tensor_slices(parts).batch(batch)
+
+
+def trained(job: Job, steps: int, position: int = 0, replicas: int = 1) -> tuple[Network, State, Round]:
+    """So many steps in one round from the job's begin."""
+    network = Network(job, job.data.element_spec, 0, replicas)
+    iterator = iter(job.data)
+    run = make_round(network, None, iterator)
+    return network, *take_round(network, run, iterator, State.initial(network), steps, position, 1.0)
+
+
+def named(network: Network, values: Sequence[Any]) -> dict[str, Array]:
+    return {spec.name: np.asarray(value) for spec, value in zip(network.shared, values, strict=True)}
+
+
+def slopes(kernel: Array, bias: Array, inputs: Array, targets: Array) -> tuple[float, Array, Array]:
+    """The mean squared error of a linear model, and its gradients."""
+    error = inputs @ kernel + bias - targets
+    return float((error**2).mean()), 2 * inputs.T @ error / error.size, 2 * error.sum(0) / error.size
+
+
+def batches() -> list[tuple[Array, Array]]:
+    return [(INPUTS[at : at + BATCH].astype(float), TARGETS[at : at + BATCH].astype(float)) for at in range(0, 20, BATCH)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_walk_of_sgd_with_nesterov_s_momentum(momentum: float) -> None:
+    optimizer = keras.optimizers.SGD(0.1, momentum=momentum, nesterov=momentum > 0)
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse", ["mae"], optimizer)
+    network, state, told = trained(job, STEPS)
+    weights = [network.initial(spec).astype(float) for spec in network.shared]
+    velocities, losses, errors = [np.zeros_like(one) for one in weights], [], []
+    for inputs, targets in batches():
+        errors.append(np.abs(inputs @ weights[0] + weights[1] - targets).mean())
+        loss, *gradients = slopes(*weights, inputs, targets)
+        losses.append(loss)
+        velocities = [momentum * v - 0.1 * g for v, g in zip(velocities, gradients, strict=True)]
+        weights = [w + momentum * v - 0.1 * g for w, v, g in zip(weights, velocities, gradients, strict=True)]
+    for found, wanted in zip(state.shared, weights, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert told.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert told.metrics["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
+    assert (told.steps, told.global_step, told.staleness) == (STEPS, STEPS, 0)
+
+
+def test_a_walk_of_adam_goes_on_where_the_one_before_it_ended() -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam(0.01))
+    network = Network(job, job.data.element_spec, 0)
+    iterator = iter(job.data)
+    run = make_round(network, None, iterator)
+    state, first = take_round(network, run, iterator, State.initial(network), 2, 0, 1.0)
+    state, second = take_round(network, run, iterator, state, 3, 2, 1.0)
+    assert (first.global_step, second.global_step) == (2, 5)
+    weights = [network.initial(spec).astype(float) for spec in network.shared]
+    means, squares = [np.zeros_like(one) for one in weights], [np.zeros_like(one) for one in weights]
+    for count, (inputs, targets) in enumerate(batches(), 1):
+        _, *gradients = slopes(*weights, inputs, targets)
+        means = [0.9 * m + 0.1 * g for m, g in zip(means, gradients, strict=True)]
+        squares = [0.999 * s + 0.001 * g * g for s, g in zip(squares, gradients, strict=True)]
+        rate = 0.01 * np.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+        weights = [w - rate * m / (np.sqrt(s) + 1e-7) for w, m, s in zip(weights, means, squares, strict=True)]
+    for found, wanted in zip(state.shared, weights, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+class Position(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A learning rate that is the step it is asked at."""
+
+    def __call__(self, step: Any) -> Any:
+        return tf.cast(step, tf.float32)
+
+
+@pytest.mark.parametrize(("position", "replicas"), [(0, 1), (100, 1), (100, 3)])
+def test_a_schedule_is_asked_at_the_global_step(position: int, replicas: int) -> None:
+    """The gradient is 1, so that the weight falls by the sum of the rates; between two own steps the others take theirs."""
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    job = Job(model, data, lambda targets, outputs: outputs, optimizer=lambda: keras.optimizers.SGD(Position()))
+    _, state, told = trained(job, 4, position, replicas)
+    assert float(state.shared[0][0, 0]) == -sum(position + replicas * step for step in range(4))
+    assert told.global_step == position + 4
+
+
+def half(values: Array) -> Array:
+    """As numbers cross the network."""
+    scale = np.float32(np.abs(values).max() / 32_768 if values.size else 0) or np.float32(1)
+    return (values / scale).astype(np.float16).astype(np.float32) * scale
+
+
+def centre(values: Sequence[Array], devices: int, step: int = 7) -> Centre:
+    shared = [Spec(f"variable{at}", value.shape, "float32", None) for at, value in enumerate(values)]
+    return Centre(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
+
+
+def by_device(values: Sequence[Array], devices: int, function: Callable[[Array], Array]) -> list[Array]:
+    """A function of each device's part of all elements, in the variables' shapes again."""
+    flat = np.concatenate([value.reshape(-1) for value in values])
+    cuts = [len(flat) * at // devices for at in range(devices + 1)]
+    flat = np.concatenate([function(flat[begin:end]) for begin, end in pairwise(cuts)])
+    ends = np.cumsum([value.size for value in values])
+    return [part.reshape(value.shape) for part, value in zip(np.split(flat, ends[:-1]), values, strict=True)]
+
+
+VALUES = [
+    RANDOM.normal(size=(5, 4)).astype(np.float32),
+    np.array(3.0, np.float32),
+    np.array([1e6, -3e5, 65_505], np.float32),
+    np.zeros((2, 3), np.float32),
+    np.array([1e-12, -2e-9], np.float32),
+]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_parameters_are_cut_over_devices_and_put_together_again(devices: int) -> None:
+    held = centre(VALUES, devices)
+    pulled, step = held.pull()
+    assert step == 7
+    for found, value in zip(pulled, VALUES, strict=True):
+        assert np.array_equal(found, value)
+        assert found.shape == value.shape
+    for found, wanted in zip(held.read(), by_device(VALUES, devices, half), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert sum(held.bytes_per_round) == 4 * sum(value.size for value in VALUES)
+    assert max(held.bytes_per_round) - min(held.bytes_per_round) <= 4
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_a_share_of_a_walk_is_added_as_it_crosses_the_network(devices: int) -> None:
+    held = centre(VALUES, devices)
+    walked = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
+    assert int(held.add([tf.constant(one) for one in walked], tf.constant(0.25), tf.constant(4, tf.int64))) == 11
+    pulled, step = held.pull()
+    assert step == 11
+    came = by_device(walked, devices, lambda part: half(part * np.float32(0.25)))
+    for found, value, one in zip(pulled, VALUES, came, strict=True):
+        np.testing.assert_allclose(found, value + one, rtol=1e-6, atol=1e-6)
+
+
+def test_fewer_parameters_than_devices() -> None:
+    held = centre([np.array([1.5], np.float32)], 3)
+    assert [float(one[0]) for one in held.read()] == [1.5]
+    held.add([tf.constant([2.0])], tf.constant(0.5), tf.constant(1, tf.int64))
+    assert held.pull()[0][0].tolist() == [2.5]
+
+
+@given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=20), st.integers(-30, 30))
+def test_half_precision_is_of_the_largest_whatever_that_is(values: list[float], exponent: int) -> None:
+    given = (np.array(values) * 10.0**exponent).astype(np.float32)
+    found = _unpacked(*_packed(tf.constant(given)))
+    # Of the largest all of 11 bits are kept, and nothing is off by more than what is the last of them there.
+    np.testing.assert_allclose(found, given, rtol=2**-11, atol=2**-25 / 32_768 * 1.001 * np.abs(given).max() + 1e-33)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_none_on_the_other_side(odd: float) -> None:
+    held = centre([np.array([1.0, odd, 2.0], np.float32)], 1)
+    assert not np.isfinite(held.read()[0]).all()
+    sound = centre([np.ones(3, np.float32)], 1)
+    sound.add([tf.constant([0.0, odd, 1.0])], tf.constant(1.0), tf.constant(1, tf.int64))
+    assert not np.isfinite(sound.pull()[0][0]).all()
+
+
+def test_a_round_adds_its_share_and_goes_on_from_what_the_servers_hold() -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.SGD(0.1))
+    network = Network(job, job.data.element_spec, 0, 2)
+    begun = State.initial(network)
+    held = Centre(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
+    iterator = iter(job.data)
+    state, told = take_round(network, make_round(network, held, iterator), iterator, begun, STEPS, 0, 0.5)
+    assert (told.steps, told.global_step, told.staleness) == (STEPS, 10 + STEPS, 0)
+    _, alone, _ = trained(job, STEPS)
+    pulled, _ = held.pull()
+    for found, kept, before, after in zip(state.shared, pulled, begun.shared, alone.shared, strict=True):
+        np.testing.assert_allclose(kept, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found, kept, rtol=2**-10, atol=1e-4)
+
+
+# What Keras itself makes of the same batches is the reference from here on.
+
+
+def deep() -> Any:
+    """Much of what a model may have, and nothing that is random."""
+    words = keras.Input((4,), dtype="int64", name="words")
+    x = keras.layers.Flatten()(keras.layers.Embedding(9, 3)(words))
+    x = keras.layers.Dense(6, "relu", kernel_regularizer="l2", name="middle")(x)
+    x = keras.layers.Dropout(0.0)(keras.layers.BatchNormalization(momentum=0.5)(x))
+    return keras.Model(words, keras.layers.Dense(2, name="out")(x), name="deep")
+
+
+def two() -> Any:
+    """Two outputs by name, of which one goes through a part of the other's layers."""
+    x = keras.Input((WIDTH,), name="x")
+    middle = keras.layers.Dense(4, "tanh", name="middle")(x)
+    first = keras.layers.Dense(2, name="first_layer")(middle)
+    second = keras.layers.Dense(1, "sigmoid", name="second_layer")(middle)
+    return keras.Model(x, {"first": first, "second": second}, name="two")
+
+
+def one() -> Any:
+    return keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(1, name="out")], name="one")
+
+
+def masked() -> Any:
+    """Word 0 is none, for the layers, the loss and the metrics."""
+    words = keras.layers.Embedding(9, 3, mask_zero=True)
+    layers = [words, keras.layers.Dense(4, "tanh"), keras.layers.Dense(2, name="out")]
+    return keras.Sequential([keras.Input((4,), dtype="int64"), *layers], name="masked")
+
+
+WORDS = RANDOM.integers(0, 9, (20, 4))
+FLAGS = RANDOM.integers(0, 2, (20, 1)).astype(np.float32)
+WEIGHTS = RANDOM.uniform(0, 2, 20).astype(np.float32)
+LABELS = RANDOM.integers(0, 2, 20)
+BY_OUTPUT = {"first": TARGETS, "second": FLAGS}
+LOSSES = {"first": "mse", "second": keras.losses.BinaryCrossentropy()}
+CROSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+CASES: dict[str, tuple[Callable[[], Any], tuple[Any, ...], Any, Any]] = {
+    "linear": (linear, (INPUTS, TARGETS), "mse", ["mae", "mse"]),
+    "labels": (linear, (INPUTS, LABELS), CROSS, ["accuracy"]),
+    "labels of one column": (linear, (INPUTS, LABELS[:, None]), CROSS, ["accuracy"]),
+    "weighted": (linear, (INPUTS, TARGETS, WEIGHTS), "mse", ["mae"]),
+    "weighted labels": (linear, (INPUTS, LABELS, WEIGHTS), CROSS, ["accuracy"]),
+    "deep": (deep, (WORDS, TARGETS), "mse", ["mae"]),
+    "deep, weighted": (deep, (WORDS, TARGETS, WEIGHTS), "huber", []),
+    "one column": (one, (INPUTS, TARGETS[:, 0], WEIGHTS), lambda targets, outputs: tf.square(targets - outputs), []),
+    "masked": (masked, (WORDS, RANDOM.normal(size=(20, 4, 2)).astype(np.float32)), "mse", ["mae"]),
+    "two outputs": (two, (INPUTS, BY_OUTPUT), LOSSES, {"first": ["mae"], "second": ["mae", "accuracy"]}),
+}
+
+
+@pytest.mark.parametrize("case", ["labels", "weighted labels", "deep, weighted", "one column", "masked", "two outputs"])
+def test_steps_are_those_of_keras(case: str) -> None:
+    make, parts, loss, metrics = CASES[case]
+    model = make()
+    begun = model.get_weights()
+    job = Job(model, dataset(*parts), loss, metrics, keras.optimizers.SGD(0.05, 0.9))
+    network, state, told = trained(job, STEPS)
+    after = named(network, state.shared)
+    model.set_weights(begun)
+    model.compile(keras.optimizers.SGD(0.05, 0.9), loss, metrics=metrics, jit_compile=False)
+    measured = {name: found[-1] for name, found in model.fit(dataset(*parts), verbose=0, shuffle=False).history.items()}
+    for variable in model.variables:
+        wanted, name = np.asarray(variable), variable.path.removeprefix(f"{model.name}/")
+        np.testing.assert_allclose(after[name], wanted, atol=2e-5, err_msg=name)
+    assert {"loss": told.loss, **told.metrics} == pytest.approx(without_losses(measured), rel=1e-4)
+
+
+@pytest.mark.parametrize("case", ["labels of one column", "weighted", "deep", "masked", "two outputs"])
+def test_an_evaluation_is_that_of_keras(case: str) -> None:
+    """Of batches of other sizes, too: the last is smaller."""
+    make, parts, loss, metrics = CASES[case]
+    model = make()
+    data = dataset(*parts, batch=7)
+    network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
+    state = State.initial(network)
+    found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)()
+    model.compile("sgd", loss, metrics=metrics, jit_compile=False)
+    wanted = model.evaluate(data, verbose=0, return_dict=True)
+    added = float(sum(model.losses)) if model.losses else 0.0
+    wanted["loss"] -= added
+    assert {"loss": found.loss, **found.metrics} == pytest.approx(without_losses(wanted), rel=1e-4)
+
+
+def without_losses(measured: dict[str, float]) -> dict[str, float]:
+    """What Keras measured, but not the losses of single outputs."""
+    return {name: value for name, value in measured.items() if not name.endswith("_loss")}
+
+
+def test_a_loss_that_is_a_sum_is_refused() -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS), keras.losses.MeanSquaredError(reduction="sum"))
+    with pytest.raises(JobError, match=r"^the loss mean_squared_error is a sum over the batch; valid is the mean, without "):
+        Network(job, job.data.element_spec, 0)
+
+
+def test_metrics_of_one_name_are_numbered() -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), "mse"])
+    assert Network(job, job.data.element_spec, 0).metric_names == ["mae", "mae_1", "mse"]
+
+
+def stages(network: Network, count: int) -> list[Stage]:
+    """The model's parts on so many hosts, all of them here."""
+    parts = units(network)
+    cuts = partition([unit.size for unit in parts], count)
+    assert len(cuts) == count + 1
+    found = [Stage(f"worker/{at}", "/device:CPU:0", parts[begin:end]) for at, (begin, end) in enumerate(pairwise(cuts))]
+    for stage in found:
+        specs = (spec for unit in stage.units for spec in (*unit.trained, *unit.others))
+        stage.variables.update({spec.name: tf.Variable(network.initial(spec)) for spec in specs})
+    return found
+
+
+def gradients(model: Any, loss: Callable[[Any, Any, Any], Any], batch: Sequence[Any], cuts: list[int]) -> tuple[Any, float]:
+    """The whole model's gradients by Keras, of a batch in these parts one after the other; and the mean loss."""
+    sums, mean = [np.zeros(variable.shape) for variable in model.trainable_variables], 0.0
+    for begin, end in pairwise(cuts):
+        part = [tf.nest.map_structure(lambda one, b=begin, e=end: one[b:e], each) for each in batch]
+        with tf.GradientTape() as tape:
+            value = loss(part, model(part[0], training=True), None) + sum(model.losses)
+        share = (end - begin) / (cuts[-1] - cuts[0])
+        found = tape.gradient(value, [variable.value for variable in model.trainable_variables])
+        sums = [one + share * tf.convert_to_tensor(change).numpy() for one, change in zip(sums, found, strict=True)]
+        mean += share * float(value)
+    return dict(zip((id(variable) for variable in model.trainable_variables), sums, strict=True)), mean
+
+
+def keras_loss(case: str) -> Callable[[Any, Any, Any], Any]:
+    _, _, loss, _ = CASES[case]
+
+    def one(given: Any, targets: Any, outputs: Any, weights: Any) -> Any:
+        losses = keras.losses.get(given)
+        losses = losses.call(targets, outputs) if isinstance(losses, keras.losses.Loss) else losses(targets, outputs)
+        return tf.reduce_mean(losses if weights is None else losses * weights)
+
+    def whole(part: Any, outputs: Any, _: Any) -> Any:
+        weights = part[2] if len(part) == 3 else None
+        if isinstance(loss, dict):
+            return sum(one(loss[key], part[1][key], outputs[key], weights) for key in loss)
+        return one(loss, part[1], outputs, weights)
+
+    return whole
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize(("case", "hosts"), [("deep", 2), ("deep", 4), ("deep, weighted", 3), ("two outputs", 2)])
+def test_there_and_back_through_stages_are_the_gradients_of_the_whole(case: str, hosts: int, microbatches: int) -> None:
+    make, parts, loss, metrics = CASES[case]
+    size, model = 7, make()
+    data = dataset(*parts, batch=size)
+    network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
+    batch = next(iter(data))
+    done = there_and_back(network, stages(network, hosts), Batch.of(batch), size, microbatches, lambda loss: loss)
+    cuts = [size * at // microbatches for at in range(microbatches + 1)]
+    wanted, mean = gradients(model, keras_loss(case), batch, cuts)
+    assert {*done.changes} == {spec.name for spec in network.trained}
+    for spec in network.trained:
+        np.testing.assert_allclose(done.changes[spec.name], wanted[id(spec.variable)], atol=1e-5, err_msg=spec.name)
+    assert float(done.loss) == pytest.approx(mean, rel=1e-5)
+    for spec in network.shared[len(network.trained) :]:  # the moving means and variances, which Keras has moved by now
+        np.testing.assert_allclose(done.others[spec.name], np.asarray(spec.variable), atol=1e-5, err_msg=spec.name)
+
+
+def test_metrics_of_microbatches_are_those_of_the_batch() -> None:
+    make, parts, loss, _ = CASES["labels"]
+    data = dataset(*parts, batch=7)
+    network = Network(Job(make, data, loss, ["accuracy"]), data.element_spec, 0)
+    batch = Batch.of(next(iter(data)))
+    outputs = network.predict(*State.initial(network), batch.inputs)
+    for microbatches in (1, 3):
+        done = there_and_back(network, stages(network, 1), batch, 7, microbatches, lambda loss: loss)
+        wanted = np.mean(np.argmax(outputs, 1) == batch.targets.numpy())
+        assert float(network.results(done.metrics)[0]) == pytest.approx(wanted)
+
+
+def test_what_is_masked_stays_so_from_stage_to_stage() -> None:
+    make, parts, loss, metrics = CASES["masked"]
+    model, data = make(), dataset(*parts, batch=7)
+    network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
+    batch = next(iter(data))
+    done = there_and_back(network, stages(network, 2), Batch.of(batch), 7, 1, lambda loss: loss)
+    model.compile("sgd", loss, metrics=metrics, jit_compile=False)
+    wanted = model.evaluate(*batch, verbose=0, return_dict=True)
+    assert float(done.loss) == pytest.approx(wanted["loss"], rel=1e-5)
+    assert float(network.results(done.metrics)[0]) == pytest.approx(wanted["mae"], rel=1e-5)
+
+
+def around() -> list[Any]:
+    """The mean is of the words that there are, which it is told by the first layer."""
+    names = keras.layers.Embedding(9, 3, mask_zero=True, name="words"), keras.layers.Dense(4, name="each")
+    mean = keras.layers.GlobalAveragePooling1D(name="mean")
+    return [*names, mean, keras.layers.Dense(3, name="two"), keras.layers.Dense(2, name="out")]
+
+
+def functional(begin: Any, layers: Sequence[Any]) -> Any:
+    reached = begin
+    for layer in layers:
+        reached = layer(reached)
+    return keras.Model(begin, reached)
+
+
+@pytest.mark.parametrize("make", [lambda begin, layers: keras.Sequential([begin, *layers]), functional])
+def test_what_goes_around_layers_keeps_them_together(make: Callable[[Any, Any], Any]) -> None:
+    model, data = make(keras.Input((4,), dtype="int64"), around()), dataset(WORDS, TARGETS, batch=7)
+    network = Network(Job(model, data, "mse"), data.element_spec, 0)
+    layers = [[name for name in unit.name.split() if not name.startswith("not_equal")] for unit in units(network)]
+    assert layers == [["words", "each", "mean"], ["two"], ["out"]]
+    batch = Batch.of(next(iter(data)))
+    done = there_and_back(network, stages(network, 2), batch, 7, 1, lambda loss: loss)
+    outputs = model(batch.inputs, training=True)
+    assert float(done.loss) == pytest.approx(float(np.mean((outputs - batch.targets) ** 2)), rel=1e-5)
