@@ -14,6 +14,8 @@ from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 
+# What TensorFlow raises for a file that is cut short, or holds something else.
+_DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # The global step; where in its data the chief is, and of what data that is told.
 _STEP, _DATA, _DATA_OF = "global_step", "data", "data_of"
@@ -57,7 +59,7 @@ class Reader:
             self._reader = tf.train.load_checkpoint(path)
             self._shapes = self._found()
             self.step = int(self._tensor(_STEP))
-        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        except _DAMAGE as error:
             raise _unreadable(path, error) from None
         self.data_of = bytes(self._tensor(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
         for spec in network.shared:
@@ -83,7 +85,7 @@ class Reader:
         """What is held under a key."""
         try:
             found: npt.NDArray[Any] = self._tensor(key)
-        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        except _DAMAGE as error:
             raise _unreadable(self.path, error) from None
         return found
 

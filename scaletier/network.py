@@ -7,7 +7,6 @@ Source: Keras's stateless API, `keras.StatelessScope`, `Layer.stateless_call`, `
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -190,9 +189,23 @@ class Network:
 
     def predict(self, shared: Values, own: Values, inputs: Any) -> Any:
         """What the model makes of a batch of inputs, as after training."""
-        with keras.StatelessScope(initialize_variables=False):
-            outputs, _ = self.model.stateless_call(*self._split(shared, own), inputs, training=False)
+        outputs, _, _ = self._called(*self._split(shared, own), inputs, False)
         return outputs
+
+    def _called(self, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
+        """The outputs, the others after it, and what layers add to the loss.
+
+        `Layer.stateless_call` goes past the model's `__call__`, which alone tells the layers within that this is training. One
+        whose `call` has no such argument is not told, as Keras does not.
+        """
+        told = {"training": training} if "training" in inspect.signature(self.model.call).parameters else {}
+        variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        mapping = list(zip(variables, [*trained, *others], strict=True))
+        with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
+            outputs = self.model(inputs, **told)
+            added = list(self.model.losses)
+        after = [scope.get_current_value(variable) for variable in self.model.non_trainable_variables]
+        return outputs, after, added
 
     def loss(self, batch: Batch, outputs: Any) -> Any:
         """The mean loss of a batch, float32, without what layers add."""
@@ -229,7 +242,7 @@ class Network:
         trained, others = self._split(shared, own)
         with keras.StatelessScope(initialize_variables=False), tf.GradientTape() as tape:
             tape.watch(trained)
-            outputs, others, added = self.model.stateless_call(trained, others, batch.inputs, training=True, return_losses=True)
+            outputs, others, added = self._called(trained, others, batch.inputs, True)
             loss = tf.add_n([self.loss(batch, outputs), *(tf.cast(term, tf.float32) for term in added)])
             scaled = self.scaled(loss, own[len(self._counts) :])
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
@@ -286,7 +299,11 @@ class Network:
         by_output = metrics if isinstance(metrics, Mapping) else {None: metrics}
         found = []
         for key, given in by_output.items():
-            targets, outputs = (spec.targets, self._outputs) if key is None else (spec.targets[key], self._outputs[key])
+            try:
+                targets, outputs = (spec.targets, self._outputs) if key is None else (spec.targets[key], self._outputs[key])
+            except (KeyError, IndexError, TypeError):
+                shapes = f"the model gives {_shapes(self._outputs)}, the targets are {_shapes(spec.targets)}"
+                raise JobError(f"there are metrics for an output {key!r}, which there is not: {shapes}") from None
             for one in given if isinstance(given, list | tuple) else [given]:
                 try:
                     found.append((key, _metric(one, targets, outputs), weighted))
@@ -364,33 +381,34 @@ def _loss_function(given: Any) -> Callable[[Any, Any, Any], Any]:
         found = keras.losses.get(given)
     except ValueError as error:
         raise JobError(f"the loss cannot be had: {one_line(error)}") from None
-    if not isinstance(found, keras.losses.Loss):
-        return functools.partial(_of_function, found, _Reduced(name="loss", dtype=_FLOAT))
-    if found.reduction == "sum":
-        raise JobError(f"the loss {found.name} is a sum over the batch; valid is the mean, without reduction='sum'")
-    return lambda targets, outputs, weights: _mean(found(targets, outputs, sample_weight=weights))
+    if isinstance(found, keras.losses.Loss):
+        if found.reduction == "sum":
+            raise JobError(f"the loss {found.name} is a sum over the batch; valid is the mean, without reduction='sum'")
+        return lambda targets, outputs, weights: _mean(found(targets, outputs, sample_weight=weights))
+    reduced = _Reduced(name="loss", dtype=_FLOAT)
+    return lambda targets, outputs, weights: _mean(reduced(found(*_aligned(targets, outputs)), outputs, sample_weight=weights))
+
+
+def _mean(losses: Any) -> Any:
+    return tf.reduce_mean(tf.cast(losses, tf.float32))
+
+
+def _aligned(targets: Any, outputs: Any) -> tuple[Any, Any]:
+    """Targets [N] and outputs [N, 1] as being of one shape, by the rule of `keras.Model.compile` for functions."""
+    if not (tf.is_tensor(targets) and tf.is_tensor(outputs)):
+        return targets, outputs
+    more = outputs.shape.rank - targets.shape.rank
+    if more == 1 and outputs.shape[-1] == 1:
+        return (targets[:, None], outputs) if targets.shape.rank == 1 else (targets, tf.squeeze(outputs, -1))
+    if more == -1 and targets.shape[-1] == 1:
+        return (targets, outputs[:, None]) if outputs.shape.rank == 1 else (tf.squeeze(targets, -1), outputs)
+    return targets, outputs
 
 
 def _times(weight: Any, function: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     if weight is None:
         return function
     return lambda targets, outputs, weights: function(targets, outputs, weights) * weight
-
-
-def _of_function(function: Callable[[Any, Any], Any], reduced: Any, targets: Any, outputs: Any, weights: Any) -> Any:
-    """As with Keras, [N] and [N, 1] are one column, and not a table of N times N."""
-    losses = function(_column(targets, outputs), _column(outputs, targets))
-    return _mean(reduced(losses, outputs, sample_weight=weights))
-
-
-def _column(one: Any, other: Any) -> Any:
-    """`one`, as [N, 1] where it is [N] and the other is that."""
-    ranks = [getattr(getattr(each, "shape", None), "rank", None) for each in (one, other)]
-    return one[:, None] if ranks == [1, 2] and other.shape[1] == 1 else one
-
-
-def _mean(losses: Any) -> Any:
-    return tf.reduce_mean(tf.cast(losses, tf.float32))
 
 
 def _metric(given: Any, targets: Any, outputs: Any) -> Any:

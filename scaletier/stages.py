@@ -93,12 +93,10 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
         alive |= {id(tensor) for tensor in outputs}
         needed = {id(tensor) for _, given, _ in edges[at + 1 :] for tensor in given} | last
         crossing = alive & needed
-        # What nobody is seen to make goes around the layers, such as what Keras masks.
-        around = needed - alive - {id(tensor) for _, _, tensors in edges[at + 1 :] for tensor in tensors}
         if at == len(edges) - 1:
             with keras.StatelessScope(initialize_variables=False):
                 parts.append((" ".join(names), keras.Model(begin, whole.output)))
-        elif len(crossing) == 1 and not crossing & inputs and not around:
+        elif len(crossing) == 1 and not crossing & inputs:
             tensor = known[next(iter(crossing))]
             with keras.StatelessScope(initialize_variables=False):
                 parts.append((" ".join(names), keras.Model(begin, tensor)))

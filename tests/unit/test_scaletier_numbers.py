@@ -425,3 +425,46 @@ def test_what_goes_around_layers_keeps_them_together(make: Callable[[Any, Any], 
     done = there_and_back(network, stages(network, 2), batch, 7, 1, lambda loss: loss)
     outputs = model(batch.inputs, training=True)
     assert float(done.loss) == pytest.approx(float(np.mean((outputs - batch.targets) ** 2)), rel=1e-5)
+
+
+class Bare(keras.Model):  # type: ignore[misc]
+    """Its `call` knows nothing of training, and then Keras does not tell the layers either."""
+
+    def __init__(self) -> None:
+        super().__init__(name="bare")
+        self.norm = keras.layers.BatchNormalization(momentum=0.5)
+        self.out = keras.layers.Dense(2, kernel_regularizer="l2")
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.norm(inputs))
+
+
+class Told(Bare):
+    """Its `call` says nothing of training to its layers, which Keras does by itself."""
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        return super().call(inputs)
+
+
+@pytest.mark.parametrize("kind", [Bare, Told])
+def test_the_layers_within_a_subclassed_model_are_told_of_training_as_by_keras(kind: Any) -> None:
+    model = kind()
+    model(INPUTS[:1])
+    begun = model.get_weights()
+    network, state, _ = trained(Job(model, dataset(INPUTS, TARGETS), "mse", optimizer="sgd"), STEPS)
+    after = named(network, state.shared)
+    model.set_weights(begun)
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(dataset(INPUTS, TARGETS), verbose=0, shuffle=False)
+    for variable in model.variables:
+        name = variable.path.removeprefix("bare/")
+        np.testing.assert_allclose(after[name], np.asarray(variable), atol=2e-5, err_msg=name)
+
+
+def test_a_compiled_model_s_metrics_are_weighted_where_it_says_so() -> None:
+    model, data = linear(), dataset(INPUTS, TARGETS, WEIGHTS)
+    model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], jit_compile=False)
+    network = Network(Job(model, data), data.element_spec, 0)
+    state = State.initial(network)
+    found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)()
+    assert {"loss": found.loss, **found.metrics} == pytest.approx(model.evaluate(data, verbose=0, return_dict=True), rel=1e-4)

@@ -1,0 +1,321 @@
+"""A job from one end to the other in one process: what is wrong with it is one line, and what is damaged or ended goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scaletier
+from scaletier.runtime import import_tensorflow
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+
+ROOT = Path(__file__).resolve().parents[2]
+INPUTS = np.random.default_rng(3).normal(size=(24, 3)).astype(np.float32)
+TARGETS = INPUTS @ np.array([[1.0], [-2.0], [0.5]], np.float32)
+Main = Callable[..., int]
+
+
+def dataset(*parts: Any, batch: int = 4) -> Any:
+    return tf.data.Dataset.from_tensor_slices(parts or (INPUTS, TARGETS)).batch(batch)
+
+
+def make_model() -> Any:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="out")], name="line")
+
+
+def job(**changed: Any) -> scaletier.Job:
+    return scaletier.Job(**{"model": make_model, "data": dataset(), "loss": "mse", "optimizer": "sgd", **changed})
+
+
+@pytest.fixture
+def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
+    """Runs a job in this process; its exit code."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr("scaletier.asynchronous.prepare_process", lambda: None)  # TensorFlow takes them once a process
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return lambda made, *flags: scaletier.main(made, [f"--job-dir={tmp_path}", "--max-steps=4", *flags])
+
+
+def shared_dense() -> Any:
+    return make_model()
+
+
+class Subclassed(keras.Model):  # type: ignore[misc]
+    """Without `build`: its variables come to be when it first sees data."""
+
+    def __init__(self) -> None:
+        super().__init__(name="subclassed")
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.layer(inputs)
+
+
+def endless() -> Any:
+    return dataset().repeat()
+
+
+def short() -> Any:
+    return tf.data.Dataset.from_tensors((INPUTS[:4], TARGETS[:3]))
+
+
+def unbatched() -> Any:
+    return tf.data.Dataset.from_tensors((tf.constant(1.0), tf.constant(1.0)))
+
+
+def fails() -> Any:
+    return tf.data.TextLineDataset("/nowhere/file").batch(4).map(lambda line: (line, line))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no data": ({"data": None}, "the job has no data: pass Job(data=…), a tf.data.Dataset of batches or a function"),
+    "no dataset": (
+        {"data": lambda: INPUTS},
+        "the job's data is a numpy.ndarray; valid is a tf.data.Dataset of batches, or a function that makes one",
+    ),
+    "no pair": (
+        {"data": lambda: tf.data.Dataset.from_tensor_slices(INPUTS).batch(4)},
+        "the data's elements are a ",
+    ),
+    "four of them": (
+        {"data": lambda: tf.data.Dataset.from_tensors((INPUTS,) * 4)},
+        "the data's elements are a tuple of 4; valid are (inputs, targets) and (inputs, targets, sample_weight)",
+    ),
+    "other sizes": (
+        {"data": short},
+        "a batch of the job's data has parts of 3, 4 samples; all inputs, targets and weights have as many",
+    ),
+    "no batches": (
+        {"data": unbatched},
+        "a batch of the job's data has parts of 0 samples; all inputs, targets and weights have as many",
+    ),
+    "empty": ({"data": lambda: dataset().take(0)}, "the job's data has no batch: it ends before the first one"),
+    "unreadable": ({"data": fails}, "the job's data cannot be read: /nowhere/file; No such file or directory"),
+    "empty eval_data": (
+        {"eval_data": lambda: dataset().take(0)},
+        "the job's eval_data has no batch: it ends before the first one",
+    ),
+    "endless eval_data": ({"eval_data": endless}, "the job's eval_data has no end; pass a dataset without .repeat()"),
+    "no model": ({"model": 5}, "the model is a builtins.int; valid is a Keras 3 model"),
+    "a layer": (
+        {"model": lambda: keras.layers.Dense(1, name="only")},
+        "the model is a keras.src.layers.core.dense.Dense; valid is a Keras 3 model",
+    ),
+    "nothing to train": (
+        {"model": lambda: keras.Sequential([keras.Input((3,)), keras.layers.Flatten()], name="flat")},
+        "the model flat has no variable to train",
+    ),
+    "other inputs": (
+        {"model": lambda: keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)], name="five")},
+        "the model five does not take inputs of float32 [?, 3]: ",
+    ),
+    "a loss that does not fit": (
+        {"data": lambda: dataset(INPUTS, np.zeros((24, 7), np.float32)), "loss": "categorical_crossentropy"},
+        "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 7]: ",
+    ),
+    "a loss of another output": (
+        {"loss": {"other": "mse"}},
+        "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 1]: ",
+    ),
+    "unknown loss": ({"loss": "least_squares"}, "the loss cannot be had: Could not interpret loss identifier: least_squares"),
+    "unknown metric": ({"metrics": ["precise"]}, "the metric 'precise' cannot be had: "),
+    "a metric of another output": (
+        {"metrics": {"other": ["mae"]}},
+        "there are metrics for an output 'other', which there is not: the model gives float32 [?, 1], ",
+    ),
+    "unknown optimizer": ({"optimizer": "quick"}, "the optimizer cannot be had: Could not interpret optimizer identifier"),
+    "no optimizer": ({"optimizer": lambda: 5}, "the optimizer cannot be had: "),
+    "no loss": ({"loss": None}, "the job has no loss, and its model is not compiled with one: pass Job(loss=…)"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_a_job_is_one_line_and_exit_code_2(
+    what: str, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changed, message = WRONG[what]
+    assert main(job(**changed)) == 2
+    shown = capfd.readouterr().err
+    assert shown.startswith(f"error: {message}")
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_checkpoint_of_another_job_is_named_by_the_first_difference(
+    main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def wider() -> Any:
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")], name="wide")
+
+    def other() -> Any:
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="in")], name="other")
+
+    assert main(job()) == 0
+    capfd.readouterr()
+    for made, difference in (
+        (wider, "wide has variable out/kernel (3, 2), it holds it as (3, 1)"),
+        (other, "other has variable in/kernel (3, 1), it has none"),
+    ):
+        assert main(job(model=made)) == 2
+        assert capfd.readouterr().err == (
+            f"error: checkpoint {tmp_path}/checkpoints/model-4 is of another model: {difference}; "
+            "pass another --job-dir, or the model that it is of\n"
+        )
+
+
+def damage(tmp_path: Path, step: int) -> None:
+    (data,) = tmp_path.glob(f"checkpoints/model-{step}.data-*")
+    data.write_bytes(data.read_bytes()[:20])
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
+    main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(job()) == 0
+    assert main(job(), "--max-steps=8") == 0
+    damage(tmp_path, 8)
+    capfd.readouterr()
+    assert main(job(), "--max-steps=12") == 0
+    lines = capfd.readouterr().out.splitlines()
+    (passed,) = [line for line in lines if "cannot be read" in line]
+    assert passed.startswith(f"checkpoint {tmp_path}/checkpoints/model-8 cannot be read: ")
+    assert passed.endswith("; going on from an older one")
+    assert f"Resuming from {tmp_path}/checkpoints/model-4, step 4" in lines
+    assert (tmp_path / "checkpoints/model-12.index").exists()
+    damage(tmp_path, 12)
+    for step in (4, 8):
+        (tmp_path / f"checkpoints/model-{step}.index").unlink(missing_ok=True)
+    assert main(job(), "--max-steps=12") == 2
+    shown = capfd.readouterr().err
+    assert re.fullmatch(rf"error: checkpoint {tmp_path}/checkpoints/model-\d+ cannot be read: .*\n", shown)
+
+
+def test_another_optimizer_begins_anew_and_says_so(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(job()) == 0
+    assert main(job(optimizer="adam"), "--max-steps=8") == 0
+    assert re.search(
+        r"model-4 has no optimizer/\S+: the optimizer and what is random begin anew$", capfd.readouterr().out, re.MULTILINE
+    )
+
+
+def test_a_subclassed_model_without_build(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(job(model=Subclassed, eval_data=dataset(), metrics=["mae"]), "--max-steps=60") == 0
+    assert re.search(r"^Final metrics after 60 steps, loss: \d\.\d{3}, mae: \d\.\d{3}$", capfd.readouterr().out, re.MULTILINE)
+
+
+def test_a_compiled_model_brings_what_the_job_does_not_say(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+    def compiled() -> Any:
+        model = make_model()
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+        return model
+
+    assert main(scaletier.Job(compiled, dataset(), eval_data=dataset()), "--max-steps=60") == 0
+    final = re.search(r"^Final metrics after 60 steps, loss: (\S+), mae: (\S+)$", capfd.readouterr().out, re.MULTILINE)
+    assert final
+    assert float(final[1]) < 1.0
+
+
+def ran(script: str, folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(textwrap.dedent(script))
+    env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
+    env |= {"PYTHONPATH": str(ROOT), **environ}
+    command = [sys.executable, str(folder / "script.py"), *flags]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_program_of_tf_estimator_s_time(tmp_path: Path) -> None:
+    script = """
+        import keras, numpy, scaletier, tensorflow as tf
+
+        def data():
+            x = numpy.ones((8, 3), "float32")
+            return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4)
+
+        def model():
+            made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            made.compile("sgd", "mse", metrics=["mae"])
+            return made
+
+        scaletier.train_and_evaluate(model, scaletier.TrainSpec(data, 9), scaletier.EvalSpec(data, throttle_secs=30))
+        print("nothing runs behind it")
+    """
+    process = ran(script, tmp_path, JOB_DIR=str(tmp_path / "job"))
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert re.search(r"^Final metrics after 9 steps, loss: \S+, mae: \S+$", said, re.MULTILINE)
+    assert "nothing runs behind it" not in said
+    assert [*(tmp_path / "job/export/Servo").iterdir()]
+
+
+STOPPED = """
+    import os, keras, numpy, scaletier, signal, sys, tensorflow as tf
+
+    random = numpy.random.default_rng(1)
+    inputs, targets = random.normal(size=(100, 6)).astype("float32"), random.integers(0, 3, 100)
+
+    def data():
+        return tf.data.Dataset.from_tensor_slices((inputs, targets)).shuffle(100, seed=5).repeat().batch(8)
+
+    def model():
+        layers = keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)
+        return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+
+    class Ends(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            def end(now):
+                if now == int(os.environ.get("END_AT", "-1")):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return numpy.float32(0.01)
+            return tf.ensure_shape(tf.numpy_function(end, [step], tf.float32), [])
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    job = scaletier.Job(model, data, loss, ["accuracy"], lambda: keras.optimizers.Adam(Ends()))
+    scaletier.run(job)
+"""
+
+
+def tensors(folder: Path, step: int) -> dict[str, Any]:
+    reader = tf.train.load_checkpoint(str(folder / f"checkpoints/model-{step}"))
+    kinds = reader.get_variable_to_dtype_map()
+    return {key: reader.get_tensor(key) for key, kind in kinds.items() if kind.is_floating or kind.is_integer}
+
+
+def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) -> None:
+    flags = "--max-steps=60", "--seed=3"
+    whole = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "whole"))
+    assert whole.wait(120) == 0
+    ended = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
+    said, _ = ended.communicate(timeout=120)
+    assert ended.returncode == 128 + signal.SIGTERM
+    at = re.search(r"^error: told to end at step (\d+); a checkpoint is saved$", said, re.MULTILINE)
+    assert at
+    assert 30 <= int(at[1]) < 60
+    resumed = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"))
+    said, _ = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0
+    assert f"Resuming from {tmp_path}/ended/checkpoints/model-{at[1]}, step {at[1]}" in said
+    assert "begins anew" not in said
+    one, other = tensors(tmp_path / "whole", 60), tensors(tmp_path / "ended", 60)
+    assert one.keys() == other.keys()
+    assert {"global_step", "optimizer:adam:iteration"} < {key.partition("/")[0] for key in one}
+    assert len(one) >= 20, "weights, moving means, the optimizer's and the generators' variables"
+    for key, value in one.items():
+        assert np.array_equal(value, other[key]), key
+
+
+def test_the_library_is_imported_without_tensorflow() -> None:
+    code = "import scaletier, sys; print({'tensorflow', 'keras', 'numpy'} & {*sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
