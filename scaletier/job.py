@@ -46,6 +46,7 @@ class Job:
     inspector: a function that makes an `Inspector` of each evaluation.
     explain: a function of the error that the job's data ended it with (`tf.errors.DataLossError` where it is damaged,
         `OutOfRangeError` where a worker finds none) to the line that says what to do, or to None.
+    weighted_metrics: as `metrics`, of which samples count by their weights.
 
     Raises JobError, from `scaletier.run`, for what does not fit together.
     """
@@ -59,3 +60,4 @@ class Job:
     serving: Callable[[Callable[[Any], Any]], Any] | None = None
     inspector: Callable[[], Inspector] | None = None
     explain: Callable[[Exception], str | None] | None = None
+    weighted_metrics: Sequence[Any] | Mapping[str, Sequence[Any]] = ()

@@ -94,7 +94,6 @@ class Network:
         loss = compiled.get("loss") if job.loss is None else job.loss
         if loss is None:
             raise JobError("the job has no loss, and its model is not compiled with one: pass Job(loss=…)")
-        metrics = job.metrics or compiled.get("metrics") or ()
         optimizer = job.optimizer or compiled.get("optimizer") or "rmsprop"
         self._optimizer = self._stateless(optimizer, replicas, place)
         # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
@@ -121,11 +120,13 @@ class Network:
         weights = _per_output(compiled.get("loss_weights") if job.loss is None else None, lambda weight: weight)
         self._losses = {key: _times(weights.get(key), one) for key, one in _per_output(loss, _loss_function).items()}
         self._outputs = self._look(spec)
-        self._metrics = self._metric_objects(metrics, spec)
-        self._weighted = len(self._metrics)
-        self._metrics += self._metric_objects(() if job.metrics else compiled.get("weighted_metrics") or (), spec)
-        self._unmeasured = [np.asarray(variable) for _, metric in self._metrics for variable in metric.variables]
-        self.metric_names = _distinct([metric.name if key is None else f"{key}_{metric.name}" for key, metric in self._metrics])
+        plain = job.metrics or compiled.get("metrics") or ()
+        weighted = job.weighted_metrics or compiled.get("weighted_metrics") or ()
+        self._metrics = [*self._metric_objects(plain, spec, False), *self._metric_objects(weighted, spec, True)]
+        self._unmeasured = [np.asarray(variable) for _, metric, _ in self._metrics for variable in metric.variables]
+        self.metric_names = _distinct(
+            [metric.name if key is None else f"{key}_{metric.name}" for key, metric, _ in self._metrics]
+        )
 
     def _made(self, model: Any) -> Any:
         """The model of a function, without values for its variables; with them where its maker needs some."""
@@ -205,22 +206,21 @@ class Network:
         return [tf.constant(value) for value in self._unmeasured]
 
     def measured(self, state: Values, batch: Batch, outputs: Any) -> list[Any]:
-        """The metrics' variables after a batch; samples count the same but for a compiled model's weighted_metrics."""
+        """The metrics' variables after a batch: a sample counts by its weight in `weighted_metrics` alone, as with Keras."""
         state, after = list(state), []
         with keras.StatelessScope(initialize_variables=False):
-            for number, (key, metric) in enumerate(self._metrics):
+            for key, metric, weighted in self._metrics:
                 count = len(metric.variables)
                 mine, state = state[:count], state[count:]
-                weights = batch.weights if number >= self._weighted else None
                 targets, found = (batch.targets, outputs) if key is None else (batch.targets[key], outputs[key])
-                after += metric.stateless_update_state(mine, targets, found, sample_weight=weights)
+                after += metric.stateless_update_state(mine, targets, found, sample_weight=batch.weights if weighted else None)
         return after
 
     def results(self, state: Values) -> list[Any]:
         """The metrics, in the order of `metric_names`, float32 []."""
         state, found = list(state), []
         with keras.StatelessScope(initialize_variables=False):
-            for _, metric in self._metrics:
+            for _, metric, _ in self._metrics:
                 count = len(metric.variables)
                 mine, state = state[:count], state[count:]
                 found.append(tf.cast(metric.stateless_result(mine), tf.float32))
@@ -268,7 +268,8 @@ class Network:
         """The specs of the outputs; JobError where model, loss and data do not fit."""
         symbolic = tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), spec.inputs)
         try:
-            found = self.model.compute_output_spec(symbolic)
+            with keras.StatelessScope(initialize_variables=False):  # Keras's own gives every variable a value as it ends
+                found = self.model.compute_output_spec(symbolic)
         except Exception as error:
             raise JobError(
                 f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}: {one_line(error)}"
@@ -282,8 +283,8 @@ class Network:
             raise JobError(f"the loss does not fit: {shapes}: {one_line(error)}") from error
         return outputs
 
-    def _metric_objects(self, metrics: Any, spec: Batch) -> list[tuple[Any, Any]]:
-        """Metrics with the key of their output, which is None where there is one output."""
+    def _metric_objects(self, metrics: Any, spec: Batch, weighted: bool) -> list[tuple[Any, Any, bool]]:
+        """Metrics with the key of their output, which is None where there is one output, and whether samples have weights."""
         by_output = metrics if isinstance(metrics, Mapping) else {None: metrics}
         found = []
         for key, given in by_output.items():
@@ -294,7 +295,7 @@ class Network:
                 raise JobError(f"there are metrics for an output {key!r}, which there is not: {shapes}") from None
             for one in given if isinstance(given, list | tuple) else [given]:
                 try:
-                    found.append((key, _metric(one, targets, outputs)))
+                    found.append((key, _metric(one, targets, outputs), weighted))
                 except Exception as error:
                     raise JobError(f"the metric {one!r} cannot be had: {one_line(error)}") from error
         return found
@@ -346,7 +347,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _compiled(model: Any) -> Mapping[str, Any]:
-    """What a model was compiled with, by `compile`'s names; nothing where it was not."""
+    """What a model was compiled with, by the names of `keras.Model.compile`; nothing where it was not."""
     if not model.compiled:
         return {}
     weights, metrics, weighted = private.compiled(model)

@@ -128,6 +128,15 @@ def schedule_of(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
+def compiled(model: Any) -> tuple[Any, Any, Any]:
+    """The loss_weights, metrics and weighted_metrics that a compiled model was given, functions among them, which
+    `get_compile_config` only names.
+    """
+    told, loss = model._compile_metrics, model._compile_loss
+    metrics, weighted = (told and told._user_metrics) or (), (told and told._user_weighted_metrics) or ()
+    return loss and loss._user_loss_weights, metrics, weighted
+
+
 def brought(tensor: Any) -> Any:
     """The tensor on the current device, with what Keras masks of it, which it keeps beside a tensor and hands on by itself."""
     tf = import_tensorflow()
@@ -135,11 +144,3 @@ def brought(tensor: Any) -> Any:
     if (mask := getattr(tensor, "_keras_mask", None)) is not None:
         found._keras_mask = tf.identity(mask)
     return found
-
-
-def compiled(model: Any) -> tuple[Any, Any, Any]:
-    """The loss_weights, metrics and weighted_metrics that a compiled model was given, functions among them, which
-    `get_compile_config` only names.
-    """
-    told, loss = model._compile_metrics, model._compile_loss
-    return loss and loss._user_loss_weights, told and told._user_metrics, told and told._user_weighted_metrics

@@ -2,74 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loopback import Job
 
 from trainer import records
 from trainer.mnist import Split
 
 ROLES = (("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0))
-SECONDS = 240.0
-
-
-class Job:
-    """One process a replica, each with its own log, all of them ended with the job."""
-
-    def __init__(self, directory: Path, *flags: str) -> None:
-        self.directory, self.flags = directory, flags
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        with_ports = [(role, socket.create_server(("127.0.0.1", 0))) for role, _ in ROLES]
-        self.cluster: dict[str, list[str]] = {}
-        for role, server in with_ports:
-            self.cluster.setdefault(role, []).append(f"127.0.0.1:{server.getsockname()[1]}")
-            server.close()
-
-    def start(self, role: str, index: int) -> None:
-        config = {"cluster": self.cluster, "task": {"type": role, "index": index}}
-        environ = {
-            **os.environ,
-            "TF_CONFIG": json.dumps(config),
-            "SCALETIER_DATA": str(self.directory / "data"),
-            "JOB_DIR": str(self.directory / "job"),
-        }
-        with (self.directory / f"{role}-{index}.log").open("ab") as log:
-            self.processes[f"{role}-{index}"] = subprocess.Popen(
-                [sys.executable, "-m", "trainer.task", "--model=mlp", "--batch-size=10", "--log-interval=0.2", *self.flags],
-                env=environ,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def log(self, name: str) -> str:
-        return (self.directory / f"{name}.log").read_text()
-
-    def await_line(self, name: str, pattern: str) -> re.Match[str]:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            found = re.search(pattern, self.log(name), re.MULTILINE)
-            if found:
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"{name} never logged {pattern}:\n{self.log(name)}")
-
-    def end(self, name: str, number: int = signal.SIGTERM) -> int:
-        self.processes[name].send_signal(number)
-        return self.processes[name].wait(SECONDS)
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
@@ -85,7 +29,8 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
-    running = Job(directory, *request.param)
+    flags = ("--model=mlp", "--batch-size=10", "--log-interval=0.2", *request.param)
+    running = Job(directory, "trainer.task", ROLES, *flags, SCALETIER_DATA=str(directory / "data"))
     try:
         yield running
     finally:
@@ -96,7 +41,7 @@ def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
     for role, index in reversed(ROLES):  # the chief first: it waits for the others, whatever their order
         job.start(role, index)
-    assert job.processes["chief-0"].wait(SECONDS) == 0
+    assert job.wait("chief-0") == 0
     # Steps that others take at the same moment may go past the last one, as in the sample ("after 5006 steps").
     assert re.search(
         r"^Final metrics after 80[01]\d steps, loss: 0\.\d{3}, accuracy: 1\.000$", job.log("chief-0"), re.MULTILINE
@@ -113,23 +58,20 @@ def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
 
 @pytest.mark.parametrize("job", [["--max-steps=8000"]], indirect=True)
 def test_the_others_go_on_to_the_end_without_a_worker_that_says_nothing(job: Job) -> None:
-    for role, index in ROLES:
-        job.start(role, index)
+    job.start_all()
     job.await_line("worker-1", r"^Train \[worker/1\], step [1-9]\d\d")
     job.processes["worker-1"].send_signal(signal.SIGSTOP)  # its connections stay open
-    assert job.processes["chief-0"].wait(SECONDS) == 0
+    assert job.wait("chief-0") == 0
     assert re.search(r"^Final metrics after 8000 steps, ", job.log("chief-0"), re.MULTILINE)
 
 
 @pytest.mark.parametrize("job", [["--max-steps=10000000", "--checkpoint-steps=200"]], indirect=True)
 def test_lost_replicas(job: Job) -> None:
-    for role, index in ROLES:
-        job.start(role, index)
+    job.start_all()
     job.start("evaluator", 0)
     job.await_line("worker-1", r"^Train \[worker/1\]")
 
     job.end("worker-1", signal.SIGKILL)
-    (job.directory / "worker-1.log").unlink()
     job.start("worker", 1)
     job.await_line("worker-1", r"^Train \[worker/1\]")
 
@@ -137,12 +79,11 @@ def test_lost_replicas(job: Job) -> None:
     told = job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")
     job.await_line("evaluator-0", r"^Eval, step \d+: loss: ")
     assert job.end("evaluator-0") == 0
-    (job.directory / "chief-0.log").unlink()
     job.start("chief", 0)
     resumed = job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")
     assert int(resumed[1]) >= int(told[1])
     job.await_line("chief-0", r"^Train \[master/0\]")
 
     job.end("ps-0", signal.SIGKILL)
-    assert job.processes["chief-0"].wait(SECONDS) == 143
+    assert job.wait("chief-0") == 143
     job.await_line("chief-0", r"^error: a host of the cluster is lost: ")

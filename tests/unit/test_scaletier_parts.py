@@ -68,3 +68,24 @@ def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], in
         given = tf.nest.map_structure(tf.identity, outputs)  # what goes to another host is but its numbers
         outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, given, False)
     np.testing.assert_allclose(outputs, network.predict(*state, batch.inputs), rtol=1e-6)
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["batches of one size", "batches of any size"])
+def test_no_variable_has_a_value_before_somebody_asks_for_it(fixed: bool) -> None:
+    """A value of before this process joins a cluster is lost, and one host may not hold all."""
+    asked = list[Any]()
+
+    class Asked(keras.initializers.Zeros):  # type: ignore[misc]
+        def __call__(self, shape: Any, dtype: Any = None) -> Any:
+            asked.append(shape)
+            return super().__call__(shape, dtype)
+
+    def model() -> Any:
+        given = keras.Input([4], name="given")
+        return keras.Model(given, layers.Dense(1, kernel_initializer=Asked())(given))
+
+    data = tf.data.Dataset.from_tensor_slices((NUMBERS, np.zeros([3, 1], np.float32))).batch(3, drop_remainder=fixed)
+    network = Network(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
+    assert not asked
+    State.initial(network)
+    assert asked == [(4, 1)]

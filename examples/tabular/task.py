@@ -1,0 +1,78 @@
+"""`python -m tabular.task`: who comes back? Customers' numbers and categories to a probability, with weights of samples.
+
+The customers are made up as they are asked for, the same each time, so that a host needs no file.
+"""
+
+import functools
+
+import scaletier
+
+CITIES, DEVICES = 300, 3
+
+
+def customers(seed, size, number):
+    """Batch `number`: inputs by name, whether they came back, int32 [size], and what each counts for, float32 [size]."""
+    import tensorflow as tf
+
+    seeds = tf.random.split(tf.stack([tf.constant(seed, tf.int64), number]), 5)
+    age = tf.random.stateless_uniform([size], seeds[0], 18, 90, tf.int32)
+    spent = tf.exp(tf.random.stateless_normal([size, 2], seeds[1]))  # this month, and the one before
+    city = tf.random.stateless_uniform([size], seeds[2], 0, CITIES, tf.int32)
+    device = tf.random.stateless_uniform([size], seeds[3], 0, DEVICES, tf.int32)
+    liked = tf.sin(7.0 * tf.cast(city, tf.float32)) + tf.gather([-1.0, 0.0, 1.0], device)
+    score = liked + tf.math.log(spent[:, 0] / spent[:, 1]) + (tf.cast(age, tf.float32) - 50.0) / 20.0
+    back = tf.random.stateless_uniform([size], seeds[4]) < tf.sigmoid(3.0 * score)
+    inputs = {"age": tf.cast(age, tf.float32), "spent": spent, "city": city, "device": device}
+    return inputs, tf.cast(back, tf.int32), tf.clip_by_value(spent[:, 0], 0.2, 5.0)
+
+
+def batches(seed, count, size):
+    """So many batches; who trains with others takes a part of them, which the library sees to."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.range(count).map(functools.partial(customers, seed, size), tf.data.AUTOTUNE)
+
+
+def model(args):
+    import keras
+    from keras import layers
+
+    age, spent = keras.Input([], name="age"), keras.Input([2], name="spent")
+    city, device = keras.Input([], dtype="int32", name="city"), keras.Input([], dtype="int32", name="device")
+    years = layers.Rescaling(1 / 20, -2.5)(layers.Reshape([1])(age))
+    places = layers.Embedding(CITIES, args.embedding)(city)
+    kinds = layers.Embedding(DEVICES, args.embedding)(device)
+    found = layers.Concatenate()([years, layers.Lambda(keras.ops.log)(spent), places, kinds])
+    for units in args.hidden_units:
+        found = layers.Dense(units, "relu")(found)
+    inputs = {"age": age, "spent": spent, "city": city, "device": device}
+    return keras.Model(inputs, layers.Dense(1, "sigmoid", name="back")(found), name="tabular")
+
+
+def optimizer(args):
+    import keras
+
+    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(args.learning_rate, args.max_steps))
+
+
+def main():
+    parser = scaletier.parser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--batches", type=int, default=1000, help="until the data begins again")
+    parser.add_argument("--embedding", type=int, default=8)
+    parser.add_argument("--hidden-units", type=int, nargs="*", default=[64, 32])
+    parser.add_argument("--learning-rate", type=float, default=0.01)
+    args = parser.parse_args()
+    job = scaletier.Job(
+        model=functools.partial(model, args),
+        data=functools.partial(batches, 1, args.batches, args.batch_size),
+        eval_data=functools.partial(batches, 2, 10, args.batch_size),
+        loss="binary_crossentropy",
+        metrics=["accuracy", "auc"],
+        optimizer=functools.partial(optimizer, args),
+    )
+    scaletier.run(job, args)
+
+
+if __name__ == "__main__":
+    main()

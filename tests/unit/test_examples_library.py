@@ -1,0 +1,119 @@
+"""The examples that train by the library, as a user runs them on one machine: to the end, and on from a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scaletier
+from scaletier.runtime import import_tensorflow
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 120
+SMALL = {
+    "tabular": ["--batch-size=32", "--hidden-units", "16"],
+    "text": ["--batch-size=16", "--vocabulary=2000", "--length=12"],
+    "gru": ["--model=gru", "--vocabulary=400", "--length=16", "--units=16"],
+    "image": ["--batch-size=16", "--filters=8", "--blocks=1"],
+}
+
+
+def start(example: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
+    env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
+    return subprocess.Popen(
+        [sys.executable, "-m", f"{'text' if example == 'gru' else example}.task", *SMALL[example], "--job-dir=job", *flags],
+        env=env | {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def to_the_end(example: str, folder: Path, *flags: str) -> str:
+    process = start(example, folder, *flags)
+    out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, out
+    return out
+
+
+def ask(folder: Path, **inputs: Any) -> Any:
+    tf = import_tensorflow()
+    (exported,) = (folder / "job/export/Servo").iterdir()
+    model = tf.saved_model.load(str(exported))
+    given = {name: tf.constant(value) for name, value in inputs.items()}
+    return {name: answer.numpy() for name, answer in model.signatures["serving_default"](**given).items()}
+
+
+@pytest.mark.parametrize("example", SMALL)
+def test_it_learns_goes_on_after_a_kill_and_answers(example: str, tmp_path: Path) -> None:
+    process = start(example, tmp_path, "--max-steps=1000000", "--checkpoint-steps=50")
+    deadline = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if (tmp_path / "job/checkpoints/checkpoint").exists():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    out, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, out
+
+    out = to_the_end(example, tmp_path, "--max-steps=400")
+    resumed = re.search(r"^Resuming from \S+/model-(\d+), step \1$", out, re.MULTILINE)
+    assert resumed
+    final = re.search(r"^Final metrics after (\d+) steps, loss: .*?accuracy: (\d\.\d+)", out, re.MULTILINE)
+    assert final
+    assert int(final[1]) == max(400, int(resumed[1]))
+    assert float(final[2]) > (0.8 if example == "tabular" else 0.55)
+
+    if example == "tabular":
+        spent, city = np.array([[9.0, 0.1], [0.1, 9.0]], np.float32), np.array([3, 3], np.int32)
+        (found,) = ask(tmp_path, age=np.float32([80, 20]), spent=spent, city=city, device=np.int32([2, 0])).values()
+        assert found.shape == (2, 1)
+        assert found[0, 0] > 0.9 > 0.1 > found[1, 0]
+    elif example == "image":
+        answer = ask(tmp_path, picture=np.zeros([3, 20, 20, 1], np.uint8))
+        np.testing.assert_allclose(answer["probabilities"].sum(1), 1.0, rtol=1e-5)
+        assert answer["classes"].tolist() == answer["probabilities"].argmax(1).tolist()
+    else:
+        topics = np.arange(4, dtype=np.int32)  # a word's number tells its topic
+        (found,) = ask(tmp_path, inputs=np.repeat(topics[:, None] + 8, 16 if example == "gru" else 12, 1)).values()
+        assert found.argmax(1).tolist() == topics.tolist()
+
+
+def test_the_manual_s_trainer_trains_as_it_is_printed(tmp_path: Path) -> None:
+    manual = (ROOT / "docs" / "trainers.md").read_text().partition("## The library")[2]
+    (tmp_path / "mytrainer").mkdir()
+    (tmp_path / "mytrainer" / "__init__.py").touch()
+    (tmp_path / "mytrainer" / "task.py").write_text(manual.partition("```python\n")[2].partition("```")[0])
+    ran = subprocess.run(
+        [sys.executable, "-m", "mytrainer.task", "--max-steps=2000", "--job-dir=job"],
+        env={key: value for key, value in os.environ.items() if key != "TF_CONFIG"} | {"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr
+    final = re.search(r"^Final metrics after 2000 steps, loss: \S+, \w+: (\S+)$", ran.stdout, re.MULTILINE)
+    assert final
+    assert float(final[1]) < 0.05
+    assert ask(tmp_path, inputs=np.float32([[0.5, 0.5]]))["outputs"][0, 0] == pytest.approx(0.25, abs=0.1)
+
+
+def test_the_manual_has_every_flag_and_every_field() -> None:
+    manual = (ROOT / "docs" / "trainers.md").read_text().partition("## The library")[2]
+    rows = re.findall(r"^\| (`[^|]+`) \|", manual, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    flags = {action.option_strings[0] for action in scaletier.parser()._actions if action.dest != "help"}
+    assert {name for name in told if name.startswith("--")} == flags
+    assert {field.name for field in dataclasses.fields(scaletier.Job)} <= told
