@@ -70,5 +70,8 @@ def test_the_accelerator_is_all_that_a_gpu_changes(program: Program, tmp_path: P
         for path, found in without[host].items()
         if neutral(plain, found) != neutral(fast, with_gpus[host][path])
     }
-    assert changed == {(f"worker-{index}", LIMITS) for index in range(3)}
+    assert changed == {(f"worker-{index}", path) for index in range(3) for path in (LIMITS, "plan.json")}
+    told = [part for part in with_gpus["worker-0"]["plan.json"][1:] if "ACCELERATOR" in str(part)]
+    assert told == ["SCALETIER_ACCELERATOR=1 nvidia-tesla-t4"]
+    assert len(with_gpus["worker-0"]["plan.json"]) == len(without["worker-0"]["plan.json"]) + 1
     assert "PrivateDevices=no" in str(with_gpus["worker-0"][LIMITS][0])

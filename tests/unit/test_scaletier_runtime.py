@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ops.train import environment
 from scaletier.job import JobError
-from scaletier.runtime import available_cpus, import_tensorflow, one_line, say_device
+from scaletier.runtime import ACCELERATOR, available_cpus, import_tensorflow, one_line, say_device
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def test_a_host_that_is_paid_for_a_gpu_says_that_there_is_none(
 ) -> None:
     monkeypatch.setattr(import_tensorflow().config, "list_physical_devices", lambda kind: [])
     monkeypatch.setattr("scaletier.runtime.available_cpus", lambda: 1)
-    paid = {"SCALETIER_ACCELERATOR": "1 nvidia-tesla-t4"}
+    assert ACCELERATOR == environment.ACCELERATOR
+    paid = {ACCELERATOR: "1 nvidia-tesla-t4"}
     with pytest.raises(
         JobError, match=r"^this host has 1 nvidia-tesla-t4 and TensorFlow finds no GPU: .*; --allow-cpu trains "
     ):
