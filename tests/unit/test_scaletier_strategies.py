@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaletier.period import ALONE, Period
+from scaletier.period import Period
 from scaletier.replica import Progress
 from scaletier.stages import partition
 
@@ -41,7 +41,22 @@ def test_a_period_that_is_asked_for_stays() -> None:
     for _ in range(20):
         period.observe(3, 1.0, 0.1)
     assert (period.steps, period.told) == (3, "")
-    assert Period.of(None, 1, 10_000).steps == ALONE
+
+
+def test_who_is_alone_looks_up_four_times_a_second() -> None:
+    period = Period.of(None, 1, 10_000)
+    assert period.steps == 1
+    for a_step, steps in ((0.001, 64), (0.01, 25), (0.1, 2), (4.0, 1)):
+        period.observe(period.steps, period.steps * a_step + 0.5, period.steps * a_step)
+        assert (period.steps, period.told) == (steps, "")
+
+
+def test_a_round_of_slow_steps_is_short_whatever_an_exchange_takes() -> None:
+    period = Period.of(None, 5, 3_000)
+    period.observe(4, 4 * 1.1 + 60.0, 4 * 1.1)
+    assert period.steps == 2
+    period.observe(2, 2 * 9.0 + 60.0, 2 * 9.0)
+    assert period.steps == 1
 
 
 def test_a_period_is_as_long_as_exchanges_are_dear() -> None:
