@@ -293,7 +293,7 @@ def tensors(folder: Path, step: int) -> dict[str, Any]:
 
 
 def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) -> None:
-    flags = "--max-steps=60", "--seed=3"
+    flags = "--max-steps=60", "--seed=3", "--sync-period=8"
     whole = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "whole"))
     assert whole.wait(120) == 0
     ended = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
