@@ -96,7 +96,7 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
 
 
 def synchronous(work: Work, shape: Shape) -> Prediction:
-    """All replicas together: the gradients of `period` batches each, then a ring all-reduce of them as float32."""
+    """All replicas together: `period` steps each, then a ring all-reduce, as float32, of how far each came."""
     count = len(shape.trainers)
     sent = 2 * (count - 1) / count * work.parameters
     compute = max(work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers)
