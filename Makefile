@@ -10,7 +10,7 @@ export PYTHON STACK
 TOGETHER = SETUP_LINES=1 $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
 
-.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test lint unit e2e rehearsal soak fuzz audit bench clean
+.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test lint unit e2e rehearsal soak fuzz audit versions bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -94,6 +94,9 @@ fuzz: dev ## text that is nearly right into every parser of other people's text,
 
 audit: venv ## known holes in the pinned versions, by pip-audit; it needs PyPI itself
 	@setup/audit.sh
+
+versions: dev ## the library's tests by each TensorFlow that it knows
+	@setup/versions.sh
 
 bench: setup dev ## figures against peers, in one run; ONLY=name for one
 	@$(BIN)/python -m benchmarks $(ONLY)

@@ -7,8 +7,9 @@ nothing is declared, and every value is the default here.
 from __future__ import annotations
 
 import io
+import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ FILE = "scaletier.yaml"
 # The library for trainers, as a package has it beside its own files.
 LIBRARY = "scaletier"
 DATA_SETS = ("mnist",)
+_MINOR = re.compile(r"[0-9]+\.[0-9]+")
+_TENSORFLOW = re.compile(r"tensorflow(?:[-_](?:cpu|gpu))?(?:\[[^]]*\])?[=~]=([0-9]+\.[0-9]+)")
 # How replicas meet: each for itself with the parameter servers, or all together in an all-reduce.
 EXCHANGES = ("servers", "all-reduce")
 
@@ -83,6 +86,7 @@ class Pace:
 class Declared:
     """A trainer's declaration: `strategies` by their names, `default` the one that it takes by itself, `export` a module.
 
+    `tensorflow` are the minor versions that it knows, none where any will do.
     Where `pass_job_dir` is False, the trainer goes by JOB_DIR and is not to be passed a flag that its code seems to know.
     """
 
@@ -92,6 +96,7 @@ class Declared:
     plan: Pace = field(default_factory=Pace)
     export: str | None = None
     pass_job_dir: bool = True
+    tensorflow: tuple[str, ...] = ()
 
     def strategy(self, name: str | None) -> Strategy:
         """What a strategy means, the default one where none is named; nothing in particular where it is not declared."""
@@ -120,6 +125,14 @@ _PLAN_KEYS: Mapping[str, Check] = {
     "usualPeriod": positive,
     "wireBits": positive,
 }
+
+
+def _minor_versions(value: Any, path: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) and _MINOR.fullmatch(item) for item in value):
+        raise UsageError(f'{path} must be a list of minor versions in quotes, such as ["2.20", "2.21"], not {value!r}')
+    return tuple(value)
+
+
 _KEYS: Mapping[str, Check] = {
     "data": nested(_DATA_KEYS),
     "strategy": text,
@@ -127,6 +140,7 @@ _KEYS: Mapping[str, Check] = {
     "plan": nested(_PLAN_KEYS),
     "export": text,
     "passJobDir": truth,
+    "tensorflow": _minor_versions,
 }
 
 
@@ -146,7 +160,24 @@ def read(files: Mapping[str, bytes], package: str) -> Declared:
     if export is not None and f"{export.replace('.', '/')}.py" not in files:
         raise UsageError(f"{path}: export {export!r} is not a module of the package")
     pace, pass_job_dir = _pace(given.get("plan", {})), given.get("passJobDir", True)
-    return Declared(_data(given.get("data"), path), strategies, default, pace, export, pass_job_dir)
+    versions = given.get("tensorflow", ())
+    return Declared(_data(given.get("data"), path), strategies, default, pace, export, pass_job_dir, versions)
+
+
+def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: bool) -> None:
+    """UsageError where a job's own Python has, by lines such as `tensorflow-cpu==2.20.0`, a TensorFlow that its package does
+    not know; or none, where the lines are the whole of it.
+    """
+    if not told.tensorflow:
+        return
+    found = next((match[1] for line in lines if (match := _TENSORFLOW.match(line))), None)
+    if found in told.tensorflow or (found is None and not whole):
+        return
+    has = f"has {found}" if found else "has none"
+    raise UsageError(
+        f"package {package} trains by TensorFlow {', '.join(told.tensorflow)}, and the job's own Python {has}: "
+        f"take --runtime-version {told.tensorflow[-1]}, or another of these"
+    )
 
 
 def read_archive(archive: bytes, package: str) -> Declared:

@@ -30,7 +30,7 @@ from ops.cluster.waking import startable, wake
 from ops.completion import job_ids, remember
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
-from ops.package.declared import Declared
+from ops.package.declared import Declared, check_tensorflow
 from ops.package.imports import missing_line
 from ops.train import program, push, render, tuning
 from ops.train.config import Flags, build_job
@@ -131,7 +131,9 @@ def prepare_program(inventory: Inventory, flags: Flags, found: program.Program) 
     if job.runtime:
         from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
 
+        check_tensorflow(job.declared, found.source.name, job.runtime.lines, whole=False)
         installed = runtimes.build(inventory, job.runtime)
+        check_tensorflow(job.declared, found.source.name, map("==".join, installed.items()), whole=True)
     built = package.build(found.source, job.module, found.script, installed, inventory.python)
     return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
 

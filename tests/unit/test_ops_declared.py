@@ -20,6 +20,7 @@ from ops.train.arguments import steps
 from ops.train.config import Flags
 from ops.train.submit import Submission
 from scaletier import flags as library_flags
+from scaletier import private
 from trainer import flags as trainer_flags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +60,36 @@ def test_nothing_that_is_declared() -> None:
     assert nothing.wants([]) is None
 
 
+@pytest.mark.parametrize(
+    ("lines", "whole", "says"),
+    [
+        (["tensorflow-cpu==2.20.0", "numpy==2.0"], True, None),
+        (["numpy", "tensorflow==2.21.*"], False, None),
+        (["tensorflow[and-cuda]~=2.20.0"], False, None),
+        (["jax", "tensorflow-text==2.15.0"], False, None),
+        (["tensorflow==2.15.0"], False, "the job's own Python has 2.15: take --runtime-version 2.21, or another of these"),
+        (["tensorflow-cpu==2.2.0"], True, "has 2.2: "),
+        (["jax==0.6.0", "tensorflow-text==2.20.0"], True, "has none: "),
+    ],
+)
+def test_a_python_of_the_job_s_own_has_a_tensorflow_that_the_trainer_knows(
+    lines: list[str], whole: bool, says: str | None
+) -> None:
+    told = read("tensorflow: ['2.20', '2.21']")
+    declared.check_tensorflow(Declared(), "mine", lines, whole)
+    if says is None:
+        declared.check_tensorflow(told, "mine", lines, whole)
+        return
+    with pytest.raises(UsageError, match=re.escape(says)) as error:
+        declared.check_tensorflow(told, "mine", lines, whole)
+    assert str(error.value).startswith("package mine trains by TensorFlow 2.20, 2.21, and ")
+
+
+def test_the_library_declares_the_versions_that_it_was_tried_with() -> None:
+    files = {f"scaletier/{FILE}": (ROOT / "scaletier" / FILE).read_bytes()}
+    assert declared.read(files, "mine").tensorflow == private.VERSIONS
+
+
 def test_the_default_strategy_is_meant_where_none_is_named() -> None:
     assert read(ALL).strategy(None) == read(ALL).strategies["apart"]
     assert read(ALL).strategy("1") == Strategy()
@@ -96,6 +127,9 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("plan: {wireBits: true}", "plan.wireBits must be a whole number from 1, not True"),
         ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
         ("export: 5", "export '5' is not a module of the package"),
+        ("tensorflow: 2.20", 'tensorflow must be a list of minor versions in quotes, such as ["2.20", "2.21"], not 2.2'),
+        ("tensorflow: [2.20]", 'tensorflow must be a list of minor versions in quotes, such as ["2.20", "2.21"], not [2.2]'),
+        ("tensorflow: ['2.20.1']", "tensorflow must be a list of minor versions in quotes"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_full_path(text: str, says: str) -> None:
@@ -189,6 +223,7 @@ LIBRARYS_OWN = Declared(
     },
     "async",
     Pace("--max-steps", "--sync-period", 4, 16, 2000),
+    tensorflow=("2.19", "2.20", "2.21"),
 )
 
 
