@@ -103,13 +103,17 @@ def _cluster_to_target(stack: BenchStack, arguments: str, *options: str) -> floa
         return seconds_to(_TARGET, trained, Path(folder))
 
 
-def _one_host() -> tuple[str, ...]:
-    return ("--scale-tier", "BASIC")
-
-
 @cache
 def _one_host_to_target(stack: BenchStack) -> list[float]:
-    return [_cluster_to_target(stack, f"{_PEERS} --seed {seed}", *_one_host()) for seed in _SEEDS]
+    return [_cluster_to_target(stack, f"{_PEERS} --seed {seed}", "--scale-tier", "BASIC") for seed in _SEEDS]
+
+
+def _on_own_cores(stack: BenchStack, strategy: str) -> Figure:
+    """Each host has its own share of a core, the one host as well: only so can more hosts be seen to help."""
+    stack.require(ScaleTier.STANDARD_1)
+    with stack.own_cores(_SHARE):
+        ours = [_cluster_to_target(stack, f"{_OURS} --strategy {strategy} --seed {seed}") for seed in _SEEDS]
+        return Figure.of(ours, _one_host_to_target(stack))
 
 
 @benchmark(
@@ -121,11 +125,8 @@ def _one_host_to_target(stack: BenchStack) -> list[float]:
     unequal=_STEPS_TOLD,
 )
 def own_async(stack: BenchStack) -> Figure:
-    """Each host has its own share of a core, the one host as well: only so can more hosts be seen to help."""
-    stack.require(ScaleTier.STANDARD_1)
-    with stack.own_cores(_SHARE):
-        ours = [_cluster_to_target(stack, f"{_OURS} --seed {seed}") for seed in _SEEDS]
-        return Figure.of(ours, _one_host_to_target(stack))
+    """The parameter servers have such a share, too."""
+    return _on_own_cores(stack, "async")
 
 
 @benchmark(
@@ -138,10 +139,7 @@ def own_async(stack: BenchStack) -> Figure:
 )
 def own_sync(stack: BenchStack) -> Figure:
     """As own-async; the parameter servers stand idle."""
-    stack.require(ScaleTier.STANDARD_1)
-    with stack.own_cores(_SHARE):
-        ours = [_cluster_to_target(stack, f"{_OURS} --strategy sync --seed {seed}") for seed in _SEEDS]
-        return Figure.of(ours, _one_host_to_target(stack))
+    return _on_own_cores(stack, "sync")
 
 
 @benchmark(

@@ -59,9 +59,9 @@ class Reader:
             self._reader = tf.train.load_checkpoint(path)
             self._shapes = self._found()
             self.step = int(self._tensor(_STEP))
+            self.data_of = bytes(self._tensor(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
         except _DAMAGE as error:
             raise _unreadable(path, error) from None
-        self.data_of = bytes(self._tensor(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
         for spec in network.shared:
             if (found := self._shapes.get(key_of(spec))) != spec.shape:
                 held = "has none" if found is None else f"holds it as {found}"

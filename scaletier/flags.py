@@ -46,12 +46,16 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def positive(text: str) -> float:
-    """A type of argparse: finite numbers above 0."""
+def _number(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def positive(text: str) -> float:
+    """A type of argparse: finite numbers above 0."""
+    value = _number(text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return value
@@ -59,10 +63,7 @@ def positive(text: str) -> float:
 
 def share(text: str) -> float:
     """A type of argparse: numbers from 0 to below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    value = _number(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be from 0 to below 1")
     return value

@@ -198,8 +198,8 @@ class Network:
 
     def loss(self, batch: Batch, outputs: Any) -> Any:
         """The mean loss of a batch, float32, without what layers add."""
-        matched = _matched(self._losses, batch.targets, outputs)
-        return tf.add_n([function(targets, found, batch.weights) for function, targets, found in matched])
+        terms = [function(*_at(key, batch.targets, outputs), batch.weights) for key, function in self._losses.items()]
+        return tf.add_n(terms)
 
     def metrics(self) -> list[Any]:
         """The metrics' variables before any batch."""
@@ -212,7 +212,7 @@ class Network:
             for key, metric, weighted in self._metrics:
                 count = len(metric.variables)
                 mine, state = state[:count], state[count:]
-                targets, found = (batch.targets, outputs) if key is None else (batch.targets[key], outputs[key])
+                targets, found = _at(key, batch.targets, outputs)
                 after += metric.stateless_update_state(mine, targets, found, sample_weight=batch.weights if weighted else None)
         return after
 
@@ -289,7 +289,7 @@ class Network:
         found = []
         for key, given in by_output.items():
             try:
-                targets, outputs = (spec.targets, self._outputs) if key is None else (spec.targets[key], self._outputs[key])
+                targets, outputs = _at(key, spec.targets, self._outputs)
             except (KeyError, IndexError, TypeError):
                 shapes = f"the model gives {_shapes(self._outputs)}, the targets are {_shapes(spec.targets)}"
                 raise JobError(f"there are metrics for an output {key!r}, which there is not: {shapes}") from None
@@ -364,11 +364,9 @@ def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:
     return {None: resolve(given)}
 
 
-def _matched(by_output: Mapping[Any, Any], targets: Any, outputs: Any) -> list[tuple[Any, Any, Any]]:
-    return [
-        (function, targets, outputs) if key is None else (function, targets[key], outputs[key])
-        for key, function in by_output.items()
-    ]
+def _at(key: Any, targets: Any, outputs: Any) -> tuple[Any, Any]:
+    """Those of one of a model's outputs, None being the only one."""
+    return (targets, outputs) if key is None else (targets[key], outputs[key])
 
 
 class _Reduced(keras.losses.Loss):  # type: ignore[misc]

@@ -87,9 +87,8 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
             f"the model {model.name} cannot be laid on several hosts: it goes through one layer more than once"
         ) from None
     last = {id(tensor) for tensor in model.outputs}
-    parts, begin, names, entering = [], whole.input, list[str](), inputs
+    parts, begin, names, alive = [], whole.input, list[str](), set(inputs)
     known = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}
-    alive = set(entering)
     for at, (layer, _, outputs) in enumerate(edges):
         names.append(layer.name)
         alive |= {id(tensor) for tensor in outputs}
