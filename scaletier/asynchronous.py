@@ -24,8 +24,8 @@ from scaletier.network import Network
 from scaletier.period import Period
 from scaletier.private import Workers
 from scaletier.replica import DivergedError, Progress, Replica, train
-from scaletier.runtime import import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say, say_device
-from scaletier.walk import Round, State
+from scaletier.runtime import here, import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say, say_device
+from scaletier.walk import Round, State, initial_own
 
 tf = import_tensorflow()
 
@@ -66,6 +66,9 @@ class Asynchronous:
         self._centre = self._make_centre(step) if self._workers else None
         with tf.device(self._device):
             self._round = make_round(self._network, self._centre, self._iterator)
+        specs = self._network.shared, self._network.own
+        self._zeros = tf.function(lambda: [[tf.zeros(one.shape, one.dtype) for one in each] for each in specs], autograph=False)
+        self._zeros = self._zeros.get_concrete_function()
         self._progress = Progress(step, flags.max_steps, self._workers)
         self._shown = (time.monotonic(), 0)
         self._others: Workers | None = None
@@ -158,23 +161,27 @@ class Asynchronous:
             begun = State(tuple(map(tf.convert_to_tensor, self.shared)), tuple(map(tf.convert_to_tensor, self.own)))
             self._state = begun
         else:
-            begun = State(
-                tuple(tf.zeros(spec.shape, spec.dtype) for spec in self._network.shared),
-                State.initial(self._network, index).own,
-            )
+            begun = self._initial(index)
         if not self._workers:
             return begun
         # A round of no steps reads the variables.
         state, _ = replica.take(begun, 0, 0, 0.0)
         return State(state.shared, begun.own)
 
+    def _initial(self, index: int) -> State:
+        """A worker's state, made there: what is not zero, as few things are, is sent there."""
+        shared, own = self._zeros()
+        values = [initial_own(self._network, spec, index) for spec in self._network.own]
+        with here():
+            return State(tuple(shared), tuple(tf.constant(v) if v.any() else zero for v, zero in zip(values, own, strict=True)))
+
     def _train_worker(self) -> None:
         """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""
-        index = 1 + tf.DeviceSpec.from_string(tf.constant(0).device).task
+        index = 1 + tf.DeviceSpec.from_string(tf.timestamp().device).task
         name = f"worker/{index - 1}"
         emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
         try:
-            iterator = iter(self._source.elsewhere(index, 1 + self._workers, self._device))
+            iterator = iter(self._source.elsewhere(index, 1 + self._workers))
             replica = self._replica(name, iterator, lambda line: emit(input=line))
             for _ in self._train(replica, index):
                 pass

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.network import Network
-from scaletier.runtime import import_tensorflow
+from scaletier.runtime import here, import_tensorflow
 from scaletier.walk import Round, State, figures, walk
 
 tf = import_tensorflow()
@@ -113,15 +113,16 @@ Run = Callable[..., Any]
 
 
 def make_round(network: Network, centre: Centre | None, iterator: Any) -> Run:
-    """One round as a graph: from an iterator like `iterator`, a replica's state, the number of its steps, int64, the global
-    step where there is no centre, and its share in the mean, float32, to its new state and the figures of Round.
+    """One round as a graph: from an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new
+    state and the figures of Round. The numbers are how many steps, the global step where there is no centre, and the share in
+    the mean: one tensor, so that it goes in one message.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
 
-    def run(iterator: Any, shared: Any, own: Any, steps: Any, position: Any, share: Any) -> Any:
-        if centre:
-            position = centre.step()
+    def run(iterator: Any, shared: Any, own: Any, numbers: Any) -> Any:
+        steps, share = tf.cast(numbers[0], tf.int64), tf.cast(numbers[2], tf.float32)
+        position = centre.step() if centre else tf.cast(numbers[1], tf.int64)
         with tf.control_dependencies([position]):
             began = tf.timestamp()
         with tf.control_dependencies([began]):
@@ -143,8 +144,8 @@ def make_round(network: Network, centre: Centre | None, iterator: Any) -> Run:
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
     shared = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.shared)
     own = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.own)
-    whole, part = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.float32)
-    graph: Run = tf.function(run, autograph=False).get_concrete_function(iterator, shared, own, whole, whole, part)
+    numbers = tf.TensorSpec([3], tf.float64)
+    graph: Run = tf.function(run, autograph=False).get_concrete_function(iterator, shared, own, numbers)
     return graph
 
 
@@ -152,6 +153,7 @@ def take_round(
     network: Network, run: Run, iterator: Any, state: State, steps: int, position: int, share: float
 ) -> tuple[State, Round]:
     """One round, here or wherever the current device is: the replica's new state, which stays there, and the figures."""
-    numbers = tf.constant(steps, tf.int64), tf.constant(position, tf.int64), tf.constant(share)
-    shared, own, told = run(iterator, *state, *numbers)
+    with here():
+        numbers = tf.constant([steps, position, share], tf.float64)
+    shared, own, told = run(iterator, *state, numbers)
     return State(tuple(shared), tuple(own)), Round.of(network, told.numpy())

@@ -8,7 +8,7 @@ from typing import Any
 
 from scaletier.job import JobError
 from scaletier.network import Batch
-from scaletier.runtime import import_tensorflow, one_line
+from scaletier.runtime import here, import_tensorflow, one_line
 
 tf = import_tensorflow()
 
@@ -28,7 +28,7 @@ class Source:
     """A job's data, for as often as it is asked for; JobError for what is no data.
 
     With `portable` it can still be asked for once this process has joined a cluster, when TensorFlow knows nothing of what it
-    had before: what is not made by a function is then kept as the graph that makes it.
+    had before: what is not made by a function is then kept as the graph that makes it. `size` counts the first batch's samples.
     """
 
     def __init__(self, data: Any, name: str = "data", portable: bool = False) -> None:
@@ -38,13 +38,15 @@ class Source:
         self._graph: Any = None
         first = self._made(tf.distribute.InputContext())
         self.element_spec, self.endless = first.element_spec, bool(first.cardinality() == tf.data.INFINITE_CARDINALITY)
-        check(first, name)
+        self.size = check(first, name)
         if portable and not callable(data):
             self._graph = graph(data).numpy()
 
     def _made(self, context: Any) -> Any:
         if self._graph is not None:
-            return made(tf.constant(self._graph), self.element_spec)
+            with here():
+                packed = tf.constant(self._graph)
+            return made(packed, self.element_spec)
         found = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
         if not isinstance(found, tf.data.Dataset):
             kind = f"{type(found).__module__}.{type(found).__name__}"
@@ -67,11 +69,11 @@ class Source:
         """The batches, each once."""
         return self._made(tf.distribute.InputContext())
 
-    def elsewhere(self, replica: int, replicas: int, here: str) -> Any:
-        """As `training`, on the current device, which may be another host's. A job's function runs on this one, `here`."""
+    def elsewhere(self, replica: int, replicas: int) -> Any:
+        """As `training`, on the current device, which may be another host's. A job's function runs on this one."""
         if self._graph is not None:
             return self.training(replica, replicas)
-        with tf.device(here):
+        with here():
             packed = graph(self.training(replica, replicas))
         return made(packed, self.element_spec)
 
@@ -115,8 +117,10 @@ def made(graph: Any, spec: Any) -> Any:
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
 
 
-def check(dataset: Any, name: str = "data") -> None:
-    """Reads a first batch. DataError where there is none or it cannot be read; JobError where its parts are of other sizes.
+def check(dataset: Any, name: str = "data") -> int:
+    """Reads a first batch: how many samples it has.
+
+    DataError where there is none or it cannot be read; JobError where its parts are of other sizes.
 
     tf.errors.DataLossError where it is damaged, which the job may have something to say about.
     """
@@ -135,3 +139,4 @@ def check(dataset: Any, name: str = "data") -> None:
         raise JobError(
             f"a batch of the job's {name} has parts of {counts} samples; all inputs, targets and weights have as many"
         )
+    return sizes.pop()

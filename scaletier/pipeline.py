@@ -47,7 +47,7 @@ class ModelParallel:
         self._flags, self._devices = flags, dict[int, str]()
         source = data.Source(job.data, portable=True)
         evaluated = data.evaluation(job.eval_data, portable=True) if job.eval_data is not None else None
-        self._size = int(tf.shape(tf.nest.flatten(next(iter(source.once())))[0])[0])
+        self._size = source.size
         self._network = Network(job, source.element_spec, flags.seed, place=self._device_of)
         parts = units(self._network)
         reader = checkpoint.find(flags.job_dir, self._network)
@@ -65,7 +65,7 @@ class ModelParallel:
         self.own = [by_name[spec.name] if spec.name in by_name else self._slot(spec, reader) for spec in self._network.own]
         self.step = tf.Variable(np.int64(reader.step if reader else 0))
         with tf.device(self._stages[0].device):
-            place = checkpoint.Place(_of_one_size(source.elsewhere(0, 1, _CHIEF), self._size), reader)
+            place = checkpoint.Place(_of_one_size(source.elsewhere(0, 1), self._size), reader)
         self._iterator = place.iterator
         kept = self._network, self, source.element_spec[0], evaluated, place, int(self.step)
         self._keeper = Keeper(job, flags, *kept)
@@ -191,4 +191,4 @@ def _connect(cluster: Cluster) -> list[tuple[str, str]]:
     spec = tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")})
     tf.config.experimental_connect_to_cluster(spec, job_name="chief", task_index=0, protocol="grpc")
     devices = [f"/job:worker/replica:0/task:{index}/device:CPU:0" for index in range(len(workers))]
-    return [("master/0", "/job:chief/replica:0/task:0/device:CPU:0"), *zip(workers, devices, strict=True)]
+    return [("master/0", _CHIEF), *zip(workers, devices, strict=True)]

@@ -111,6 +111,15 @@ def local_device() -> str:
     return "/device:GPU:0" if import_tensorflow().config.list_physical_devices("GPU") else "/device:CPU:0"
 
 
+def here() -> Any:
+    """A context in which values become tensors of this process, whatever the device around it.
+
+    For another host's device TensorFlow sends a value there as it makes a tensor of it, and holds Python's global lock until
+    that host has answered: one that says nothing would stop all threads. What operations are given is sent without the lock.
+    """
+    return import_tensorflow().device(None)
+
+
 def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> None:
     """A line about what this process computes on. JobError where its host is paid for a GPU that TensorFlow does not find."""
     tf, paid = import_tensorflow(), (os.environ if environ is None else environ).get(ACCELERATOR)

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from scaletier.network import Batch, Network
+from scaletier.network import Batch, Network, Spec
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
-
-_FIGURES = 5
 
 
 class State(NamedTuple):
@@ -23,15 +22,18 @@ class State(NamedTuple):
 
     @classmethod
     def initial(cls, network: Network, replica: int = 0) -> State:
-        """How a job begins. Each replica has other random numbers: the states of generators differ by its number."""
-        own = []
-        for spec in network.own:
-            value = network.initial(spec)
-            if "seed_generator_state" in spec.name and value.size:
-                value = value.copy()
-                value.reshape(-1)[0] += replica * 7_919
-            own.append(tf.constant(value))
-        return cls(tuple(tf.constant(network.initial(spec)) for spec in network.shared), tuple(own))
+        """How a job begins."""
+        shared = tuple(tf.constant(network.initial(spec)) for spec in network.shared)
+        return cls(shared, tuple(tf.constant(initial_own(network, spec, replica)) for spec in network.own))
+
+
+def initial_own(network: Network, spec: Spec, replica: int) -> npt.NDArray[Any]:
+    """How a replica begins with a variable of its own: generators' states differ by its number, for other random numbers."""
+    value = network.initial(spec)
+    if "seed_generator_state" in spec.name and value.size:
+        value = value.copy()
+        value.reshape(-1)[0] += replica * 7_919
+    return value
 
 
 class Round(NamedTuple):
