@@ -138,7 +138,7 @@ def test_who_has_no_right_to_start_says_so(cloud: Cloud, cluster: Stack) -> None
 
 
 def test_a_synchronous_training_goes_on_from_its_checkpoint_with_all_of_them(cloud: Cloud, cluster: Stack) -> None:
-    job = Job(cloud, cluster, "sync", ("--strategy", "sync"), ("--model", "mlp", "--max-steps", "2000"))
+    job = Job(cloud, cluster, "sync", ("--strategy", "sync"), ("--model", "mlp", "--max-steps", "12000"))
     job.until(lambda: "], step " in job.log("master-0"))
     job.preempt("worker-0")
     job.until(lambda: job.record["state"] in ("SUCCEEDED", "FAILED"))
