@@ -112,10 +112,10 @@ def _unpacked(bits: Any, scale: Any) -> Any:
 Run = Callable[..., Any]
 
 
-def make_round(network: Network, centre: Centre | None, iterator: Any) -> Run:
-    """One round as a graph: from an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new
-    state and the figures of Round. The numbers are how many steps, the global step where there is no centre, and the share in
-    the mean: one tensor, so that it goes in one message.
+def make_round(network: Network, centre: Centre | None, iterator: Any, devices: Sequence[str]) -> Run:
+    """One round as a graph, for hosts with these devices: from an iterator like `iterator`, a replica's state, and three
+    numbers, float64 [3], to its new state and the figures of Round. The numbers are how many steps, the global step where there
+    is no centre, and the share in the mean: one tensor, so that it goes in one message.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
@@ -127,7 +127,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any) -> Run:
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in shared]
-        reached, loss_sum, metrics = walk(network, iterator, State(tuple(start), tuple(own)), steps, position, network.replicas)
+        reached, loss_sum, metrics = walk(network, iterator, State(tuple(start), tuple(own)), steps, position, devices)
         with tf.control_dependencies([*reached.shared, loss_sum]):
             computed = tf.timestamp()
         values, global_step = reached.shared, position + steps
@@ -143,7 +143,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any) -> Run:
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
     shared = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.shared)
-    own = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.own)
+    own = tuple(tf.TensorSpec(spec.shape, spec.dtype) for _ in devices for spec in network.own)
     numbers = tf.TensorSpec([3], tf.float64)
     graph: Run = tf.function(run, autograph=False).get_concrete_function(iterator, shared, own, numbers)
     return graph
