@@ -80,8 +80,7 @@ class Asynchronous:
                 devices: make_round(self._network, self._centre, self._iterator, devices)
                 for devices in {self._devices, *of_workers}
             }
-        specs = self._network.shared, self._network.own
-        self._zeros = tf.function(lambda: [[tf.zeros(one.shape, one.dtype) for one in each] for each in specs], autograph=False)
+        self._zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self._network.own], autograph=False)
         self._zeros = self._zeros.get_concrete_function()
         self._progress = Progress(step, flags.max_steps, self._workers)
         self._shown = (time.monotonic(), 0)
@@ -158,7 +157,7 @@ class Asynchronous:
             reached, taken = take_round(self._network, self._rounds[devices], iterator, state, steps, position, share)
             if name == _MASTER:
                 self._state = reached
-            return reached, taken
+            return State((), reached.own) if self._centre else reached, taken
 
         period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
         return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))
@@ -170,26 +169,24 @@ class Asynchronous:
         return train(replica, state, self._progress)
 
     def _begin(self, replica: Replica, index: int) -> State:
-        """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""
+        """What a replica begins with. A round of no steps brings the graph to its host, which takes a moment."""
         if replica.leads:
             others = initial_own(self._network, index, 1 + self._workers, replica.devices)[len(self.own) :]
-            begun = State(tuple(map(tf.convert_to_tensor, self.shared)), tuple(map(tf.convert_to_tensor, [*self.own, *others])))
-            self._state = begun
+            own = tuple(map(tf.convert_to_tensor, [*self.own, *others]))
+            begun = self._state = State(tuple(map(tf.convert_to_tensor, self.shared)), own)
+            if not self._workers:
+                return begun
         else:
-            begun = self._initial(index, replica.devices)
-        if not self._workers:
-            return begun
-        # A round of no steps reads the variables.
-        state, _ = replica.take(begun, 0, 0, 0.0)
-        return State(state.shared, begun.own)
+            own = self._own(index, replica.devices)
+        state: State = replica.take(State((), own), 0, 0, 0.0)[0]
+        return state
 
-    def _initial(self, index: int, devices: int) -> State:
-        """A worker's state, made there: what is not zero, as few things are, is sent there."""
-        shared, zeros = self._zeros()
-        values = initial_own(self._network, index, 1 + self._workers, devices)
+    def _own(self, index: int, devices: int) -> tuple[Any, ...]:
+        """What a worker begins with alone, made there: what is not zero, as few things are, is sent there."""
+        zeros, values = self._zeros(), initial_own(self._network, index, 1 + self._workers, devices)
         with here():
-            own = [tf.constant(value) if value.any() else zero for value, zero in zip(values, zeros * devices, strict=True)]
-        return State(tuple(shared), tuple(own))
+            pairs = zip(values, list(zeros) * devices, strict=True)
+            return tuple(tf.constant(value) if value.any() else zero for value, zero in pairs)
 
     def _train_worker(self) -> None:
         """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""

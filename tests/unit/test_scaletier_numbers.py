@@ -224,19 +224,25 @@ def test_what_is_no_number_is_none_on_the_other_side(odd: float) -> None:
     assert not np.isfinite(sound.pull()[0][0]).all()
 
 
-def test_a_round_adds_its_share_and_goes_on_from_what_the_servers_hold() -> None:
-    job = Job(linear, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.SGD(0.1))
+def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS).repeat(), "mse", optimizer=keras.optimizers.SGD(0.1))
     network = Network(job, job.data.element_spec, 0, 2)
     begun = State.initial(network)
     held = Centre(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
     iterator = iter(job.data)
-    state, told = take_round(network, make_round(network, held, iterator, DEVICES), iterator, begun, STEPS, 0, 0.5)
+    run = make_round(network, held, iterator, DEVICES)
+    state, told = take_round(network, run, iterator, State((), begun.own), STEPS, 0, 0.5)
     assert (told.steps, told.global_step, told.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = trained(job, STEPS)
-    pulled, _ = held.pull()
-    for found, kept, before, after in zip(state.shared, pulled, begun.shared, alone.shared, strict=True):
+    for read, kept, before, after in zip(state.shared, held.pull()[0], begun.shared, alone.shared, strict=True):
+        np.testing.assert_allclose(read, before, rtol=2**-10, atol=1e-4)
         np.testing.assert_allclose(kept, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(found, kept, rtol=2**-10, atol=1e-4)
+    wanted = [value + 1 for value in held.pull()[0]]
+    held.add([tf.ones_like(value) for value in begun.shared], 1.0, tf.constant(7, tf.int64))  # another replica's
+    state, told = take_round(network, run, iterator, State((), state.own), 0, 0, 0.5)
+    assert (told.steps, told.global_step) == (0, 10 + STEPS + 7)
+    for read, kept in zip(state.shared, wanted, strict=True):
+        np.testing.assert_allclose(read, kept, rtol=2**-10, atol=2e-3)
 
 
 # What Keras itself makes of the same batches is the reference from here on.
