@@ -164,7 +164,8 @@ def measure_learning(built: package.Package, module: str, args: Sequence[str], u
     """
     declared, pace, wanted = built.declared, built.declared.plan, until.target
     strategy = strategy_of(declared, chosen_strategy(args))
-    every = max(1, (steps(args, pace) or _LOOKS * _LOOK_STEPS) // _LOOKS)
+    most = steps(args, pace)
+    every = max(1, (most or _LOOKS * _LOOK_STEPS) // _LOOKS)
     often = any(name == pace.evaluate for name, _ in flags(args))
     found: list[runs.Run] = []
     with _unpacked(built) as folder:
@@ -181,6 +182,7 @@ def measure_learning(built: package.Package, module: str, args: Sequence[str], u
         "metric": wanted.metric,
         "value": wanted.value,
         "strategy": strategy,
+        "jobSteps": most,
         "runs": [run.as_dict(wanted.metric) for run in found],
         "leastSteps": law.least,
         "noiseSteps": law.noise,

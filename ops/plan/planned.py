@@ -23,6 +23,7 @@ from ops.plan import rehearsal
 from ops.plan.learning import Learned, crossing
 from ops.plan.plan import as_dict, models, path, period_of, strategy_of
 from ops.plan.scaling import Machine, Prediction, Shape, Work
+from ops.plan.show import time_to
 from ops.train import manifest
 from ops.train.arguments import STRATEGY, without
 from ops.train.config import chosen_strategy
@@ -158,8 +159,8 @@ def _show(job_id: str, checked: Checked, as_json: bool) -> None:
     had: tuple[str, ...] = ("measured", f"{measured:.1f}", f"{gain:.2f}", f"{gain / found.replicas:.2f}")
     if checked.learned and checked.reached is not None:
         heads = (*heads, f"TO {checked.learned.target}")
-        predicted = (*predicted, terminal.duration(checked.learned.seconds(found)))
-        had = (*had, terminal.duration(checked.reached))
+        predicted = (*predicted, time_to(checked.learned.seconds(found)))
+        had = (*had, time_to(checked.reached))
     terminal.table(heads, [predicted, had])
     terminal.out()
     terminal.out(

@@ -46,7 +46,7 @@ def show(
                 there = learned.by(strategy)
                 row = (
                     *row,
-                    *((terminal.duration(there.seconds(found)), f"{there.speed_up(found):.2f}") if there else ("", "")),
+                    *((time_to(there.seconds(found)), f"{there.speed_up(found):.2f}") if there else ("", "")),
                 )
             rows.append(row)
     heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
@@ -54,7 +54,13 @@ def show(
     if until and learned:
         _note_late(until)
         _note_extrapolated(learned, predicted)
+        _note_short(until, learned, predicted)
     terminal.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")
+
+
+def time_to(seconds: float) -> str:
+    """`0.034 s`, and from a second on as other times."""
+    return terminal.duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"
 
 
 def _show_law(until: Mapping[str, Any], learned: Learned) -> None:
@@ -80,3 +86,12 @@ def _note_extrapolated(learned: Learned, predicted: Mapping[ScaleTier, Mapping[s
         tiers = " and ".join(further)
         verb = "has" if len(further) == 1 else "have"
         terminal.note(f"{tiers} {verb} more replicas than the {learned.most} that were tried: extrapolated")
+
+
+def _note_short(until: Mapping[str, Any], learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    if until["jobSteps"] is None:
+        return
+    for tier, known in predicted.items():
+        needed = [learned.law.steps(found.replicas) for name, found in known.items() if learned.by(name)]
+        if needed and max(needed) > until["jobSteps"]:
+            terminal.note(f"{tier} would take {max(needed):.0f} steps to {learned.target}, and the job has {until['jobSteps']}")
