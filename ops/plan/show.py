@@ -59,8 +59,8 @@ def show(
 
 
 def time_to(seconds: float) -> str:
-    """`0.034 s`, and from a second on as other times."""
-    return terminal.duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"
+    """`0.034 s`, and from about a second on as other times."""
+    return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
 
 
 def _show_law(until: Mapping[str, Any], learned: Learned) -> None:

@@ -100,6 +100,8 @@ def test_a_target_is_crossed_in_proportion_between_two_evaluations() -> None:
     down = learning.crossing(LOSS, evaluations("loss", (0, 1.0), (100, 0.3), (200, -0.1)))
     assert down
     assert down.step == pytest.approx(125)
+    assert LOSS.reached(0.2)
+    assert not LOSS.reached(0.201)
     exactly = learning.crossing(ACCURACY, evaluations("accuracy", (100, 0.5), (200, 0.9), (300, 0.1)))
     assert exactly
     assert exactly.step == 200

@@ -191,6 +191,10 @@ def test_time_to_a_target_is_shown_for_the_strategy_that_was_measured(
     assert re.findall("(\\w+) would take", capsys.readouterr().err) == ["PREMIUM_1"]
 
 
+def test_times_below_a_second_have_two_digits() -> None:
+    assert [show.time_to(seconds) for seconds in (0.0341, 0.5, 0.999, 75)] == ["0.034 s", "0.5 s", "1.0 s", "1 min 15 s"]
+
+
 def test_a_run_that_was_hardly_one_of_so_many_replicas_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"replicas": 2, "lateSteps": 101, "steps": 400.0}
     show._note_late({"runs": [{**found, "lateSteps": 99}, found]})

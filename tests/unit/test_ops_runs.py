@@ -24,6 +24,8 @@ import json, os, pathlib, subprocess, sys, time
 config = json.loads(os.environ.get("TF_CONFIG", "{}"))
 task = config.get("task", {"type": "chief", "index": 0})
 child = subprocess.Popen(["sleep", "600"])
+if task["type"] == "worker" and "--fail" not in sys.argv:
+    print(f"Train [worker/{task['index']}], step {3 + task['index']}: loss: 1 (0.1 sec) x", flush=True)
 seen = {"config": config, "pids": [os.getpid(), child.pid], "argv": sys.argv[1:], "type": os.environ["TYPE"]}
 file = pathlib.Path(f"{task['type']}-{task['index']}")
 file.with_suffix(".part").write_text(json.dumps(seen))
@@ -31,8 +33,9 @@ file.with_suffix(".part").rename(file)
 if "--fail" in sys.argv and task["type"] == sys.argv[-1]:
     raise SystemExit("the data is gone")
 if task["type"] != "chief":
-    print(f"Train [{task['type']}/{task['index']}], step {3 + task['index']}: loss: 1 (0.1 sec) x", flush=True)
     time.sleep(600)
+while "--wait" in sys.argv and not pathlib.Path("worker-1").exists():
+    time.sleep(0.01)
 each = 1000 * (2 if config else 1)
 for step in range(100, 700, 100):
     print(f"Eval, step {step}: loss: {1 - step / each:.3f}, accuracy: {step / each:.3f}", flush=True)
@@ -71,7 +74,7 @@ def _await(holds: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.02)
 
 
-def test_one_replica_has_no_cluster_and_ends_once_it_is_there(tmp_path: Path) -> None:
+def test_one_replica_has_no_cluster_and_ends_once_it_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = runs.run(course(tmp_path, Target("accuracy", 0.35), "--endless"), 1, tmp_path)
     assert found.as_dict("accuracy") == {
         "replicas": 1,
@@ -81,6 +84,7 @@ def test_one_replica_has_no_cluster_and_ends_once_it_is_there(tmp_path: Path) ->
         "lateSteps": 0,
     }
     assert told(tmp_path)["chief-0"]["config"] == {}
+    assert "mine as one process here, to accuracy=0.35: 0.4 at step 400 (" in capsys.readouterr().err
     await_end(tmp_path)
 
 
@@ -110,10 +114,10 @@ def test_who_sums_without_servers_has_none_and_every_process_its_own_port(tmp_pa
         socket.create_server((host, int(port))).close()
 
 
-def test_a_replica_that_began_late_is_told(tmp_path: Path) -> None:
-    made = course(tmp_path, Target("accuracy", 0.29))
+def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None:
+    made = course(tmp_path, Target("accuracy", 0.29), "--wait")
     found = runs.run(made, 3, tmp_path)
-    assert found.late <= 4
+    assert found.late == 4
     assert not runs.too_late(found.late, found.crossing.step)
     assert runs.too_late(60, 200)
 
