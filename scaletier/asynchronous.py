@@ -24,7 +24,17 @@ from scaletier.network import Network
 from scaletier.period import Period
 from scaletier.private import Workers
 from scaletier.replica import DivergedError, Progress, Replica, train
-from scaletier.runtime import here, import_tensorflow, local_device, one_line, prepare_process, quiet_stderr, say, say_device
+from scaletier.runtime import (
+    devices_of,
+    here,
+    import_tensorflow,
+    local_devices,
+    one_line,
+    prepare_process,
+    quiet_stderr,
+    say,
+    say_device,
+)
 from scaletier.walk import Round, State, initial_own
 
 tf = import_tensorflow()
@@ -48,26 +58,29 @@ class Asynchronous:
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         self._job, self._flags, self._cluster = job, flags, cluster
         self._workers = len(cluster.jobs.get("worker", ()))
-        self._device = local_device()
+        self._devices = local_devices()
         tf.random.set_seed(flags.seed)
         self._source = data.Source(job.data, portable=self._workers > 0)
         evaluated = data.evaluation(job.eval_data, self._workers > 0) if job.eval_data is not None else None
-        self._network = Network(job, self._source.element_spec, flags.seed, 1 + self._workers)
+        self._network = Network(job, self._source.element_spec, flags.seed, (1 + self._workers) * len(self._devices))
         reader = checkpoint.find(flags.job_dir, self._network)
         self._coordinator: Any = self._connect() if self._workers else None
         self._copy = checkpoint.LocalCopy(self._network)
         self.variables, self.step, self.outputs = self._copy.variables, self._copy.step, self._copy.outputs
         self.shared, self.own = self._copy.shared, self._copy.own
         step = self._begin_at(reader)
-        with tf.device(self._device):
+        with tf.device(self._devices[0]):
             place = checkpoint.Place(self._source.training(0, 1 + self._workers), reader)
         self._iterator = place.iterator
         self._keeper = Keeper(job, flags, self._network, self, self._source.element_spec[0], evaluated, place, step)
         self._centre = self._make_centre(step) if self._workers else None
-        with tf.device(self._device):
-            self._round = make_round(self._network, self._centre, self._iterator)
-        specs = self._network.shared, self._network.own
-        self._zeros = tf.function(lambda: [[tf.zeros(one.shape, one.dtype) for one in each] for each in specs], autograph=False)
+        of_workers = [devices_of("worker", index) for index in range(self._workers)]
+        with tf.device(self._devices[0]):
+            self._rounds = {
+                devices: make_round(self._network, self._centre, self._iterator, devices)
+                for devices in {self._devices, *of_workers}
+            }
+        self._zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self._network.own], autograph=False)
         self._zeros = self._zeros.get_concrete_function()
         self._progress = Progress(step, flags.max_steps, self._workers)
         self._shown = (time.monotonic(), 0)
@@ -103,9 +116,9 @@ class Asynchronous:
             self._others = Workers(self._coordinator)
             for _ in range(self._workers):
                 self._others.schedule(self._train_worker)
-        with tf.device(self._device):
-            self._keeper.summaries.graph(self._round)
-            master, told, loss = self._replica(_MASTER, self._iterator, say), "", 0.0
+        with tf.device(self._devices[0]):
+            self._keeper.summaries.graph(self._rounds[self._devices])
+            master, told, loss = self._replica(_MASTER, self._iterator, self._devices, say), "", 0.0
             try:
                 for taken in self._train(master):
                     if master.period.told != told:
@@ -139,17 +152,17 @@ class Asynchronous:
             self._copy.assign(*self._state, step)
             self._keeper.rescue()
 
-    def _replica(self, name: str, iterator: Any, emit: Any) -> Replica:
+    def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> Replica:
         def take(state: State, steps: int, position: int, share: float) -> tuple[State, Round]:
-            reached, taken = take_round(self._network, self._round, iterator, state, steps, position, share)
+            reached, taken = take_round(self._network, self._rounds[devices], iterator, state, steps, position, share)
             if name == _MASTER:
                 self._state = reached
-            return reached, taken
+            return State((), reached.own) if self._centre else reached, taken
 
         period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
         if period.alone and self._flags.eval_steps:  # a round's end is all that is looked at
             period.most = min(period.most, self._flags.eval_steps)
-        return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit)
+        return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))
 
     def _train(self, replica: Replica, index: int = 0) -> Iterator[Round]:
         with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
@@ -158,24 +171,24 @@ class Asynchronous:
         return train(replica, state, self._progress)
 
     def _begin(self, replica: Replica, index: int) -> State:
-        """What a replica begins with. On another host, a first time brings the graph there, which takes a moment."""
+        """What a replica begins with. A round of no steps brings the graph to its host, which takes a moment."""
         if replica.leads:
-            begun = State(tuple(map(tf.convert_to_tensor, self.shared)), tuple(map(tf.convert_to_tensor, self.own)))
-            self._state = begun
+            others = initial_own(self._network, index, 1 + self._workers, replica.devices)[len(self.own) :]
+            own = tuple(map(tf.convert_to_tensor, [*self.own, *others]))
+            begun = self._state = State(tuple(map(tf.convert_to_tensor, self.shared)), own)
+            if not self._workers:
+                return begun
         else:
-            begun = self._initial(index)
-        if not self._workers:
-            return begun
-        # A round of no steps reads the variables.
-        state, _ = replica.take(begun, 0, 0, 0.0)
-        return State(state.shared, begun.own)
+            own = self._own(index, replica.devices)
+        state: State = replica.take(State((), own), 0, 0, 0.0)[0]
+        return state
 
-    def _initial(self, index: int) -> State:
-        """A worker's state, made there: what is not zero, as few things are, is sent there."""
-        shared, own = self._zeros()
-        values = [initial_own(self._network, spec, index) for spec in self._network.own]
+    def _own(self, index: int, devices: int) -> tuple[Any, ...]:
+        """What a worker begins with alone, made there: what is not zero, as few things are, is sent there."""
+        zeros, values = self._zeros(), initial_own(self._network, index, 1 + self._workers, devices)
         with here():
-            return State(tuple(shared), tuple(tf.constant(v) if v.any() else zero for v, zero in zip(values, own, strict=True)))
+            pairs = zip(values, list(zeros) * devices, strict=True)
+            return tuple(tf.constant(value) if value.any() else zero for value, zero in pairs)
 
     def _train_worker(self) -> None:
         """A worker's share of the job, from whichever worker's thread calls this until the job's last step."""
@@ -184,7 +197,7 @@ class Asynchronous:
         emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
         try:
             iterator = iter(self._source.elsewhere(index, 1 + self._workers))
-            replica = self._replica(name, iterator, lambda line: emit(input=line))
+            replica = self._replica(name, iterator, devices_of("worker", index - 1), lambda line: emit(input=line))
             for _ in self._train(replica, index):
                 pass
         except tf.errors.DataLossError as error:

@@ -112,38 +112,42 @@ def _unpacked(bits: Any, scale: Any) -> Any:
 Run = Callable[..., Any]
 
 
-def make_round(network: Network, centre: Centre | None, iterator: Any) -> Run:
-    """One round as a graph: from an iterator like `iterator`, a replica's state, and three numbers, float64 [3], to its new
-    state and the figures of Round. The numbers are how many steps, the global step where there is no centre, and the share in
-    the mean: one tensor, so that it goes in one message.
+def make_round(network: Network, centre: Centre | None, iterator: Any, devices: Sequence[str]) -> Run:
+    """One round as a graph, for hosts with these devices: from an iterator like `iterator`, a replica's state, and three
+    numbers, float64 [3], to its new state and the figures of Round. The numbers are how many steps, the global step where there
+    is no centre, and the share in the mean: one tensor, so that it goes in one message.
+
+    Where there is a centre, a round begins with what that holds now, and nothing shared is in the state before: who was busy
+    with something else, as the master is with an evaluation, would walk from where the others were long ago, at today's rate.
+    The state after it has what was read.
 
     It is traced here, once: a tf.function would be traced again for each device that it is called on.
     """
 
     def run(iterator: Any, shared: Any, own: Any, numbers: Any) -> Any:
         steps, share = tf.cast(numbers[0], tf.int64), tf.cast(numbers[2], tf.float32)
-        position = centre.step() if centre else tf.cast(numbers[1], tf.int64)
-        with tf.control_dependencies([position]):
+        position = tf.cast(numbers[1], tf.int64)
+        if centre:
+            position, shared = centre.step(), centre.read()
+        with tf.control_dependencies([position, *shared]):
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in shared]
-        reached, loss_sum, metrics = walk(network, iterator, State(tuple(start), tuple(own)), steps, position, network.replicas)
+        reached, loss_sum, metrics = walk(network, iterator, State(tuple(start), tuple(own)), steps, position, devices)
         with tf.control_dependencies([*reached.shared, loss_sum]):
             computed = tf.timestamp()
-        values, global_step = reached.shared, position + steps
+        values, global_step = list(reached.shared), position + steps
         if centre:
             with tf.control_dependencies([computed]):
                 walked = [after - before for after, before in zip(reached.shared, start, strict=True)]
-                global_step = centre.add(walked, share, steps)
-            with tf.control_dependencies([global_step]):
-                values = centre.read()
+                values, global_step = start, centre.add(walked, share, steps)
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
         told = figures(steps, global_step, loss, global_step - position - steps, computed - began, network.results(metrics))
         return tuple(values), reached.own, told
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.
-    shared = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.shared)
-    own = tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.own)
+    shared = () if centre else tuple(tf.TensorSpec(spec.shape, spec.dtype) for spec in network.shared)
+    own = tuple(tf.TensorSpec(spec.shape, spec.dtype) for _ in devices for spec in network.own)
     numbers = tf.TensorSpec([3], tf.float64)
     graph: Run = tf.function(run, autograph=False).get_concrete_function(iterator, shared, own, numbers)
     return graph

@@ -207,8 +207,8 @@ class LocalCopy:
         return reader.step
 
     def assign(self, shared: Sequence[Any], own: Sequence[Any], step: int) -> None:
-        """Takes over values, in the network's order, and the global step."""
-        for variable, value in zip([*self.shared, *self.own], [*shared, *own], strict=True):
+        """Takes over values, in the network's order, and the global step. Of the devices' `own` it takes the first one's."""
+        for variable, value in zip([*self.shared, *self.own], [*shared, *own[: len(self.own)]], strict=True):
             variable.assign(value)
         self.step.assign(step)
 

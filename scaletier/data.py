@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from typing import Any
 
-from scaletier.job import JobError
+from scaletier.job import JobError, kind_of
 from scaletier.network import Batch
 from scaletier.runtime import here, import_tensorflow, one_line
 
@@ -49,10 +49,8 @@ class Source:
             return made(packed, self.element_spec)
         found = (self._data(context) if self._by_replica else self._data()) if callable(self._data) else self._data
         if not isinstance(found, tf.data.Dataset):
-            kind = f"{type(found).__module__}.{type(found).__name__}"
-            raise JobError(
-                f"the job's {self.name} is a {kind}; valid is a tf.data.Dataset of batches, or a function that makes one"
-            )
+            valid = "a tf.data.Dataset of batches, or a function that makes one"
+            raise JobError(f"the job's {self.name} is {kind_of(found)}; valid is {valid}")
         return found
 
     def training(self, replica: int = 0, replicas: int = 1) -> Any:

@@ -11,6 +11,12 @@ class JobError(RuntimeError):
     """The job cannot be trained as it is: the message is one line that says what is wrong and what is valid."""
 
 
+def kind_of(value: Any) -> str:
+    """A value's type, for a message."""
+    module, name = type(value).__module__, type(value).__qualname__
+    return f"of type {name if module == 'builtins' else f'{module}.{name}'}"
+
+
 class Inspector(Protocol):
     """Looks at an evaluation beyond its loss and metrics; one is made for each evaluation."""
 
@@ -51,8 +57,8 @@ class Job:
     Raises JobError, from `scaletier.run`, for what does not fit together.
     """
 
-    model: Any
-    data: Any
+    model: Any = None
+    data: Any = None
     loss: Any = None
     metrics: Sequence[Any] | Mapping[str, Sequence[Any]] = ()
     optimizer: Any = None

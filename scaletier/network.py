@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier import private
-from scaletier.job import Job, JobError
+from scaletier.job import Job, JobError, kind_of
 from scaletier.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
@@ -85,9 +85,11 @@ class Network:
         self.replicas, self._seed, spec = replicas, seed, Batch.of(element)
         self._scope = keras.StatelessScope(initialize_variables=False)
         self._deferred = False
+        if job.model is None:
+            raise JobError("the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one")
         self.model = self._made(job.model)
         if not isinstance(self.model, keras.Model):
-            raise JobError(f"the model is a {_kind(self.model)}; valid is a Keras {keras.__version__.partition('.')[0]} model")
+            raise JobError(f"the model is {kind_of(self.model)}; valid is a Keras {keras.__version__.partition('.')[0]} model")
         if not self.model.built or not self.model.variables:
             self._build(spec.inputs)
         compiled = _compiled(self.model) if job.loss is None or job.optimizer is None else {}
@@ -165,7 +167,7 @@ class Network:
         except ValueError as error:
             raise JobError(f"the optimizer cannot be had: {one_line(error)}") from None
         if not isinstance(found, keras.optimizers.Optimizer):
-            raise JobError(f"the optimizer is a {_kind(found)}; valid is one of keras.optimizers, its name, or a function")
+            raise JobError(f"the optimizer is {kind_of(found)}; valid is one of keras.optimizers, its name, or a function")
         if found.built:
             found = type(found).from_config(found.get_config())
         for each in (found, getattr(found, "inner_optimizer", found)):
@@ -313,10 +315,6 @@ def called(model: Any, trained: Values, others: Values, inputs: Any, training: b
     with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
         outputs, added = model(inputs, **told), list(model.losses)
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
-
-
-def _kind(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__name__}"
 
 
 def _shapes(specs: Any) -> str:

@@ -25,7 +25,7 @@ from scaletier.lines import train_line
 from scaletier.network import Batch, Network, Spec
 from scaletier.private import brought
 from scaletier.replica import DivergedError
-from scaletier.runtime import import_tensorflow, prepare_process, say, say_device
+from scaletier.runtime import devices_of, import_tensorflow, prepare_process, say, say_device
 from scaletier.stages import Stage, Unit, partition, there_and_back, units
 from scaletier.walk import Round, figures
 
@@ -96,9 +96,9 @@ class ModelParallel:
                 raise DivergedError(f"the loss is {loss} at step {done.global_step}; try a lower learning rate")
             if (step == last_step and last == start) or now - last >= self._flags.log_interval:
                 rate = (done.global_step - last_step) / max(now - last, 1e-6)
-                for stage in self._stages:
-                    line = train_line(stage.replica, done.global_step, loss, done.metrics, now - start, rate, rate)
-                    with tf.device(stage.device):
+                for replica, device in {stage.replica: stage.device for stage in reversed(self._stages)}.items():
+                    line = train_line(replica, done.global_step, loss, done.metrics, now - start, rate, rate)
+                    with tf.device(device):
                         tf.raw_ops.PrintV2(input=line, output_stream="stdout", end="\n")
                 last, last_step = now, done.global_step
             step = done.global_step
@@ -185,10 +185,12 @@ def _of_one_size(dataset: Any, size: int) -> Any:
 
 
 def _connect(cluster: Cluster) -> list[tuple[str, str]]:
-    """Connects to the workers; every host that takes a stage, the master first: its replica's name and its device."""
+    """Connects to the workers; every device that takes a stage, the master's first: its replica's name and its own."""
     workers = {f"worker/{index}": address for index, address in enumerate(cluster.jobs["worker"])}
     await_peers(workers, say)
     spec = tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")})
     tf.config.experimental_connect_to_cluster(spec, job_name="chief", task_index=0, protocol="grpc")
-    devices = [f"/job:worker/replica:0/task:{index}/device:CPU:0" for index in range(len(workers))]
-    return [("master/0", _CHIEF), *zip(workers, devices, strict=True)]
+    tasks = [("master/0", "chief", 0), *((name, "worker", index) for index, name in enumerate(workers))]
+    return [
+        (name, f"/job:{job}/replica:0/task:{index}{device}") for name, job, index in tasks for device in devices_of(job, index)
+    ]

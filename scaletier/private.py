@@ -87,6 +87,7 @@ class Workers:
 
 def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     """The optimizer, not built yet, such that its `stateless_apply` works; `place(variable)` is a context to update each in.
+    With it `global_clipnorm` takes the length of each gradient where that is, and moves none.
 
     Its `references` map the id of a variable that it makes for a weight, such as a velocity, to the weight.
 
@@ -105,13 +106,28 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
             with place(variable) if place else contextlib.nullcontext():
                 self.update_step(gradient, variable, learning_rate)
 
+    def clip(self: Any, gradients: Sequence[Any]) -> Any:
+        most = self.global_clipnorm
+        if not (place and most):
+            return shared._clip_gradients(self, gradients)
+        tf, squares, clipped = import_tensorflow(), list[Any](), list[Any]()
+        for gradient in gradients:
+            with tf.device(gradient.device):
+                squares.append(tf.reduce_sum(tf.square(gradient)))
+        scale = most / tf.maximum(tf.sqrt(tf.add_n(squares)), most)
+        for gradient in gradients:
+            with tf.device(gradient.device):
+                clipped.append(gradient * scale)
+        return clipped
+
     def add(self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
         made = shared.add_variable_from_reference(self, reference_variable, name, initializer)
         references[id(made)] = reference_variable
         return made
 
     references: dict[int, Any] = {}
-    methods |= {"_backend_update_step": update, "add_variable_from_reference": add, "references": references}
+    methods |= {"_backend_update_step": update, "_clip_gradients": clip}
+    methods |= {"add_variable_from_reference": add, "references": references}
     # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
     optimizer.__class__ = type(kind.__name__, (kind, common), {})

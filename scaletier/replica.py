@@ -85,7 +85,7 @@ class Replica:
     """A replica, and where its Train lines go; the one that leads is the master.
 
     `take(state, steps, position, share)` is a round of its: the state after it, which only `take` looks into, and what it came
-    to.
+    to. The steps of the period are those of each of its `devices`.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Replica:
     period: Period
     log_interval: float
     emit: Callable[[str], None]
+    devices: int = 1
 
 
 class Walk:
@@ -105,9 +106,12 @@ class Walk:
         self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.claims.global_step, 0, 0, 0, False
 
     def take(self, steps: int, share: float) -> Round | None:
-        """A round of so many steps at most, None where the job has none left; DivergedError where the loss is no number."""
+        """A round of so many steps of each device at most, None where the job has none left.
+
+        DivergedError where the loss is no number.
+        """
         replica, taken = self._replica, None
-        steps = self._progress.claims.claim(replica.name, steps, self._progress.stopped)
+        steps = self._progress.claims.claim(replica.name, steps * replica.devices, self._progress.stopped)
         if not steps:
             return None
         began = time.monotonic()
@@ -119,7 +123,7 @@ class Walk:
             where = f"of {replica.name} is {taken.loss} at step {taken.global_step}"
             raise DivergedError(f"the loss {where}; try a lower learning rate")
         now = time.monotonic()
-        replica.period.observe(taken.steps, now - began, taken.compute)
+        replica.period.observe(math.ceil(taken.steps / replica.devices), now - began, taken.compute)
         self._progress.rounds += 1
         self._steps, self._rounds = self._steps + taken.steps, self._rounds + 1
         self._staleness += taken.staleness

@@ -60,7 +60,10 @@ def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) 
     if cluster.task_type == "ps" or (cluster.task_type == "worker" and flags.strategy != "sync"):
         from scaletier.server import serve
 
-        serve(cluster)
+        try:
+            serve(cluster)
+        except JobError as error:
+            return _fail(str(error), 2)
     return _train(job, flags, cluster)
 
 

@@ -20,6 +20,8 @@ _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 _MESSAGE_LENGTH = 300
 # The GPUs that the host is paid for, in its environment, as `1 nvidia-tesla-t4`.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
+# As how many devices a host's processors are to compute: where there are no GPUs, this is how to try several.
+CPU_DEVICES = "SCALETIER_CPU_DEVICES"
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -97,18 +99,43 @@ def reuse_memory() -> None:
             mallopt(parameter, value)
 
 
+def cpu_devices(environ: Mapping[str, str] | None = None) -> int:
+    """As how many devices the processors are to compute; JobError for what is no number of them."""
+    told = (os.environ if environ is None else environ).get(CPU_DEVICES, "1")
+    if not told.isdecimal() or not int(told):
+        raise JobError(f"{CPU_DEVICES}={told!r} is not a number of devices; valid are 1 and above")
+    return int(told)
+
+
 def prepare_process() -> None:
-    """Sizes the thread pools of this process's TensorFlow, and its memory; to be called before its first op."""
+    """Sizes the thread pools of this process's TensorFlow, its devices and its memory; to be called before its first op."""
     reuse_memory()
     tf = import_tensorflow()
     intra_op, inter_op = thread_counts()
     tf.config.threading.set_intra_op_parallelism_threads(intra_op)
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+    if (count := cpu_devices()) > 1:
+        one = tf.config.LogicalDeviceConfiguration()
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * count)
 
 
-def local_device() -> str:
-    """Where this process computes: its first GPU, or its processors."""
-    return "/device:GPU:0" if import_tensorflow().config.list_physical_devices("GPU") else "/device:CPU:0"
+def local_devices() -> tuple[str, ...]:
+    """Where this process computes: its GPUs, or its processors, mostly as one device."""
+    tf = import_tensorflow()
+    if gpus := tf.config.list_physical_devices("GPU"):
+        return tuple(f"/device:GPU:{index}" for index in range(len(gpus)))
+    told = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0])
+    return tuple(f"/device:CPU:{index}" for index in range(len(told or [None])))
+
+
+def devices_of(job: str, task: int) -> tuple[str, ...]:
+    """The same of another task of the cluster that this process is connected to."""
+    tf = import_tensorflow()
+    found: dict[str, list[str]] = {"GPU": [], "CPU": []}
+    for kind, names in found.items():
+        specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices(kind)]
+        names += [f"/device:{kind}:{spec.device_index}" for spec in specs if (spec.job, spec.task) == (job, task)]
+    return tuple(found["GPU"] or found["CPU"])
 
 
 def here() -> Any:
@@ -131,7 +158,9 @@ def say_device(allow_cpu: bool, environ: Mapping[str, str] | None = None) -> Non
         )
     names = [tf.config.experimental.get_device_details(one).get("device_name", "GPU") for one in found]
     cpus = available_cpus()
-    say(f"Trains on {', '.join(names) or ('1 processor' if cpus == 1 else f'{cpus} processors')}")
+    processors = "1 processor" if cpus == 1 else f"{cpus} processors"
+    devices = "" if (count := cpu_devices()) == 1 else f", as {count} devices"
+    say(f"Trains on {', '.join(names) or f'{processors}{devices}'}")
 
 
 def say(line: str) -> None:

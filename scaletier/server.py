@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from scaletier.cluster import Cluster
 from scaletier.private import server_library
-from scaletier.runtime import reuse_memory, thread_counts
+from scaletier.runtime import cpu_devices, reuse_memory, thread_counts
 
 
 def serve(cluster: Cluster) -> NoReturn:
@@ -20,7 +20,11 @@ def serve(cluster: Cluster) -> NoReturn:
         job_name=cluster.task_type,
         task_index=cluster.task_index,
         protocol="grpc",
-        config=config_class(intra_op_parallelism_threads=intra_op, inter_op_parallelism_threads=inter_op),
+        config=config_class(
+            intra_op_parallelism_threads=intra_op,
+            inter_op_parallelism_threads=inter_op,
+            device_count={"CPU": cpu_devices()},
+        ),
     )
     role = f"{cluster.task_type}/{cluster.task_index}"
     work = "serves variables" if cluster.task_type == "ps" else "waits for the master's steps"

@@ -1,7 +1,8 @@
 """Strategy `sync`: the master and every worker take as many steps, and then the mean of what they walked, all at once.
 
 tf.distribute's MultiWorkerMirroredStrategy carries the all-reduce. Each replica takes several steps before it takes part in
-one, as each moves all parameters twice through every host: with one step each, the network is the limit.
+one, as each moves all parameters twice through every host: with one step each, the network is the limit. Of several devices of
+a host each takes these steps, and their mean takes part, on the first of them.
 Source: Stich 2019, "Local SGD converges fast and communicates little".
 """
 
@@ -21,8 +22,8 @@ from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Network
 from scaletier.replica import DivergedError
-from scaletier.runtime import import_tensorflow, prepare_process, say, say_device
-from scaletier.walk import Round, State, figures, walk
+from scaletier.runtime import import_tensorflow, local_devices, prepare_process, say, say_device
+from scaletier.walk import Round, State, figures, initial_own, walk
 
 tf = import_tensorflow()
 
@@ -43,17 +44,20 @@ class Synchronous:
         self._index = 0 if self._chief else 1 + cluster.task_index
         self._name = "master/0" if self._chief else f"worker/{cluster.task_index}"
         self._count = 1 + len(cluster.jobs["worker"])
+        self._devices = local_devices()
         self._steps = flags.sync_period or _STEPS
         tf.random.set_seed(flags.seed)
         source = data.Source(job.data)
         evaluated = data.evaluation(job.eval_data) if self._chief and job.eval_data is not None else None
-        self._network = Network(job, source.element_spec, flags.seed, self._count)
+        self._network = Network(job, source.element_spec, flags.seed, self._count * len(self._devices))
         reader = checkpoint.find(flags.job_dir, self._network) if self._chief else None
         say(f"Started [{self._name}], waits for the others to train with")
         self._copy = checkpoint.LocalCopy(self._network)
         self.variables, self.step, self.outputs = self._copy.variables, self._copy.step, self._copy.outputs
         self.shared, self.own = self._copy.shared, self._copy.own
-        self._copy.assign(*State.initial(self._network, self._index), 0)
+        own = initial_own(self._network, self._index, self._count, len(self._devices))
+        self._copy.assign(State.initial(self._network).shared, own, 0)
+        self._owns = [*self.own, *map(tf.Variable, own[len(self.own) :])]
         step = self._copy.restore(reader) if reader else 0
         place = checkpoint.Place(source.training(self._index, self._count), reader)
         self._iterator = place.iterator
@@ -80,7 +84,7 @@ class Synchronous:
         start = last = time.monotonic()
         first, loss = True, 0.0
         while step < self._flags.max_steps:
-            steps = min(self._steps, math.ceil((self._flags.max_steps - step) / self._count))
+            steps = min(self._steps * len(self._devices), math.ceil((self._flags.max_steps - step) / self._count))
             done, own_loss = self._one(steps)
             step, now, loss = done.global_step, time.monotonic(), done.loss
             if first or now - last >= self._flags.log_interval:
@@ -101,7 +105,7 @@ class Synchronous:
         return step
 
     def _one(self, steps: int) -> tuple[Round, float]:
-        """A round of all replicas, and the loss of this one's own batches."""
+        """A round of all replicas, of so many steps of each host, and the loss of this one's own batches."""
         told, own_loss = self._round(tf.constant(steps, tf.int64))
         done, own_loss = Round.of(self._network, told.numpy()), float(own_loss)
         if not math.isfinite(done.loss):
@@ -112,10 +116,10 @@ class Synchronous:
     def _replica_round(self, steps: Any) -> Any:
         """Walks, and takes the mean of all walks: the figures of Round, loss and metrics being means, and the own loss."""
         start = State(
-            tuple(variable.read_value() for variable in self.shared), tuple(variable.read_value() for variable in self.own)
+            tuple(variable.read_value() for variable in self.shared), tuple(variable.read_value() for variable in self._owns)
         )
         position = self.step.read_value()
-        reached, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._count)
+        reached, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._devices)
         loss = loss_sum / tf.cast(steps, tf.float32)
         # One message for all: the loss and the metrics are its last numbers.
         told = [loss, *self._network.results(metrics)]
@@ -125,7 +129,7 @@ class Synchronous:
         *changes, means = tf.split(mean, sizes)
         for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
             variable.assign(before + tf.reshape(change, before.shape), read_value=False)
-        for variable, value in zip(self.own, reached.own, strict=True):
+        for variable, value in zip(self._owns, reached.own, strict=True):
             variable.assign(value, read_value=False)
         step = self.step.assign_add(steps * self._count)
         return figures(steps * self._count, step, means[0], 0, 0.0, tf.unstack(means[1:])), loss
@@ -149,6 +153,8 @@ def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
         tf.train.ClusterSpec({job: list(cluster.jobs[job]) for job in ("chief", "worker")}),
         task_type=cluster.task_type,
         task_id=cluster.task_index,
+        # Whatever a host's devices come to is one walk: its first GPU alone takes part for it.
+        num_accelerators={"GPU": min(1, len(tf.config.list_physical_devices("GPU")))},
         rpc_layer="grpc",
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)

@@ -1,4 +1,4 @@
-"""K local steps of a replica, as one graph: what every strategy but model-parallel repeats."""
+"""K local steps of a replica on each of its devices, as one graph: what every strategy but model-parallel repeats."""
 
 from __future__ import annotations
 
@@ -8,32 +8,42 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.network import Batch, Network, Spec
+from scaletier.network import Batch, Network
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
 
 
 class State(NamedTuple):
-    """What a replica has between rounds: values of the network's `shared` and `own` variables, in their order."""
+    """What a replica has between rounds: values of the network's `shared` and `own` variables, in their order.
+
+    Those of `own` are there for each of its devices, one after the other.
+    """
 
     shared: tuple[Any, ...]
     own: tuple[Any, ...]
 
     @classmethod
-    def initial(cls, network: Network, replica: int = 0) -> State:
-        """How a job begins."""
+    def initial(cls, network: Network) -> State:
+        """How a job begins, on one device of the master."""
         shared = tuple(tf.constant(network.initial(spec)) for spec in network.shared)
-        return cls(shared, tuple(tf.constant(initial_own(network, spec, replica)) for spec in network.own))
+        return cls(shared, tuple(tf.constant(value) for value in initial_own(network, 0)))
 
 
-def initial_own(network: Network, spec: Spec, replica: int) -> npt.NDArray[Any]:
-    """How a replica begins with a variable of its own: generators' states differ by its number, for other random numbers."""
-    value = network.initial(spec)
-    if "seed_generator_state" in spec.name and value.size:
-        value = value.copy()
-        value.reshape(-1)[0] += replica * 7_919
-    return value
+def initial_own(network: Network, replica: int, replicas: int = 1, devices: int = 1) -> list[npt.NDArray[Any]]:
+    """How one of so many replicas begins with what is its own, on each of its devices.
+
+    Generators' states differ, for other random numbers everywhere.
+    """
+    found = []
+    for number in range(replica, replica + replicas * devices, replicas):
+        for spec in network.own:
+            value = network.initial(spec)
+            if "seed_generator_state" in spec.name and value.size:
+                value = value.copy()
+                value.reshape(-1)[0] += number * 7_919
+            found.append(value)
+    return found
 
 
 class Round(NamedTuple):
@@ -65,20 +75,41 @@ def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: An
 
 
 def walk(
-    network: Network, iterator: Any, state: State, steps: Any, position: Any, stride: int = 1
+    network: Network, iterator: Any, state: State, steps: Any, position: Any, devices: Sequence[str]
 ) -> tuple[State, Any, list[Any]]:
     """So many steps, int64, from `state` on the iterator's next batches: the new state, the sum of losses, the metrics'
     variables.
 
-    The first is taken at the global step `position`, int64, and each further one `stride` after the one before.
+    Several devices share the steps, as evenly as can be, each by itself from `state`, and the new one is the mean by steps;
+    metrics are those of the first device, which has a step if any has. The first step of each is taken at the global step
+    `position`, int64, and each further one as many after the one before as devices train in the job.
     """
+    if len(devices) == 1:
+        return _walk(network, iterator, state, steps, position)
+    own, moved, owns, losses, first = len(network.own), list[Any](), list[Any](), list[Any](), list[Any]()
+    for index, device in enumerate(devices):
+        mine = (steps + len(devices) - 1 - index) // len(devices)
+        with tf.device(device):
+            begun = State(tuple(map(tf.identity, state.shared)), state.own[own * index : own * (index + 1)])
+            reached, loss_sum, metrics = _walk(network, iterator, begun, mine, position)
+            part = tf.cast(mine, tf.float32) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
+            moved.append([(after - before) * part for after, before in zip(reached.shared, begun.shared, strict=True)])
+        owns += reached.own
+        losses.append(loss_sum)
+        first = first or metrics
+    with tf.device(devices[0]):
+        shared = [before + tf.add_n(changes) for before, *changes in zip(state.shared, *moved, strict=True)]
+        return State(tuple(shared), tuple(owns)), tf.add_n(losses), first
+
+
+def _walk(network: Network, iterator: Any, state: State, steps: Any, position: Any) -> tuple[State, Any, list[Any]]:
     metrics = network.metrics()
     shared, own = len(network.shared), len(network.own)
 
     def body(taken: Any, loss_sum: Any, *values: Any) -> Any:
         batch = Batch.of(iterator.get_next())
         moved, kept, loss, outputs = network.step(
-            values[:shared], values[shared : shared + own], batch, position + taken * stride
+            values[:shared], values[shared : shared + own], batch, position + taken * network.replicas
         )
         measured = network.measured(values[shared + own :], batch, outputs)
         return (taken + 1, loss_sum + loss, *moved, *kept, *measured)

@@ -3,7 +3,7 @@
 # shown after them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-pytest=.venv/bin/pytest
+pytest=".venv/bin/pytest --durations=25 --durations-min=10"
 log=.cache/test.log
 (
   trap 'kill $! 2>/dev/null; exit 1' TERM

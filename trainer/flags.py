@@ -51,7 +51,7 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--hidden-units", type=widths, default="128,32", metavar="N,N,…", help="widths of the mlp's hidden layers")
     add("--precision", choices=PRECISIONS, default="float32", help="of the arithmetic; the others are for GPUs")
     add("--batch-size", type=at_least(1), default=100, metavar="N", help="images a step")
-    add("--learning-rate", type=positive, default=0.05, metavar="X", help="of stochastic gradient descent, of one replica")
+    add("--learning-rate", type=positive, default=0.1, metavar="X", help="of stochastic gradient descent, of one replica")
     add("--momentum", type=share, default=0.9, metavar="X", help="Nesterov's, 0 for none")
     add("--skip-corrupt-records", action="store_true", help="train on without them, instead of refusing them")
     return flags

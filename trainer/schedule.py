@@ -14,9 +14,9 @@ from scaletier.runtime import import_tensorflow
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
 
-_WARMUP_STEPS = 50
+_WARMUP_STEPS = 80
 # What several replicas learn together is less noisy: they may go this much faster, and need so much longer to come to that.
-_MOST_GROWTH = 4.0
+_MOST_GROWTH = 6.0
 
 
 class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]

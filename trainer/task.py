@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 import scaletier
 from trainer import flags
 
+_LONGEST = 1.0
+
 
 def job(parsed: argparse.Namespace) -> scaletier.Job:
     """The job that these flags ask for. Nothing of it needs TensorFlow until it is trained."""
@@ -58,16 +60,18 @@ def _loss(labels: Any, logits: Any) -> Any:
 
 
 def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
-    """Nesterov's momentum.
+    """Nesterov's momentum, along gradients of length 1 at most: else the rate of several replicas can lead astray for good.
 
-    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning".
+    Sources: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning"; Pascanu et al. 2013,
+    "On the difficulty of training recurrent neural networks", for the length.
     """
     import keras
 
     from trainer.schedule import RiseAndFall
 
     rate = RiseAndFall(parsed.learning_rate, parsed.max_steps, replicas)
-    descent = keras.optimizers.SGD(rate, momentum=parsed.momentum, nesterov=parsed.momentum > 0)
+    momentum = parsed.momentum
+    descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_LONGEST)
     return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent
 
 

@@ -92,3 +92,19 @@ def test_lost_replicas(job: Job) -> None:
     job.end("ps-0", signal.SIGKILL)
     assert job.wait("chief-0") == 143
     job.await_line("chief-0", r"^error: a host of the cluster is lost: ")
+
+
+@pytest.mark.parametrize("job", [["--max-steps=1000"]], indirect=True)
+@pytest.mark.parametrize("strategy", ["async", "sync", "model-parallel"])
+def test_a_host_s_devices_all_train(job: Job, strategy: str) -> None:
+    job.flags = (*job.flags, f"--strategy={strategy}")
+    job.environ["SCALETIER_CPU_DEVICES"] = "2"
+    job.start_all()
+    assert job.wait("chief-0") == 0, job.log("chief-0")
+    assert re.search(r"^Final metrics after 10\d\d steps, loss: 0\.\d{3}, accuracy: 1\.000$", job.log("chief-0"), re.MULTILINE)
+    assert "as 2 devices" in job.log("chief-0")
+    if strategy == "model-parallel":
+        placed = re.findall(r"^Placed (.*) on (\S+): ", job.log("chief-0"), re.MULTILINE)
+        assert [replica for _, replica in placed] == ["master/0", "master/0", "worker/0"]
+        told = [re.findall(r"^Train \[\S+\], step (\d+)", job.log(name), re.MULTILINE) for name in ("chief-0", "worker-0")]
+        assert told[0] == told[1] and len(set(told[0])) == len(told[0]), "a host tells of a step once"

@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "the job has no data: pass Job(data=…), a tf.data.Dataset of batches or a function"),
     "no dataset": (
         {"data": lambda: INPUTS},
-        "the job's data is a numpy.ndarray; valid is a tf.data.Dataset of batches, or a function that makes one",
+        "the job's data is of type numpy.ndarray; valid is a tf.data.Dataset of batches, or a function that makes one",
     ),
     "no pair": (
         {"data": lambda: tf.data.Dataset.from_tensor_slices(INPUTS).batch(4)},
@@ -108,10 +108,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the job's eval_data has no batch: it ends before the first one",
     ),
     "endless eval_data": ({"eval_data": endless}, "the job's eval_data has no end; pass a dataset without .repeat()"),
-    "no model": ({"model": 5}, "the model is a builtins.int; valid is a Keras 3 model"),
+    "no model": ({"model": None}, "the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one"),
+    "a number for a model": ({"model": 5}, "the model is of type int; valid is a Keras 3 model"),
     "a layer": (
         {"model": lambda: keras.layers.Dense(1, name="only")},
-        "the model is a keras.src.layers.core.dense.Dense; valid is a Keras 3 model",
+        "the model is of type keras.src.layers.core.dense.Dense; valid is a Keras 3 model",
     ),
     "nothing to train": (
         {"model": lambda: keras.Sequential([keras.Input((3,)), keras.layers.Flatten()], name="flat")},

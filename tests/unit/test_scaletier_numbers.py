@@ -26,6 +26,7 @@ import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet
 
 Array = npt.NDArray[Any]
 STEPS, BATCH, WIDTH = 5, 4, 3
+DEVICES = ("/device:CPU:0",)
 RANDOM = np.random.default_rng(7)
 INPUTS = RANDOM.normal(size=(STEPS * BATCH, WIDTH)).astype(np.float32)
 TARGETS = RANDOM.normal(size=(STEPS * BATCH, 2)).astype(np.float32)
@@ -39,12 +40,16 @@ def dataset(*parts: Any, batch: int = BATCH) -> Any:
     return tf.data.Dataset.from_tensor_slices(parts).batch(batch)
 
 
-def trained(job: Job, steps: int, position: int = 0, replicas: int = 1) -> tuple[Network, State, Round]:
+def trained(
+    job: Job, steps: int, position: int = 0, replicas: int = 1, devices: Sequence[str] = DEVICES
+) -> tuple[Network, State, Round]:
     """So many steps in one round from the job's begin."""
     network = Network(job, job.data.element_spec, 0, replicas)
     iterator = iter(job.data)
-    run = make_round(network, None, iterator)
-    return network, *take_round(network, run, iterator, State.initial(network), steps, position, 1.0)
+    run = make_round(network, None, iterator, devices)
+    begun = State.initial(network)
+    state = State(begun.shared, begun.own * len(devices))
+    return network, *take_round(network, run, iterator, state, steps, position, 1.0)
 
 
 def named(network: Network, values: Sequence[Any]) -> dict[str, Array]:
@@ -85,7 +90,7 @@ def test_a_walk_of_adam_goes_on_where_the_one_before_it_ended() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam(0.01))
     network = Network(job, job.data.element_spec, 0)
     iterator = iter(job.data)
-    run = make_round(network, None, iterator)
+    run = make_round(network, None, iterator, DEVICES)
     state, first = take_round(network, run, iterator, State.initial(network), 2, 0, 1.0)
     state, second = take_round(network, run, iterator, state, 3, 2, 1.0)
     assert (first.global_step, second.global_step) == (2, 5)
@@ -117,6 +122,27 @@ def test_a_schedule_is_asked_at_the_global_step(position: int, replicas: int) ->
     _, state, told = trained(job, 4, position, replicas)
     assert float(state.shared[0][0, 0]) == -sum(position + replicas * step for step in range(4))
     assert told.global_step == position + 4
+
+
+@pytest.mark.parametrize(("steps", "each"), [(1, (1, 0)), (5, (3, 2))])
+def test_devices_of_a_host_share_its_steps_and_their_mean_goes_on(steps: int, each: tuple[int, int]) -> None:
+    """The gradient is 1, so that a device's weight falls by the sum of its rates and of what its own velocity adds."""
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    job = Job(model, data, lambda targets, outputs: outputs, optimizer=lambda: keras.optimizers.SGD(Position(), momentum=0.5))
+    network, state, told = trained(job, steps, 10, 2, DEVICES * 2)
+    walked, velocities = [], []
+    for mine in each:
+        at, velocity = 0.0, 0.0
+        for step in range(mine):
+            velocity = 0.5 * velocity - (10 + 2 * step)
+            at += velocity
+        walked.append(at)
+        velocities.append(velocity)
+    assert float(state.shared[0][0, 0]) == pytest.approx(np.average(walked, weights=each))
+    kept = [float(value[0, 0]) for spec, value in zip(network.own * 2, state.own, strict=True) if "momentum" in spec.name]
+    assert kept == pytest.approx(velocities)
+    assert (told.steps, told.global_step) == (steps, 10 + steps)
 
 
 def half(values: Array) -> Array:
@@ -198,19 +224,25 @@ def test_what_is_no_number_is_none_on_the_other_side(odd: float) -> None:
     assert not np.isfinite(sound.pull()[0][0]).all()
 
 
-def test_a_round_adds_its_share_and_goes_on_from_what_the_servers_hold() -> None:
-    job = Job(linear, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.SGD(0.1))
+def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS).repeat(), "mse", optimizer=keras.optimizers.SGD(0.1))
     network = Network(job, job.data.element_spec, 0, 2)
     begun = State.initial(network)
     held = Centre(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
     iterator = iter(job.data)
-    state, told = take_round(network, make_round(network, held, iterator), iterator, begun, STEPS, 0, 0.5)
+    run = make_round(network, held, iterator, DEVICES)
+    state, told = take_round(network, run, iterator, State((), begun.own), STEPS, 0, 0.5)
     assert (told.steps, told.global_step, told.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = trained(job, STEPS)
-    pulled, _ = held.pull()
-    for found, kept, before, after in zip(state.shared, pulled, begun.shared, alone.shared, strict=True):
+    for read, kept, before, after in zip(state.shared, held.pull()[0], begun.shared, alone.shared, strict=True):
+        np.testing.assert_allclose(read, before, rtol=2**-10, atol=1e-4)
         np.testing.assert_allclose(kept, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(found, kept, rtol=2**-10, atol=1e-4)
+    wanted = [value + 1 for value in held.pull()[0]]
+    held.add([tf.ones_like(value) for value in begun.shared], 1.0, tf.constant(7, tf.int64))  # another replica's
+    state, told = take_round(network, run, iterator, State((), state.own), 0, 0, 0.5)
+    assert (told.steps, told.global_step) == (0, 10 + STEPS + 7)
+    for read, kept in zip(state.shared, wanted, strict=True):
+        np.testing.assert_allclose(read, kept, rtol=2**-10, atol=2e-3)
 
 
 # What Keras itself makes of the same batches is the reference from here on.

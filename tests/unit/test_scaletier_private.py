@@ -146,6 +146,30 @@ def test_each_variable_of_an_optimizer_is_known_with_its_weight_and_updated_in_i
     assert placed == ["weight0", "weight1"], "once, as the graph is traced"
 
 
+def test_gradients_on_several_hosts_are_clipped_together_and_each_in_its_place() -> None:
+    """What moves between devices is a number for each gradient, and the common factor."""
+
+    def make(most: float) -> Any:
+        return keras.optimizers.SGD(0.1, global_clipnorm=most)
+
+    for most in (0.1, 1e9):
+        found, optimizer = without_state(make(most), lambda variable: contextlib.nullcontext())
+        for one, wanted in zip(found, ordinary(make(most)), strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-7)
+
+    def step(*changes: Any) -> Any:
+        placed = []
+        for at, change in enumerate(changes):
+            with tf.device(f"/device:CPU:{at + 1}"):
+                placed.append(tf.negative(change))
+        return optimizer._clip_gradients(placed)
+
+    graph = tf.function(step, autograph=False).get_concrete_function(*map(tf.constant, CHANGES[0])).graph
+    whole = [op for op in graph.get_operations() if op.type in ("Mul", "Square")]
+    assert len(whole) == 2 * len(BEGIN)
+    assert all(op.device == op.inputs[0].device != "" for op in whole)
+
+
 def test_of_a_network_each_slot_finds_its_weight_also_with_a_scaled_loss() -> None:
     data = tf.data.Dataset.from_tensors((tf.zeros([2, 3]), tf.zeros([2, 1])))
     for optimizer in (keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())):

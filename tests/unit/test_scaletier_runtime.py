@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ops.train import environment
-from scaletier.job import JobError
-from scaletier.runtime import ACCELERATOR, available_cpus, import_tensorflow, one_line, say_device
+from scaletier.job import Job, JobError
+from scaletier.run import main
+from scaletier.runtime import (
+    ACCELERATOR,
+    CPU_DEVICES,
+    available_cpus,
+    devices_of,
+    import_tensorflow,
+    local_devices,
+    one_line,
+    say_device,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +93,34 @@ def test_a_host_that_is_paid_for_a_gpu_says_that_there_is_none(
     say_device(True, paid)
     say_device(False, {})
     assert capsys.readouterr().out == "Trains on 1 processor\n" * 2
+
+
+def test_a_host_computes_on_all_its_gpus_or_on_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    tf = import_tensorflow()
+    assert local_devices() == ("/device:CPU:0",)
+    names = ["chief/0:GPU:0", "worker/0:GPU:0", "worker/0:GPU:1", "chief/0:CPU:0", "worker/0:CPU:0", "worker/1:CPU:0"]
+    parts = [re.fullmatch(r"(\w+)/(\d):(\w+):(\d)", name) for name in names]
+    devices = [(part[3], "/job:{}/replica:0/task:{}/device:{}:{}".format(*part.groups())) for part in parts if part]
+
+    def logical(kind: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name) for of_kind, name in devices if of_kind == kind]
+
+    monkeypatch.setattr(tf.config, "list_logical_devices", logical)
+    assert devices_of("chief", 0) == ("/device:GPU:0",)
+    assert devices_of("worker", 0) == ("/device:GPU:0", "/device:GPU:1")
+    assert devices_of("worker", 1) == ("/device:CPU:0",)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] * 2)
+    assert local_devices() == ("/device:GPU:0", "/device:GPU:1")
+
+
+@pytest.mark.parametrize("role", ["ps", "worker", "chief"])
+@pytest.mark.parametrize("told", ["two", "0", "-1", ""])
+def test_what_is_no_number_of_devices_is_one_line(
+    role: str, told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}))
+    monkeypatch.setenv(CPU_DEVICES, told)
+    assert main(Job(None, None), []) == 2
+    wanted = f"error: SCALETIER_CPU_DEVICES={told!r} is not a number of devices; valid are 1 and above\n"
+    assert capfd.readouterr().err.endswith(wanted)

@@ -21,7 +21,7 @@ def test_defaults_come_from_the_environment() -> None:
         "precision": "float32",
         "batch_size": 100,
         "max_steps": 2000,
-        "learning_rate": 0.05,
+        "learning_rate": 0.1,
         "momentum": 0.9,
         "eval_interval": 1.0,
         "eval_steps": None,

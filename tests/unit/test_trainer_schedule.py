@@ -20,16 +20,17 @@ def rate(schedule: RiseAndFall, step: int) -> float:
 
 @given(st.integers(0, 3000), st.integers(1, 2000), st.integers(1, 12), st.floats(1e-4, 1.0))
 def test_it_rises_and_falls_by_its_formula(step: int, max_steps: int, replicas: int, learning_rate: float) -> None:
-    growth = min(replicas, 4)
-    rise = min(1.0, (step + 1) / min(50 * growth, max_steps / 2))
+    growth = min(replicas, 6)
+    rise = min(1.0, (step + 1) / min(80 * growth, max_steps / 2))
     fall = 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step + 1) / max_steps))
     found = rate(RiseAndFall(learning_rate, max_steps, replicas), step)
     assert found == pytest.approx(learning_rate * growth * rise * fall, rel=1e-4, abs=1e-6)
 
 
-def test_it_grows_with_the_replicas_up_to_four() -> None:
-    alone, four, many = (RiseAndFall(0.1, 100_000, replicas) for replicas in (1, 4, 100))
-    assert rate(alone, 200) == pytest.approx(0.1, abs=1e-3)
-    assert rate(four, 300) == pytest.approx(0.4, abs=1e-3)
-    assert rate(many, 300) == rate(four, 300)
-    assert rate(four, 99_999) < 1e-6
+def test_it_grows_with_the_replicas_up_to_six() -> None:
+    alone, five, six, many = (RiseAndFall(0.1, 100_000, replicas) for replicas in (1, 5, 6, 100))
+    assert rate(alone, 600) == pytest.approx(0.1, abs=1e-3)
+    assert rate(five, 600) == pytest.approx(0.5, abs=1e-3)
+    assert rate(six, 600) == pytest.approx(0.6, abs=1e-3)
+    assert rate(many, 600) == rate(six, 600)
+    assert rate(six, 99_999) < 1e-6
