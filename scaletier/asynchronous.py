@@ -160,6 +160,8 @@ class Asynchronous:
             return State((), reached.own) if self._centre else reached, taken
 
         period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)
+        if period.alone and self._flags.eval_steps:  # a round's end is all that is looked at
+            period.most = min(period.most, self._flags.eval_steps)
         return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))
 
     def _train(self, replica: Replica, index: int = 0) -> Iterator[Round]:
@@ -215,7 +217,7 @@ class Asynchronous:
     def _after(self, taken: Round) -> None:
         """What the chief does besides training, whenever it is due."""
         self._raise_failure()
-        self._keeper.after(taken, self._scalars if self._workers else dict)
+        self._keeper.after(taken, self._scalars if self._workers else dict, self._progress.claims.hold)
 
     def _scalars(self) -> dict[str, float]:
         """What the replicas and the parameter servers did since this was last asked: rates, staleness, megabytes a second."""

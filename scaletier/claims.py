@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # A round that takes so many times as long as the replica's last one, and at least these seconds, may never end.
 _PATIENCE_TIMES = 4.0
@@ -25,7 +26,20 @@ class Claims:
         self._max_steps, self._replicas, self._clock = max_steps, replicas, clock
         self._claimed: dict[str, tuple[int, float]] = {}
         self._step_seconds: dict[str, float] = {}
+        self._held = False
         self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Nobody is given steps meanwhile: a round that goes on comes to its end, and its replica then waits."""
+        with self._changed:
+            self._held = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                self._changed.notify_all()
 
     def claim(self, name: str, steps: int, stopped: threading.Event) -> int:
         """So many steps for a replica, or fewer; 0 where the job is at its last, or is stopped.
@@ -35,6 +49,9 @@ class Claims:
         """
         with self._changed:
             while self.global_step < self._max_steps and not stopped.is_set():
+                if self._held:
+                    self._changed.wait(_LOOK_SECONDS)
+                    continue
                 free = self._max_steps - self.global_step - sum(claimed for claimed, _ in self._claimed.values())
                 if free > 0:
                     mine = min(steps, max(free // self._replicas, 1))

@@ -20,6 +20,7 @@ class Flags:
     strategy: str
     max_steps: int
     eval_interval: float
+    eval_steps: int | None
     checkpoint_steps: int
     checkpoint_seconds: float
     keep_checkpoints: int
@@ -108,6 +109,12 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
         default=1.0,
         metavar="SECONDS",
         help="between evaluations; grows by itself so that they stay a small part of the time",
+    )
+    add(
+        "--eval-steps",
+        type=at_least(1),
+        metavar="N",
+        help="evaluate after every N steps of all replicas instead, and let none of them go on meanwhile",
     )
     add("--checkpoint-steps", type=at_least(1), default=500, metavar="N", help="steps between checkpoints")
     add("--checkpoint-seconds", type=positive, default=60.0, metavar="SECONDS", help="and no longer than this between them")

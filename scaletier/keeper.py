@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -75,6 +76,7 @@ class Keeper:
         if evaluated is not None:
             self._evaluate = make_evaluate(network, trained.outputs, evaluated.once(), job.inspector)
         self._interval = EvalInterval(flags.eval_interval)
+        self._evaluated_step = step
         self.summaries = Summaries(flags.job_dir)
         self._summarized = (time.monotonic(), step)
         self._saved = (time.monotonic(), step)
@@ -83,8 +85,14 @@ class Keeper:
         self._preempted = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._preempted.set())
 
-    def after(self, taken: Round, more: Callable[[], Mapping[str, float]] = dict) -> None:
-        """What is due after a round of steps; `more` gives further scalars, whenever some are shown.
+    def after(
+        self,
+        taken: Round,
+        more: Callable[[], Mapping[str, float]] = dict,
+        hold: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """What is due after a round of steps; `more` gives further scalars, whenever some are shown, and `hold` keeps replicas
+        that do not wait by themselves from steps of which an evaluation by steps would not know.
 
         Raises PreemptedError, once a checkpoint is saved, where this process was told to end, and DivergedError.
         """
@@ -98,16 +106,28 @@ class Keeper:
             scalars = {"loss": taken.loss, **taken.metrics, "steps_per_second": rate, **more()}
             self.summaries.scalars(taken.global_step, scalars)
             self._summarized = (now, taken.global_step)
-        if self._evaluate and taken.global_step < self._flags.max_steps and self._interval.due(now):
-            step = self._trained.refresh()
-            metrics = self._measure(step, last=False)
-            say(eval_line(step, metrics.loss, metrics.metrics))
-            adjusted = self._interval.record(now, time.monotonic())
-            if adjusted:
-                say(adjusted)
+        if self._evaluate and taken.global_step < self._flags.max_steps:
+            if self._flags.eval_steps is None:
+                self._evaluate_by_time(now)
+            elif taken.global_step - self._evaluated_step >= self._flags.eval_steps:
+                with hold():
+                    self._evaluated_step = self._evaluate_now()
         saved_at, saved_step = self._saved
         if taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds:
             self.save()
+
+    def _evaluate_by_time(self, now: float) -> None:
+        if self._interval.due(now):
+            self._evaluate_now()
+            adjusted = self._interval.record(now, time.monotonic())
+            if adjusted:
+                say(adjusted)
+
+    def _evaluate_now(self) -> int:
+        step = self._trained.refresh()
+        metrics = self._measure(step, last=False)
+        say(eval_line(step, metrics.loss, metrics.metrics))
+        return step
 
     def finish(self, loss: float) -> None:
         """Saves, exports and evaluates the model that the job came to; `loss` is the last of training."""

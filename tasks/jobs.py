@@ -230,6 +230,9 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
         "args": "as of fab train",
         "seconds": "how long the job runs here (default: 60)",
         "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
+        "until": "also say the time to a target, METRIC=VALUE of the Eval lines, such as accuracy=0.97 or loss=0.2",
+        "replicas": "with --until: for which numbers of replicas the job runs here to the target (default: 1,2,5)",
+        "until-seconds": "with --until: how long each of these runs may take (default: 300)",
         "job": "id of a job that ran: compare it with its plan, and run nothing",
         "json": JSON,
     },
@@ -242,12 +245,16 @@ def plan(
     args: str | None = None,
     seconds: str = "60",
     parameters_mb: str | None = None,
+    until: str | None = None,
+    replicas: str | None = None,
+    until_seconds: str | None = None,
     job: str | None = None,
     json: bool = False,
 ) -> int:
     """Predict what STANDARD_1 and PREMIUM_1 would make of a job, from a minute of it as one process here.
 
     fab plan --args "--model cnn"
+    fab plan --args "--model mlp" --until accuracy=0.95
     fab plan --job job01
     """
     if job is not None:
@@ -255,11 +262,12 @@ def plan(
         from ops.plan.planned import check
 
         return check(Cluster.load(), job, json)
-    from ops.plan.plan import Call, number
+    from ops.plan.plan import Call, number, until_of
     from ops.plan.plan import plan as run
 
+    target = until_of(until, replicas, until_seconds)
     size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
-    call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size)
+    call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
     return run(call, json)
 
 

@@ -69,9 +69,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Pace:
-    """What `fab plan` goes by, and how long a job takes: the flags for all its steps and for those between two exchanges.
+    """What `fab plan` goes by, and how long a job takes: the flags for all its steps, for those between two exchanges, and for
+    those of all replicas between two evaluations.
 
-    Both are None where there are none. `usual_steps` counts where the flag is not given, and `usual_period` where neither flag
+    Each is None where there is none. `usual_steps` counts where the flag is not given, and `usual_period` where neither flag
     nor log tells a period; a number has `wire_bits` on its way to the parameter servers. The defaults are TensorFlow's own way.
     """
 
@@ -80,6 +81,7 @@ class Pace:
     usual_period: int = 1
     wire_bits: int = 32
     usual_steps: int | None = None
+    evaluate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ _PLAN_KEYS: Mapping[str, Check] = {
     "period": flag,
     "usualPeriod": positive,
     "wireBits": positive,
+    "evaluate": flag,
 }
 
 
@@ -217,4 +220,5 @@ def _pace(given: Mapping[str, Any]) -> Pace:
         given.get("usualPeriod", plain.usual_period),
         given.get("wireBits", plain.wire_bits),
         given.get("usualSteps"),
+        given.get("evaluate"),
     )

@@ -9,7 +9,8 @@ import math
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from ops.errors import DONE, UsageError
 from ops.logs import progress
 from ops.package import package
 from ops.package.declared import Declared, Pace
-from ops.plan import rehearsal
+from ops.plan import learning, rehearsal, runs
+from ops.plan.learning import Learned, Target
 from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
+from ops.plan.show import show
 from ops.train import program, train
-from ops.train.arguments import STRATEGY, dropped, flags, redirected, without
-from ops.train.config import RUNTIME_KEYS, arguments_of, read_config
+from ops.train.arguments import STRATEGY, dropped, flags, redirected, steps, without
+from ops.train.config import RUNTIME_KEYS, arguments_of, chosen_strategy, read_config
 
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
@@ -38,6 +41,19 @@ _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
 _ENDLESS = "1000000000"  # steps: --seconds ends it
 _FLOAT_BITS = 32
+# A job has so many evaluations on its way to a target, and one of which nobody knows the steps one after each so many.
+_LOOKS = 80
+_UNTIL_SECONDS = 300.0
+_LOOK_STEPS = 25
+
+
+@dataclass(frozen=True)
+class Until:
+    """A target, for how many replicas it is measured how many steps lead there, and seconds that a run may take at most."""
+
+    target: Target
+    replicas: Sequence[int]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,7 @@ class Call:
     more_args: Sequence[str]
     seconds: float
     parameters_mb: float | None
+    until: Until | None = None
 
 
 def number(text: str, flag: str) -> float:
@@ -62,6 +79,17 @@ def number(text: str, flag: str) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"{flag} {text!r} is no number above 0")
     return value
+
+
+def until_of(target: str | None, replicas: str | None, seconds: str | None) -> Until | None:
+    """What `--until`, `--replicas` and `--until-seconds` ask for; UsageError for what is wrong, and for a target left out."""
+    if target is None:
+        if alone := [name for name, given in (("--replicas", replicas), ("--until-seconds", seconds)) if given is not None]:
+            raise UsageError(f"{alone[0]} says how a target is measured: give --until, such as --until accuracy=0.97")
+        return None
+    counts = learning.replicas(learning.REPLICAS if replicas is None else replicas)
+    most = _UNTIL_SECONDS if seconds is None else number(seconds, "--until-seconds")
+    return Until(learning.target(target), counts, most)
 
 
 def plan(call: Call, as_json: bool) -> int:
@@ -81,7 +109,12 @@ def plan(call: Call, as_json: bool) -> int:
     declared = built.declared
     if declared.wants(args) and not train.mnist():
         raise train.no_data(declared)
+    if call.until:
+        strategy_of(declared, chosen_strategy(args))
+        _check_declared(built.name, declared.plan)
     work = measure(built, module, args, call)
+    until = measure_learning(built, module, args, call.until) if call.until else None
+    learned = Learned.of(until) if until else None
     made = {
         "module": module,
         "args": args,
@@ -90,31 +123,30 @@ def plan(call: Call, as_json: bool) -> int:
         "cpus": os.cpu_count(),
         "vcpusPerCpu": vcpus_per_cpu(),
         "work": asdict(work),
+        "until": until,
     }
     known = models(declared)
     predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in known.items()} for tier in TIERS}
-    made["predictions"] = {tier: {name: as_dict(each) for name, each in known.items()} for tier, known in predicted.items()}
+    made["predictions"] = {
+        tier: {name: as_dict(each, learned.by(name) if learned else None) for name, each in known.items()}
+        for tier, known in predicted.items()
+    }
     PLANS.mkdir(parents=True, exist_ok=True)
     path(module, args, declared).write_text(json.dumps(made, indent=1) + "\n")
     if as_json:
         terminal.as_json(made)
         return DONE
-    _show(work, predicted)
+    show(work, vcpus_per_cpu(), predicted, until, learned)
     return DONE
 
 
 def measure(built: package.Package, module: str, args: Sequence[str], call: Call) -> Work:
     """What a step of the job costs, by running it here; see ops.plan.rehearsal for what can go wrong."""
     declared, pace = built.declared, built.declared.plan
-    with tempfile.TemporaryDirectory(prefix="scaletier-plan-") as place:
-        folder, output = Path(place), Path(place, "output")
-        with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
-            tar.extractall(folder)  # noqa: S202  we have just packed it
-        env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        env |= {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(train.MNIST), "JOB_DIR": str(output)}
-        env |= {"TYPE": str(Role.MASTER), "INDEX": "0", "JOB_ID": "plan"}
-        # One process has nobody to be in step with.
-        alone = dropped(args, [STRATEGY]) if declared.strategies else args
+    with _unpacked(built) as folder:
+        output = folder / "output"
+        env = {**_environment(folder, output), "TYPE": str(Role.MASTER), "INDEX": "0"}
+        alone = _alone(args, declared)
         argv = [module, *redirected(alone, str(output)), *((pace.steps, _ENDLESS) if pace.steps else ())]
         lines = rehearsal.rehearse(argv, env, folder, call.seconds)
         seconds = rehearsal.step_seconds(rehearsal.marks(lines))
@@ -123,6 +155,79 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
         size = call.parameters_mb * _MEGA if call.parameters_mb is not None else rehearsal.parameter_bytes(output)
     cpus = len(os.sched_getaffinity(0)) * vcpus_per_cpu()
     return Work(seconds * cpus, size, period_of(args, lines, pace), pace.wire_bits / _FLOAT_BITS)
+
+
+def measure_learning(built: package.Package, module: str, args: Sequence[str], until: Until) -> dict[str, Any]:
+    """How many steps lead to a target, by running the job to it with each number of replicas; the `until` of a plan.
+
+    See ops.plan.runs for what can go wrong.
+    """
+    declared, pace, wanted = built.declared, built.declared.plan, until.target
+    strategy = strategy_of(declared, chosen_strategy(args))
+    most = steps(args, pace)
+    every = max(1, (most or _LOOKS * _LOOK_STEPS) // _LOOKS)
+    often = any(name == pace.evaluate for name, _ in flags(args))
+    found: list[runs.Run] = []
+    with _unpacked(built) as folder:
+        for replicas in until.replicas:
+            output = folder / f"output-{replicas}"
+            given = redirected(_alone(args, declared) if replicas == 1 else args, str(output))
+            argv = [module, *given, *(() if often else (str(pace.evaluate), str(every)))]
+            servers = models(declared)[strategy] is asynchronous
+            course = runs.Course(wanted, argv, _environment(folder, output), servers, until.seconds)
+            found.append(runs.run(course, replicas, folder))
+    points = [(run.replicas, run.crossing.step) for run in found]
+    law = learning.fit(points)
+    return {
+        "metric": wanted.metric,
+        "value": wanted.value,
+        "strategy": strategy,
+        "jobSteps": most,
+        "runs": [run.as_dict(wanted.metric) for run in found],
+        "leastSteps": law.least,
+        "noiseSteps": law.noise,
+        "errorPercent": round(learning.largest_error(law, points), 1),
+    }
+
+
+def _check_declared(name: str, pace: Pace) -> None:
+    if pace.evaluate is None:
+        raise UsageError(
+            f"--until: package {name} declares no flag for the steps between two evaluations: "
+            "say it as plan.evaluate in its scaletier.yaml"
+        )
+
+
+@contextmanager
+def _unpacked(built: package.Package) -> Iterator[Path]:
+    """A folder with the package, for as long as it is needed."""
+    with tempfile.TemporaryDirectory(prefix="scaletier-plan-", ignore_cleanup_errors=True) as place:
+        with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
+            tar.extractall(place)  # noqa: S202  we have just packed it
+        yield Path(place)
+
+
+def _environment(folder: Path, output: Path) -> dict[str, str]:
+    """What every process of a job finds, whichever replica it is."""
+    env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+    return env | {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(train.MNIST), "JOB_DIR": str(output), "JOB_ID": "plan"}
+
+
+def _alone(args: Sequence[str], declared: Declared) -> Sequence[str]:
+    """The arguments of one process, which has nobody to be in step with."""
+    return dropped(args, [STRATEGY]) if declared.strategies else args
+
+
+def strategy_of(declared: Declared, chosen: str | None) -> str:
+    """The strategy that a job goes by, of those that there is a model of; UsageError for another.
+
+    A trainer that declares no strategies is one with parameter servers.
+    """
+    known = models(declared)
+    name = (chosen or declared.default or next(iter(known))) if declared.strategies else next(iter(known))
+    if name not in known:
+        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(known)}")
+    return name
 
 
 def models(declared: Declared) -> dict[str, Model]:
@@ -159,15 +264,16 @@ def tier_shape(spec: ClusterSpec) -> Shape:
 def path(module: str, args: Sequence[str], declared: Declared) -> Path:
     """Where the plan of a job is kept: the same for arguments that change nothing of its work.
 
-    How long a job runs, how it shares the work and where its files are changes nothing of what a step costs.
+    How long a job runs, how it shares the work, how often it evaluates and where its files are changes nothing of what a step
+    costs.
     """
     pace = declared.plan
-    key = json.dumps([module, without(args, [flag for flag in (STRATEGY, pace.steps, pace.period) if flag])])
+    key = json.dumps([module, without(args, [flag for flag in (STRATEGY, pace.steps, pace.period, pace.evaluate) if flag])])
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
 
 
-def as_dict(found: Prediction) -> dict[str, Any]:
-    """A prediction for programs, rates in steps/s."""
+def as_dict(found: Prediction, learned: Learned | None = None) -> dict[str, Any]:
+    """A prediction for programs, rates in steps/s, and seconds to a target where something is known of that."""
     return {
         "stepsPerSecond": round(found.rate, 2),
         "alone": round(found.alone, 2),
@@ -175,28 +281,6 @@ def as_dict(found: Prediction) -> dict[str, Any]:
         "efficiency": round(found.efficiency, 3),
         "replicas": found.replicas,
         "bound": found.bound,
+        "untilSeconds": round(learned.seconds(found), 2) if learned else None,
+        "untilSpeedUp": round(learned.speed_up(found), 3) if learned else None,
     }
-
-
-def _show(work: Work, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    kind = "hyperthreads" if vcpus_per_cpu() == 1 else "whole cores"
-    here = len(os.sched_getaffinity(0))
-    seconds = work.cpu_seconds / (here * vcpus_per_cpu())
-    terminal.out(
-        f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, taken for {kind}"
-    )
-    often = f"every {work.period} steps" if work.period > 1 else "every step"
-    moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
-    terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
-    terminal.out()
-    rows = []
-    for tier, of_tier in predicted.items():
-        spec = preset(tier)
-        servers = spec.roles[Role.PS].count if Role.PS in spec.roles else 0
-        for strategy, found in of_tier.items():
-            figures = (f"{found.rate:.1f}", f"{found.alone:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}")
-            rows.append((tier, strategy, found.replicas, servers, *figures, found.bound))
-    terminal.table(
-        ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY"), rows
-    )
-    terminal.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")

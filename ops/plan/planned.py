@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from infra.spec import Role, network_gbits
@@ -19,9 +20,12 @@ from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.package.declared import Declared
 from ops.plan import rehearsal
-from ops.plan.plan import as_dict, models, path, period_of
+from ops.plan.learning import Learned, crossing
+from ops.plan.plan import as_dict, models, path, period_of, strategy_of
 from ops.plan.scaling import Machine, Prediction, Shape, Work
+from ops.plan.show import time_to
 from ops.train import manifest
+from ops.train.arguments import STRATEGY, without
 from ops.train.config import chosen_strategy
 from ops.train.reproduce import read_manifest, read_package
 
@@ -30,11 +34,17 @@ _TRAINS = (Role.MASTER, Role.WORKER)
 
 @dataclass(frozen=True)
 class Checked:
-    """A job's plan, the prediction that it comes to on this cluster, and the steps/s that the job had."""
+    """A job's plan, the prediction that it comes to on this cluster, and the steps/s that the job had.
+
+    Where the plan tells of a target for jobs like this, `learned` is what it tells, and `reached` after how many seconds of
+    training the job was there, None where its log does not say.
+    """
 
     made: dict[str, Any]
     found: Prediction
     measured: float
+    learned: Learned | None = None
+    reached: float | None = None
 
     @property
     def error(self) -> float:
@@ -69,7 +79,37 @@ def compared(cluster: Cluster, record: JobRecord) -> Checked:
     planned = Work(**made["work"])
     # A period that was chosen as the job ran is known from its log alone.
     work = replace(planned, period=period_of(whole["args"], messages, declared.plan))
-    return Checked(made, predict(work, inventory, chosen_strategy(whole["args"]), made["vcpusPerCpu"], declared), measured)
+    found = predict(work, inventory, chosen_strategy(whole["args"]), made["vcpusPerCpu"], declared)
+    learned = learned_of(made, whole["args"], declared)
+    return Checked(made, found, measured, learned, reached(learned, messages) if learned else None)
+
+
+def learned_of(made: Mapping[str, Any], args: Sequence[str], declared: Declared) -> Learned | None:
+    """What a plan knows of a job's way to a target; None where it has none, and where the job learns by other arguments.
+
+    A step costs the same whatever number of them a job has. What is learned by one depends on that: learning rates fall by it.
+    """
+    if not made.get("until"):
+        return None
+    ignored = [STRATEGY, *([declared.plan.evaluate] if declared.plan.evaluate else [])]
+    if without(made["args"], ignored) != without(args, ignored):
+        return None
+    return Learned.of(made["until"]).by(strategy_of(declared, chosen_strategy(args)))
+
+
+def reached(learned: Learned, messages: Sequence[str]) -> float | None:
+    """Seconds of training after which a job was at the target, by its chief's Eval and Train lines; None where they do not
+    tell, and for a job that was started again, whose seconds began anew.
+    """
+    marks = [mark for message in messages if (mark := progress.mark(message))]
+    found = crossing(learned.target, [told for message in messages if (told := progress.evaluated(message))])
+    if found is None or any(after.seconds < before.seconds for before, after in pairwise(marks)):
+        return None
+    for before, after in pairwise(marks):
+        if before.step <= found.step <= after.step and after.step > before.step:
+            part = (found.step - before.step) / (after.step - before.step)
+            return before.seconds + part * (after.seconds - before.seconds)
+    return None
 
 
 def read_plan(module: str, args: Sequence[str], declared: Declared) -> dict[str, Any]:
@@ -85,11 +125,7 @@ def read_plan(module: str, args: Sequence[str], declared: Declared) -> dict[str,
 
 def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: float, declared: Declared) -> Prediction:
     """The job's steps/s on a cluster that is up. A trainer that declares no strategies is one with parameter servers."""
-    known = models(declared)
-    name = (strategy or declared.default or next(iter(known))) if declared.strategies else next(iter(known))
-    if name not in known:
-        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(known)}")
-    return known[name](work, shape(inventory, per_cpu))
+    return models(declared)[strategy_of(declared, strategy)](work, shape(inventory, per_cpu))
 
 
 def shape(inventory: Inventory, per_cpu: float) -> Shape:
@@ -109,16 +145,23 @@ def _show(job_id: str, checked: Checked, as_json: bool) -> None:
     made, found, measured, error = checked.made, checked.found, checked.measured, checked.error
     if as_json:
         plan = {key: made[key] for key in ("createTime", "package", "work")}
-        figures = {"predicted": as_dict(found), "measured": round(measured, 2), "errorPercent": round(error, 1)}
-        terminal.as_json({"job": job_id, "plan": plan, **figures})
+        figures = {
+            "predicted": as_dict(found, checked.learned),
+            "measured": round(measured, 2),
+            "errorPercent": round(error, 1),
+        }
+        seconds = None if checked.reached is None else round(checked.reached, 2)
+        terminal.as_json({"job": job_id, "plan": plan, **figures, "untilSeconds": seconds})
         return
-    terminal.table(
-        ("", "STEPS/S", "SPEED-UP", "EFFICIENCY"),
-        [
-            ("predicted", f"{found.rate:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}"),
-            ("measured", f"{measured:.1f}", f"{measured / found.alone:.2f}", f"{measured / found.alone / found.replicas:.2f}"),
-        ],
-    )
+    heads: tuple[str, ...] = ("", "STEPS/S", "SPEED-UP", "EFFICIENCY")
+    predicted: tuple[str, ...] = ("predicted", f"{found.rate:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}")
+    gain = measured / found.alone
+    had: tuple[str, ...] = ("measured", f"{measured:.1f}", f"{gain:.2f}", f"{gain / found.replicas:.2f}")
+    if checked.learned and checked.reached is not None:
+        heads = (*heads, f"TO {checked.learned.target}")
+        predicted = (*predicted, time_to(checked.learned.seconds(found)))
+        had = (*had, time_to(checked.reached))
+    terminal.table(heads, [predicted, had])
     terminal.out()
     terminal.out(
         f"{job_id}: the prediction is {abs(error):.0f} % too {'high' if error >= 0 else 'low'}, bound by {found.bound}"

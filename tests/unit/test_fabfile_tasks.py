@@ -97,6 +97,9 @@ def test_every_flag_has_help(fab: Fab, task: str) -> None:
     [
         (["nope"], "there is no task 'nope'; valid are bundle, cancel, connect, cost, data"),
         (["trian"], "there is no task 'trian'; did you mean train?; valid are"),
+        (["plan", "--until", "accuracy"], "--until 'accuracy' is not of the form METRIC=VALUE"),
+        (["plan", "--until", "loss=0.2", "--replicas", "1"], "--replicas '1': two different numbers at least tell"),
+        (["plan", "--until-seconds", "9"], "--until-seconds says how a target is measured: give --until"),
         (["logs", "all", "--what"], "fab logs has no flag --what; fab logs --help lists the valid ones"),
         (["logs", "--folow"], "fab logs has no flag --folow; did you mean --follow?"),
         (["train", "--max-steps", "300"], "an argument of the trainer goes behind --, as in: fab train … -- --max-steps …"),

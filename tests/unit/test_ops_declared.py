@@ -31,7 +31,7 @@ strategy: apart
 strategies:
   apart: {needs: [ps, worker], expendable: [worker], restartPolicy: all, exchange: servers, replicas: [worker]}
   1:
-plan: {steps: --steps, period: --every, usualPeriod: 3, wireBits: 16}
+plan: {steps: --steps, period: --every, usualPeriod: 3, wireBits: 16, evaluate: --look-every}
 export: mine.sub.saved
 """
 
@@ -46,7 +46,7 @@ def test_everything_that_can_be_declared() -> None:
         Data("mnist", ("--data",)),
         {"apart": Strategy(("ps", "worker"), ("worker",), "all", "servers", ("worker",)), "1": Strategy()},
         "apart",
-        Pace("--steps", "--every", 3, 16),
+        Pace("--steps", "--every", 3, 16, evaluate="--look-every"),
         "mine.sub.saved",
     )
 
@@ -124,6 +124,7 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("plan: {steps: 5}", "plan.steps must be a flag such as --data, not 5"),
         ("plan: {period: --every=3}", "plan.period must be a flag such as --data, not '--every=3'"),
         ("plan: {usualPeriod: 0}", "plan.usualPeriod must be a whole number from 1, not 0"),
+        ("plan: {evaluate: 5}", "plan.evaluate must be a flag such as --data, not 5"),
         ("plan: {wireBits: true}", "plan.wireBits must be a whole number from 1, not True"),
         ("export: mine.gone", "export 'mine.gone' is not a module of the package"),
         ("export: 5", "export '5' is not a module of the package"),
@@ -178,7 +179,7 @@ def test_the_shipped_declaration_is_true() -> None:
     assert tuple(shipped.strategies) == library_flags.STRATEGIES
     assert shipped.default == parser.get_default("strategy")
     assert shipped.data is not None
-    assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period} <= known
+    assert {*shipped.data.flags, shipped.plan.steps, shipped.plan.period, shipped.plan.evaluate} <= known
     assert shipped.plan.usual_steps == parser.get_default("max_steps")
     (data,) = (action.option_strings for action in parser._actions if action.dest == "train_data")
     assert list(shipped.data.flags) == data
@@ -222,7 +223,7 @@ LIBRARYS_OWN = Declared(
         "model-parallel": Strategy(("worker",), ("ps", "evaluator"), "all", None, ("worker", "evaluator")),
     },
     "async",
-    Pace("--max-steps", "--sync-period", 4, 16, 2000),
+    Pace("--max-steps", "--sync-period", 4, 16, 2000, "--eval-steps"),
     tensorflow=("2.19", "2.20", "2.21"),
 )
 

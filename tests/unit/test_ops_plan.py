@@ -20,7 +20,8 @@ from ops.cluster.inventory import Inventory
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.declared import EXCHANGES, Declared, read
 from ops.package.package import build
-from ops.plan import plan, planned
+from ops.plan import plan, planned, show
+from ops.plan.learning import Target
 from ops.plan.plan import Call
 from ops.plan.scaling import Machine, Shape, Work, asynchronous, synchronous
 from ops.train import manifest, train
@@ -40,13 +41,32 @@ if "--fail" in sys.argv:
 for n in range(8):
     print(f"Train [master/0], step {10 * n}: loss: 1, accuracy: 0 ({n}.000 sec) 10.0 global steps/s, 10.0 local steps/s")
 """
+LEARNER = """
+import json, os, sys
+cluster = json.loads(os.environ.get("TF_CONFIG", "{}")).get("cluster", {})
+if os.environ["TYPE"] != "master":
+    print(f"Train [{os.environ['TYPE']}/{os.environ['INDEX']}], step 99: loss: 1, accuracy: 0 (1.000 sec) x")
+    raise SystemExit
+if "1000000000" in sys.argv:
+    for n in range(8):
+        print(f"Train [master/0], step {10 * n}: loss: 1, accuracy: 0 ({n}.000 sec) 10.0 global steps/s, 10.0 local steps/s")
+    raise SystemExit
+replicas = 1 + len(cluster.get("worker", []))
+assert ("ps" in cluster) == (replicas > 1 and "together" not in sys.argv), cluster
+assert replicas > 1 or "together" not in sys.argv, "one process trains by no such strategy"
+every = int(sys.argv[sys.argv.index("--look-every") + 1])
+assert every == (7 if "--look-every=7" in sys.argv else 5), sys.argv
+each = 200 + 100 * replicas
+for step in range(every, 2000, every):
+    print(f"Eval, step {step}: loss: {1 - step / each / 2}, accuracy: {step / each / 2}", flush=True)
+"""
 DECLARES = """
 strategy: apart
 strategies:
   apart: {exchange: servers}
   together: {exchange: all-reduce}
   layers: {}
-plan: {steps: --stop-at, period: --meet-every, usualPeriod: 5, wireBits: 16}
+plan: {steps: --stop-at, period: --meet-every, usualPeriod: 5, wireBits: 16, usualSteps: 400, evaluate: --look-every}
 """
 NOBODY: Any = object()  # no host is needed to reach the bucket
 LINE = "Train [master/0], step {}: loss: 1, accuracy: 0 ({}.000 sec) 9.0 global steps/s, 2.0 local steps/s"
@@ -120,6 +140,96 @@ def test_config_is_read(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (made["module"], made["args"], made["work"]["period"]) == ("mine.task", ["--meet-every", "3"], 3)
     plan.plan(call(mine, "--more", config=str(tmp_path / "config.yaml")), True)
     assert json.loads(capsys.readouterr().out)["args"] == ["--more"]
+
+
+UNTIL = plan.until_of("accuracy=0.5", "1,2,4", "20")
+
+
+@pytest.fixture
+def learner(mine: Path) -> Path:
+    (mine / "task.py").write_text(LEARNER)
+    return mine
+
+
+def test_time_to_a_target_is_of_the_steps_that_it_takes(learner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.plan(call(learner, until=UNTIL), True) == DONE
+    made = json.loads(capsys.readouterr().out)
+    until = made["until"]
+    assert [(run["replicas"], run["steps"]) for run in until["runs"]] == [(1, 300), (2, 400), (4, 600)]
+    assert (until["metric"], until["value"], until["strategy"]) == ("accuracy", 0.5, "apart")
+    assert (until["leastSteps"], until["noiseSteps"]) == (pytest.approx(100), pytest.approx(200))
+    assert until["errorPercent"] == 0
+    standard = made["predictions"]["STANDARD_1"]
+    # 5 replicas on the tier take 700 steps, and one host alone takes 300.
+    seconds = 700 / standard["apart"]["stepsPerSecond"]
+    assert standard["apart"]["untilSeconds"] == pytest.approx(seconds, rel=0.01)
+    assert standard["apart"]["untilSpeedUp"] == pytest.approx(300 / standard["apart"]["alone"] / seconds, rel=0.01)
+    assert standard["together"]["untilSeconds"] is standard["together"]["untilSpeedUp"] is None
+    assert json.loads(next(plan.PLANS.glob("mine.task-*.json")).read_text()) == made
+
+
+def test_time_to_a_target_is_shown_for_the_strategy_that_was_measured(
+    learner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.plan(call(learner, "--strategy together", until=plan.until_of("loss=0.5", "1,2", None)), False)
+    shown = capsys.readouterr()
+    assert "steps of all replicas to loss=0.5, by together: 300 with 1, 400 with 2\n" in shown.out
+    assert "taken for 100 of each replica, and 200 that all share; that is off by 0 % at most\n" in shown.out
+    assert "STANDARD_1 and PREMIUM_1 have more replicas than the 2 that were tried: extrapolated" in shown.err
+    assert "TO loss=0.5" in shown.out
+    assert "SPEED-UP TO IT" in shown.out
+    rows = [line.split() for line in shown.out.splitlines() if line.startswith("STANDARD_1")]
+    assert [row[-1] == "-" for row in rows] == [True, False]
+    plan.plan(call(learner, until=plan.until_of("loss=0.5", "1,5", None)), False)
+    shown = capsys.readouterr()
+    assert "PREMIUM_1 has more replicas than the 5 that were tried: extrapolated" in shown.err
+    assert "of 5 replicas the last one began" not in shown.err
+    # 20 replicas take 20 * 100 + 200 steps, and 5 of them 700.
+    assert "PREMIUM_1 would take 2200 steps to loss=0.5, and the job has 400\n" in shown.err
+    assert "STANDARD_1 would take 700 steps to loss=0.5, and the job has 400\n" in shown.err
+    plan.plan(call(learner, "--stop-at 2000 --look-every 5", until=plan.until_of("loss=0.5", "1,5", None)), False)
+    assert re.findall("(\\w+) would take", capsys.readouterr().err) == ["PREMIUM_1"]
+
+
+def test_times_below_a_second_have_two_digits() -> None:
+    assert [show.time_to(seconds) for seconds in (0.0341, 0.5, 0.999, 75)] == ["0.034 s", "0.5 s", "1.0 s", "1 min 15 s"]
+
+
+def test_a_run_that_was_hardly_one_of_so_many_replicas_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"replicas": 2, "lateSteps": 101, "steps": 400.0}
+    show._note_late({"runs": [{**found, "lateSteps": 99}, found]})
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["of 2 replicas the last one began at step 101: a target that takes more steps tells more of so many"]
+
+
+def test_who_says_how_often_to_evaluate_is_heard(learner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = LEARNER.replace('int(sys.argv[sys.argv.index("--look-every") + 1])', "7")
+    (learner / "task.py").write_text(code.replace("every ==", "'--look-every' not in sys.argv and every =="))
+    plan.plan(call(learner, "--look-every=7", until=UNTIL), True)
+    assert json.loads(capsys.readouterr().out)["until"]["runs"][0]["after"]["step"] == 301
+
+
+def test_a_target_is_refused_before_anything_runs(mine: Path) -> None:
+    (mine / "task.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(UsageError, match="there is no model of --strategy layers; there is one of apart, together"):
+        plan.plan(call(mine, "--strategy layers", until=UNTIL), False)
+    (mine / "scaletier.yaml").write_text(DECLARES.replace(", evaluate: --look-every", ""))
+    says = (
+        "--until: package mine declares no flag for the steps between two evaluations: say it as plan.evaluate in its scaletier"
+    )
+    with pytest.raises(UsageError, match=says):
+        plan.plan(call(mine, until=UNTIL), False)
+
+
+def test_what_a_target_is_asked_by() -> None:
+    assert plan.until_of(None, None, None) is None
+    usual = plan.until_of("accuracy=0.9", None, None)
+    assert usual == plan.Until(Target("accuracy", 0.9), [1, 2, 5], 300)
+    with pytest.raises(UsageError, match="--until-seconds 'x' is no number above 0"):
+        plan.until_of("accuracy=0.9", None, "x")
+    for given in (("1,2", None), (None, "5")):
+        with pytest.raises(UsageError, match=r"^--(replicas|until-seconds) says how a target is measured: give --until"):
+            plan.until_of(None, *given)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +318,54 @@ def test_a_job_is_compared_with_its_plan(
     assert told["errorPercent"] == pytest.approx(11.1)
     planned.check(Cluster(here, NOBODY), "job01", False)
     assert "job01: the prediction is 11 % too high, bound by shared cpus" in capsys.readouterr().out
+
+
+EVAL = "Eval, step {}: loss: 1, accuracy: {}"
+
+
+def test_the_way_to_a_target_is_compared_too(
+    inventory: Inventory, learner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = replace(inventory, shared_cpus=2, operator_bucket=str(tmp_path / "bucket"))
+    plan.plan(call(learner, "--width 3", parameters_mb=1e-9, until=UNTIL), True)
+    ran(here, learner, "--width", "3", "--look-every", "9")
+    told = [LINE.format(50 * n, 2 * n) for n in range(9)]
+    told[5:5] = [EVAL.format(150, 0.1), EVAL.format(190, 0.7)]
+    log(monkeypatch, "Exchange every 2 steps: x", *told)
+    capsys.readouterr()
+    planned.check(Cluster(here, NOBODY), "job01", True)
+    found = json.loads(capsys.readouterr().out)
+    # Three replicas take 500 steps, at 10 steps/s; the job was there after 150 + 2/3 * 40 steps of 25 steps/s.
+    assert found["predicted"]["untilSeconds"] == pytest.approx(50, rel=0.01)
+    assert found["untilSeconds"] == pytest.approx((150 + 40 * 2 / 3) / 25, rel=0.01)
+    planned.check(Cluster(here, NOBODY), "job01", False)
+    shown = capsys.readouterr().out
+    assert re.search(r"^ +STEPS/S .* TO accuracy=0.5$", shown, re.MULTILINE)
+    assert re.search(r"^predicted .* 50\.\d s$", shown, re.MULTILINE)
+    assert re.search(r"^measured .* 7\.1 s$", shown, re.MULTILINE)
+
+
+def test_a_job_that_learns_otherwise_or_never_came_there_is_not_compared() -> None:
+    declared = read({"mine/scaletier.yaml": DECLARES.encode()}, "mine")
+    until = {
+        "metric": "accuracy",
+        "value": 0.5,
+        "strategy": "apart",
+        "leastSteps": 1,
+        "noiseSteps": 1,
+        "runs": [{"replicas": 2}],
+    }
+    made = {"args": ["--width", "3", "--look-every", "2"], "until": until}
+    learned = planned.learned_of(made, ["--width", "3", "--job-dir", "/x", "--strategy", "apart"], declared)
+    assert learned
+    for args in (["--width", "3", "--stop-at", "9"], ["--width", "3", "--strategy", "together"], ["--width", "4"]):
+        assert planned.learned_of(made, args, declared) is None
+    assert planned.learned_of({"args": ["--width", "3"]}, ["--width", "3"], declared) is None
+    there = [EVAL.format(10, 0.25), EVAL.format(20, 0.75)]
+    assert planned.reached(learned, [LINE.format(10, 1), LINE.format(20, 2), *there]) == pytest.approx(1.5)
+    assert planned.reached(learned, [LINE.format(10, 1), LINE.format(20, 2), EVAL.format(10, 0.25)]) is None
+    assert planned.reached(learned, [LINE.format(10, 1), LINE.format(12, 2), *there]) is None
+    assert planned.reached(learned, [LINE.format(10, 3), LINE.format(11, 1), LINE.format(20, 2), *there]) is None
 
 
 def test_what_cannot_be_compared_is_one_line(

@@ -11,7 +11,7 @@ import pytest
 
 from ops.errors import OpsError, UsageError
 from ops.logs.progress import Mark
-from ops.plan import rehearsal
+from ops.plan import processes, rehearsal
 
 LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"
 
@@ -103,8 +103,8 @@ def test_no_checkpoint_to_count_in(tmp_path: Path) -> None:
 
 def test_a_job_runs_in_the_python_that_has_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one, else the hosts', and where there is neither that is said."""
-    monkeypatch.setattr(rehearsal, "find_spec", lambda _: None)
-    monkeypatch.setattr(rehearsal, "HOSTS_PYTHONS", tmp_path)
+    monkeypatch.setattr(processes, "find_spec", lambda _: None)
+    monkeypatch.setattr(processes, "HOSTS_PYTHONS", tmp_path)
     python = tmp_path / "runtime-0a1b2c3d4e5f" / "bin" / "python"
     with pytest.raises(UsageError, match="there is no TensorFlow here to run the job with: run make tensorflow"):
         rehearse(tmp_path, PRINTS)

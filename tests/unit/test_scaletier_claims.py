@@ -14,7 +14,8 @@ from scaletier.period import Period
 from scaletier.replica import DivergedError, Progress, Replica, Walk, train
 from scaletier.walk import Round
 
-GOING = threading.Event()
+GOING, STOPPED = threading.Event(), threading.Event()
+STOPPED.set()
 
 
 @given(st.integers(1, 500), st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 64)), max_size=200))
@@ -93,6 +94,18 @@ def test_a_job_that_is_stopped_lets_a_waiting_replica_go() -> None:
     assert claims.claim("worker/0", 10, stopped) == 10
     stopped.set()
     assert claims.claim("master/0", 10, stopped) == 0
+
+
+def test_nobody_is_given_steps_while_the_chief_evaluates() -> None:
+    claims, taken = Claims(0, 10, 2), list[int]()
+    with claims.hold():
+        thread = threading.Thread(target=lambda: taken.append(claims.claim("worker/0", 1, GOING)))
+        thread.start()
+        thread.join(0.3)
+        assert taken == []
+        assert claims.claim("worker/1", 1, STOPPED) == 0
+    thread.join(5)
+    assert taken == [1]
 
 
 def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> None:

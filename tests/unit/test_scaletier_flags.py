@@ -14,6 +14,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         strategy="async",
         max_steps=2000,
         eval_interval=1.0,
+        eval_steps=None,
         checkpoint_steps=500,
         checkpoint_seconds=60.0,
         keep_checkpoints=5,

@@ -24,6 +24,7 @@ def test_defaults_come_from_the_environment() -> None:
         "learning_rate": 0.1,
         "momentum": 0.9,
         "eval_interval": 1.0,
+        "eval_steps": None,
         "checkpoint_steps": 500,
         "checkpoint_seconds": 60.0,
         "keep_checkpoints": 5,

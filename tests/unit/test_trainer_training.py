@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scaletier.keeper import Keeper
 from trainer import records, task
 from trainer.mnist import Split
 
@@ -79,6 +81,24 @@ def test_bfloat16_trains_float32_variables(train: Any, tmp_path: Path, capfd: py
     assert re.search(r"^Final metrics after 100 steps, loss: 0\.\d{3}, accuracy: 1\.000$", capfd.readouterr().out, re.MULTILINE)
     assert train("--max-steps=104") == 0
     assert "Resuming from" in capfd.readouterr().out
+
+
+def test_evaluations_come_by_steps_where_they_are_asked_for_and_nobody_goes_on_meanwhile(
+    train: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    measure, held = Keeper._measure, list[bool]()
+
+    def watched(self: Any, step: int, last: bool) -> Any:
+        held.append(self._trained._progress.claims._held)
+        return measure(self, step, last)
+
+    monkeypatch.setattr(Keeper, "_measure", watched)
+    assert train("--max-steps=40", "--eval-steps=8", "--eval-interval=0.000001") == 0
+    told = [int(step) for step in re.findall(r"^Eval, step (\d+): loss: ", capfd.readouterr().out, re.MULTILINE)]
+    # A first round is one step, and no round takes more than eight.
+    assert 3 <= len(told) <= 4
+    assert all(8 <= after - before < 16 for before, after in pairwise([0, *told]))
+    assert held == [*(True for _ in told), False]
 
 
 def test_a_checkpoint_of_another_model(train: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,177 @@
+"""How many steps a job takes to a target, by the number of its replicas: two numbers, pure; docs/plan.md explains them.
+
+Source: McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", equation 2.11: a job that takes S
+steps of batches of E/S samples has (S/S_min - 1)(E/E_min - 1) = 1. So many replicas, each with a batch of its own, are taken
+for one with a batch so many times as large: then S = S_min + noise/replicas.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ops.errors import UsageError
+from ops.logs.progress import Told
+from ops.plan.scaling import Prediction
+
+REPLICAS = "1,2,5"
+_MOST_REPLICAS = 16
+# What the names of Keras's losses and metrics have of which less is better.
+_SMALLER = re.compile(
+    r"loss|error|entropy|perplexity|divergence|hinge|poisson|log_?cosh|(^|[^a-z])r?m[as][ep](le)?([^a-z]|$)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A metric of the Eval lines, and the value that it is to reach: from above where less of it is better."""
+
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value:g}"
+
+    @property
+    def smaller(self) -> bool:
+        """Whether less is better, by the metric's name."""
+        return bool(_SMALLER.search(self.metric))
+
+    def reached(self, value: float) -> bool:
+        return value <= self.value if self.smaller else value >= self.value
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where a target is reached: `step`, of all replicas together, between the last line `before` it and the first `after`."""
+
+    step: float
+    before: Told
+    after: Told
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law: each of n replicas takes `least` + `noise` / n steps to the target; neither number is below 0."""
+
+    least: float
+    noise: float
+
+    def steps(self, replicas: int) -> float:
+        """Steps of all replicas together."""
+        return self.least * replicas + self.noise
+
+    def seconds(self, replicas: int, rate: float) -> float:
+        """Seconds to the target, of replicas that together take `rate` steps/s."""
+        return self.steps(replicas) / rate
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What runs to a target came to: the law for jobs by this strategy, and the largest number of replicas that was tried."""
+
+    target: Target
+    strategy: str
+    law: Law
+    most: int
+
+    @classmethod
+    def of(cls, made: Mapping[str, Any]) -> Learned:
+        """Of a plan's `until`."""
+        law = Law(made["leastSteps"], made["noiseSteps"])
+        most = max(run["replicas"] for run in made["runs"])
+        return cls(Target(made["metric"], made["value"]), made["strategy"], law, most)
+
+    def by(self, strategy: str) -> Learned | None:
+        """This, for the strategy that was measured; nothing is known of another."""
+        return self if strategy == self.strategy else None
+
+    def seconds(self, found: Prediction) -> float:
+        """Seconds to the target at a predicted rate."""
+        return self.law.seconds(found.replicas, found.rate)
+
+    def speed_up(self, found: Prediction) -> float:
+        """By how many times one process on the master's machine takes longer to the target."""
+        return self.law.seconds(1, found.alone) / self.seconds(found)
+
+
+def target(text: str) -> Target:
+    """Of `accuracy=0.97`; UsageError for what is no name and no finite number."""
+    metric, equals, told = (part.strip() for part in text.rpartition("="))
+    if not equals or not metric:
+        raise UsageError(f"--until {text!r} is not of the form METRIC=VALUE, such as accuracy=0.97 or loss=0.2")
+    try:
+        value = float(told)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"--until {text!r}: {told!r} is no finite number")
+    return Target(metric, value)
+
+
+def replicas(text: str) -> list[int]:
+    """Of `1,2,5`, in order; UsageError for anything but two whole numbers or more."""
+    words = [word.strip() for word in text.split(",")]
+    wrong = next(
+        (word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) <= _MOST_REPLICAS)), None
+    )
+    if wrong is not None:
+        raise UsageError(f"--replicas {text!r}: {wrong!r} is no whole number from 1 to {_MOST_REPLICAS}")
+    found = sorted({int(word) for word in words})
+    if len(found) < 2:
+        raise UsageError(
+            f"--replicas {text!r}: two different numbers at least tell what more replicas gain, such as {REPLICAS}"
+        )
+    return found
+
+
+def crossing(wanted: Target, told: Sequence[Told]) -> Crossing | None:
+    """The first time that evaluations come to the target, in proportion between two of them.
+
+    None where they do not, and where the first one is there already, of which nobody knows since when.
+    """
+    points = [point for point in told if wanted.metric in point.values]
+    for before, after in pairwise(points):
+        low, high = before.values[wanted.metric], after.values[wanted.metric]
+        if wanted.reached(low):
+            return None
+        if wanted.reached(high):
+            part = (wanted.value - low) / (high - low)
+            return Crossing(before.step + part * (after.step - before.step), before, after)
+    return None
+
+
+def best(wanted: Target, told: Sequence[Told]) -> Told | None:
+    """The evaluation that came nearest to a target which none reached, None where there is none with the metric."""
+    points = [point for point in told if wanted.metric in point.values]
+    sign = -1 if wanted.smaller else 1
+    return max(points, key=lambda point: sign * point.values[wanted.metric], default=None)
+
+
+def fit(points: Sequence[tuple[int, float]]) -> Law:
+    """The law nearest to measurements: numbers of replicas, two different ones at least, and steps of them all together.
+
+    Non-negative least squares of the relative error of the steps.
+    """
+    # Each measurement says p * least + q * noise = 1.
+    rows = [(count / steps, 1 / steps) for count, steps in points]
+    p, q = sum(p for p, _ in rows), sum(q for _, q in rows)
+    pp, pq, qq = sum(p * p for p, _ in rows), sum(p * q for p, q in rows), sum(q * q for _, q in rows)
+    determinant = pp * qq - pq * pq
+    if determinant > 0:
+        law = Law((p * qq - q * pq) / determinant, (q * pp - p * pq) / determinant)
+        if law.least >= 0 and law.noise >= 0:
+            return law
+    # Where one of both would be negative, the best is with that one 0.
+    return min(
+        (Law(p / pp, 0.0), Law(0.0, q / qq)), key=lambda law: sum((law.least * p + law.noise * q - 1) ** 2 for p, q in rows)
+    )
+
+
+def largest_error(law: Law, points: Sequence[tuple[int, float]]) -> float:
+    """By how many percent the law is off one of the measurements, at most."""
+    return max(100 * abs(law.steps(count) / steps - 1) for count, steps in points)

@@ -1,0 +1,156 @@
+"""A job as real processes on loopback, with so many replicas, until it reaches a target: how many steps that takes.
+
+How fast they are does not matter, as they share the processors of this machine: what is counted is steps, not seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.spec import Role
+from ops import terminal
+from ops.errors import OpsError, UsageError
+from ops.logs import progress
+from ops.logs.progress import Told
+from ops.plan.learning import Crossing, Target, best, crossing
+from ops.plan.processes import Running, Start, running
+from ops.plan.rehearsal import failure
+from ops.train.environment import USUAL
+
+_EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
+# What they learned is thrown away, so nobody waits for a long save.
+_GRACE_SECONDS = 5.0
+_TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+):")
+_LATE = 0.25
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with so many replicas that reached its target, `late` steps of which were taken before the last replica began."""
+
+    replicas: int
+    crossing: Crossing
+    late: int
+
+    def as_dict(self, metric: str) -> dict[str, Any]:
+        """For programs: steps of all replicas together, and the two evaluations between which they lie."""
+        ends = {
+            name: {"step": told.step, "value": told.values[metric]}
+            for name, told in (("before", self.crossing.before), ("after", self.crossing.after))
+        }
+        return {"replicas": self.replicas, "steps": round(self.crossing.step, 1), **ends, "lateSteps": self.late}
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a job is run to its target: `argv` of each process, `env` of all, `servers` where replicas meet at a parameter
+    server; `seconds` at most.
+    """
+
+    target: Target
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    servers: bool
+    seconds: float
+
+
+def run(course: Course, replicas: int, folder: Path) -> Run:
+    """Run it in `folder`, where the package is; UsageError where it does not reach the target, OpsError where it fails."""
+    module, wanted = course.argv[0], course.target
+    told: list[Told] = []
+    begun: dict[str, int] = {}
+    began = time.monotonic()
+    with running(starts(course, replicas), folder, _GRACE_SECONDS) as processes:
+        here = "one process" if replicas == 1 else f"{replicas} replicas"
+        with terminal.Step(f"{module} as {here} here, to {wanted}:", always=True) as step:
+            for line in processes.lines(began + course.seconds):
+                if train := _TRAIN.search(line):
+                    begun.setdefault(train[1], int(train[2]))
+                if point := progress.evaluated(line):
+                    told.append(point)
+                    _check(module, wanted, told)
+                    step.count = f"{point.values[wanted.metric]:g} at step {point.step}"
+                    if wanted.reached(point.values[wanted.metric]):
+                        break
+        took = time.monotonic() - began
+    found = crossing(wanted, told)
+    if found is None:
+        raise _missed(course, replicas, told, processes, took)
+    late = max(begun.values(), default=0) if replicas > 1 else 0
+    return Run(replicas, found, late)
+
+
+def too_late(late: int, steps: float) -> bool:
+    """Whether the last replica began so late that a run hardly was one of so many replicas."""
+    return late > _LATE * steps
+
+
+def starts(course: Course, replicas: int) -> list[Start]:
+    """The processes of so many replicas, the chief first; one replica has no cluster."""
+    if replicas == 1:
+        return [Start("master/0", course.argv, _environment(course, Role.MASTER, 0))]
+    roles = [(Role.MASTER, 0), *((Role.WORKER, index) for index in range(replicas - 1))]
+    if course.servers:
+        roles.append((Role.PS, 0))
+    cluster: dict[str, list[str]] = {}
+    for (role, _), port in zip(roles, _free_ports(len(roles)), strict=True):
+        cluster.setdefault(_task_type(role), []).append(f"127.0.0.1:{port}")
+    made = []
+    for role, index in roles:
+        config = {"cluster": cluster, "task": {"type": _task_type(role), "index": index}}
+        env = {**_environment(course, role, index), "TF_CONFIG": json.dumps(config)}
+        made.append(Start(f"{role}/{index}", course.argv, env))
+    return made
+
+
+def _task_type(role: Role) -> str:
+    return "chief" if role is Role.MASTER else str(role)
+
+
+def _environment(course: Course, role: Role, index: int) -> dict[str, str]:
+    return {**USUAL, **course.env, "TYPE": str(role), "INDEX": str(index)}
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 on which nobody listens, each another."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [server.getsockname()[1] for server in servers]
+    finally:
+        for server in servers:
+            server.close()
+
+
+def _check(module: str, wanted: Target, told: Sequence[Told]) -> None:
+    """UsageError where an Eval line lacks the metric, and where the first one is at the target already."""
+    point = told[-1]
+    if wanted.metric not in point.values:
+        has = ", ".join(point.values) or "none"
+        raise UsageError(f"--until {wanted}: the Eval lines of {module} have no {wanted.metric!r}; they have {has}")
+    if len(told) == 1 and wanted.reached(point.values[wanted.metric]):
+        value = f"{point.values[wanted.metric]:g}"
+        raise UsageError(
+            f"--until {wanted} is too easy to tell: the first evaluation, at step {point.step}, has {wanted.metric} {value}"
+        )
+
+
+def _missed(course: Course, replicas: int, told: Sequence[Told], processes: Running, took: float) -> OpsError:
+    """Why a run did not come to its target."""
+    module = course.argv[0]
+    if processes.failed:
+        return OpsError(failure(module, processes, took))
+    by = f"with {terminal.plural(replicas, 'replica')}"
+    if not (nearest := best(course.target, told)):
+        return UsageError(f"{module} {by} printed no line of the form {_EVAL_LINE!r} in {terminal.duration(took)}")
+    reached = f"the best was {nearest.values[course.target.metric]:g} at step {nearest.step}"
+    over = took < course.seconds
+    where = f"by its end at step {told[-1].step}" if over else f"in {terminal.duration(took)}"
+    fix = "give it more steps" if over else "give --until-seconds more"
+    return UsageError(f"{module} {by} did not reach {course.target} {where}, {reached}: {fix}, or an easier target")

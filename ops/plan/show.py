@@ -1,0 +1,97 @@
+"""What `fab plan` says on a terminal: what was measured here, and a table of what the tiers would make of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from infra.spec import Role, ScaleTier, preset
+from ops import terminal
+from ops.plan import runs
+from ops.plan.learning import Learned
+from ops.plan.scaling import Prediction, Work
+
+_MEGA = 1e6
+
+
+def show(
+    work: Work,
+    per_cpu: float,
+    predicted: Mapping[ScaleTier, Mapping[str, Prediction]],
+    until: Mapping[str, Any] | None,
+    learned: Learned | None,
+) -> None:
+    """All of it; a processor of this machine is `per_cpu` vCPUs, and `until` the plan's own where it has a target."""
+    kind = "hyperthreads" if per_cpu == 1 else "whole cores"
+    here = len(os.sched_getaffinity(0))
+    seconds = work.cpu_seconds / (here * per_cpu)
+    terminal.out(
+        f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, taken for {kind}"
+    )
+    often = f"every {work.period} steps" if work.period > 1 else "every step"
+    moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
+    terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
+    if until and learned:
+        _show_law(until, learned)
+    terminal.out()
+    rows = []
+    for tier, of_tier in predicted.items():
+        spec = preset(tier)
+        servers = spec.roles[Role.PS].count if Role.PS in spec.roles else 0
+        for strategy, found in of_tier.items():
+            figures = (f"{found.rate:.1f}", f"{found.alone:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}")
+            row: tuple[object, ...] = (tier, strategy, found.replicas, servers, *figures, found.bound)
+            if learned:
+                there = learned.by(strategy)
+                row = (
+                    *row,
+                    *((time_to(there.seconds(found)), f"{there.speed_up(found):.2f}") if there else ("", "")),
+                )
+            rows.append(row)
+    heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
+    terminal.table((*heads, f"TO {learned.target}", "SPEED-UP TO IT") if learned else heads, rows)
+    if until and learned:
+        _note_late(until)
+        _note_extrapolated(learned, predicted)
+        _note_short(until, learned, predicted)
+    terminal.note("a model, not a measurement: fab plan --job ID compares it with a job that ran (docs/plan.md)")
+
+
+def time_to(seconds: float) -> str:
+    """`0.034 s`, and from about a second on as other times."""
+    return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
+
+
+def _show_law(until: Mapping[str, Any], learned: Learned) -> None:
+    law = learned.law
+    measured = ", ".join(f"{run['steps']:.0f} with {run['replicas']}" for run in until["runs"])
+    terminal.out(f"steps of all replicas to {learned.target}, by {learned.strategy}: {measured}")
+    least, noise, error = f"{law.least:.0f}", f"{law.noise:.0f}", f"{until['errorPercent']:.0f}"
+    terminal.out(f"taken for {least} of each replica, and {noise} that all share; that is off by {error} % at most")
+
+
+def _note_late(until: Mapping[str, Any]) -> None:
+    for run in until["runs"]:
+        if runs.too_late(run["lateSteps"], run["steps"]):
+            terminal.note(
+                f"of {run['replicas']} replicas the last one began at step {run['lateSteps']}: "
+                "a target that takes more steps tells more of so many"
+            )
+
+
+def _note_extrapolated(learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    further = [tier for tier, known in predicted.items() if any(found.replicas > learned.most for found in known.values())]
+    if further:
+        tiers = " and ".join(further)
+        verb = "has" if len(further) == 1 else "have"
+        terminal.note(f"{tiers} {verb} more replicas than the {learned.most} that were tried: extrapolated")
+
+
+def _note_short(until: Mapping[str, Any], learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
+    if until["jobSteps"] is None:
+        return
+    for tier, known in predicted.items():
+        needed = [learned.law.steps(found.replicas) for name, found in known.items() if learned.by(name)]
+        if needed and max(needed) > until["jobSteps"]:
+            terminal.note(f"{tier} would take {max(needed):.0f} steps to {learned.target}, and the job has {until['jobSteps']}")

@@ -1,0 +1,208 @@
+"""A job as real processes on loopback until it reaches a target: what they find, what is read of them, and that none stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ops.errors import OpsError, UsageError
+from ops.plan import processes, runs
+from ops.plan.learning import Target
+from ops.plan.processes import Start
+
+# Learns by a thousandth a step, and half as well from a step where there are several; its children must go with it.
+TRAINER = """
+import json, os, pathlib, subprocess, sys, time
+config = json.loads(os.environ.get("TF_CONFIG", "{}"))
+task = config.get("task", {"type": "chief", "index": 0})
+child = subprocess.Popen(["sleep", "600"])
+if task["type"] == "worker" and "--fail" not in sys.argv:
+    print(f"Train [worker/{task['index']}], step {3 + task['index']}: loss: 1 (0.1 sec) x", flush=True)
+seen = {"config": config, "pids": [os.getpid(), child.pid], "argv": sys.argv[1:], "type": os.environ["TYPE"]}
+file = pathlib.Path(f"{task['type']}-{task['index']}")
+file.with_suffix(".part").write_text(json.dumps(seen))
+file.with_suffix(".part").rename(file)
+if "--fail" in sys.argv and task["type"] == sys.argv[-1]:
+    raise SystemExit("the data is gone")
+if task["type"] != "chief":
+    time.sleep(600)
+while "--wait" in sys.argv and not pathlib.Path("worker-1").exists():
+    time.sleep(0.01)
+each = 1000 * (2 if config else 1)
+for step in range(100, 700, 100):
+    print(f"Eval, step {step}: loss: {1 - step / each:.3f}, accuracy: {step / each:.3f}", flush=True)
+    time.sleep(0.05)
+time.sleep(600 if "--endless" in sys.argv else 0)
+"""
+
+
+def course(tmp_path: Path, target: Target, *args: str, servers: bool = False, seconds: float = 20.0) -> runs.Course:
+    (tmp_path / "mine.py").write_text(TRAINER)
+    return runs.Course(target, ["mine", *args], dict(os.environ), servers, seconds)
+
+
+def told(tmp_path: Path) -> dict[str, dict[str, object]]:
+    return {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*-[0-9]")}
+
+
+def goes_on(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def await_end(tmp_path: Path) -> None:
+    """None of the trainer's processes, and none of their children, stays."""
+    pids = [pid for each in told(tmp_path).values() for pid in each["pids"]]  # type: ignore[attr-defined]
+    assert pids
+    _await(lambda: not any(map(goes_on, pids)), f"one of {pids} goes on")
+
+
+def _await(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+def test_one_replica_has_no_cluster_and_ends_once_it_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = runs.run(course(tmp_path, Target("accuracy", 0.35), "--endless"), 1, tmp_path)
+    assert found.as_dict("accuracy") == {
+        "replicas": 1,
+        "steps": pytest.approx(350),
+        "before": {"step": 300, "value": 0.3},
+        "after": {"step": 400, "value": 0.4},
+        "lateSteps": 0,
+    }
+    assert told(tmp_path)["chief-0"]["config"] == {}
+    assert "mine as one process here, to accuracy=0.35: 0.4 at step 400 (" in capsys.readouterr().err
+    await_end(tmp_path)
+
+
+def test_several_replicas_meet_at_a_parameter_server_and_all_of_them_end(tmp_path: Path) -> None:
+    found = runs.run(course(tmp_path, Target("loss", 0.875), "--endless", servers=True), 3, tmp_path)
+    assert found.crossing.step == pytest.approx(250)
+    _await(lambda: len(told(tmp_path)) >= 1, "nobody began")
+    seen = told(tmp_path)
+    config = seen["chief-0"]["config"]
+    assert isinstance(config, dict)
+    assert {role: len(addresses) for role, addresses in config["cluster"].items()} == {"chief": 1, "worker": 2, "ps": 1}
+    assert seen["chief-0"]["type"] == "master"
+    assert seen["chief-0"]["argv"] == ["--endless"]
+    await_end(tmp_path)
+
+
+def test_who_sums_without_servers_has_none_and_every_process_its_own_port(tmp_path: Path) -> None:
+    found = runs.starts(course(tmp_path, Target("loss", 1)), 4)
+    assert [start.name for start in found] == ["master/0", "worker/0", "worker/1", "worker/2"]
+    configs = [json.loads(start.env["TF_CONFIG"]) for start in found]
+    (cluster,) = {json.dumps(config["cluster"]) for config in configs}
+    addresses = [address for each in json.loads(cluster).values() for address in each]
+    assert len(set(addresses)) == 4
+    assert [config["task"] for config in configs][1:3] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
+    for address in addresses:
+        host, port = address.split(":")
+        socket.create_server((host, int(port))).close()
+
+
+def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None:
+    made = course(tmp_path, Target("accuracy", 0.29), "--wait")
+    found = runs.run(made, 3, tmp_path)
+    assert found.late == 4
+    assert not runs.too_late(found.late, found.crossing.step)
+    assert runs.too_late(60, 200)
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "seconds", "kind", "says"),
+    [
+        (
+            "acuracy=1",
+            "",
+            20,
+            UsageError,
+            "--until acuracy=1: the Eval lines of mine have no 'acuracy'; they have loss, accuracy",
+        ),
+        (
+            "accuracy=0.02",
+            "",
+            20,
+            UsageError,
+            "--until accuracy=0.02 is too easy to tell: the first evaluation, at step 100, has accuracy 0.05",
+        ),
+        (
+            "accuracy=0.9",
+            "",
+            20,
+            UsageError,
+            "mine with 2 replicas did not reach accuracy=0.9 by its end at step 600, the best was 0.3 at step 600: "
+            "give it more steps, or an easier target",
+        ),
+        (
+            "loss=0.1",
+            "--endless",
+            1.5,
+            UsageError,
+            r"mine with 2 replicas did not reach loss=0.1 in 1.. s, the best was 0.7 at step 600: "
+            "give --until-seconds more, or an easier target",
+        ),
+        ("loss=0.1", "--fail chief", 20, OpsError, r"mine ended with 1 after \d.\d s here: the data is gone"),
+        (
+            "loss=0.1",
+            "--endless --fail worker",
+            20,
+            OpsError,
+            r"mine as worker/0 ended with 1 after \d.\d s here: the data is gone",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nobody(
+    tmp_path: Path, target: str, args: str, seconds: float, kind: type[OpsError], says: str
+) -> None:
+    metric, _, value = target.partition("=")
+    with pytest.raises(OpsError, match=f"^{says}$") as error:
+        runs.run(course(tmp_path, Target(metric, float(value)), *args.split(), seconds=seconds), 2, tmp_path)
+    assert type(error.value) is kind
+    await_end(tmp_path)
+
+
+def test_a_trainer_without_eval_lines_is_told_their_form(tmp_path: Path) -> None:
+    made = course(tmp_path, Target("loss", 0.5))
+    (tmp_path / "mine.py").write_text("print('Epoch 1')")
+    with pytest.raises(UsageError, match=r"mine with 1 replica printed no line of the form 'Eval, step 990: .*' in "):
+        runs.run(made, 1, tmp_path)
+
+
+def test_ctrl_c_ends_them_all(tmp_path: Path) -> None:
+    made = course(tmp_path, Target("accuracy", 0.9), "--endless")
+
+    def interrupt() -> None:
+        _await(lambda: len(told(tmp_path)) == 3, "not all began")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(made, 3, tmp_path)
+    thread.join()
+    await_end(tmp_path)
+
+
+def test_who_ignores_the_word_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid())\ntime.sleep(600)\n"
+    )
+    with processes.running([Start(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2) as running:
+        lines = running.lines(time.monotonic() + 20)
+        pids = [int(next(lines)), int(next(lines))]
+        assert all(map(goes_on, pids))
+    assert not any(map(goes_on, pids))
