@@ -24,7 +24,7 @@ _SEEDS = (1, 2)
 # A model of 9,610 by 9,610 and a little more, and one of next to nothing, in the same program.
 _LARGE_MB, _LARGE, _SMALL = 400, "9610,9610", "8,8"
 _FEW = f"--model mlp --batch-size 10 --max-steps 60 --log-interval 0.2 {_STEADY}"
-_ROOM = "6GiB"
+_ROOM = "10GiB"
 _LARGE_HOSTS = ("master-0", "worker-0", "ps-0")
 _LOOK_SECONDS = 0.5
 _PAIRS, _STEPS, _TRACED = 3, 400, 100
