@@ -32,6 +32,7 @@ SUITE = (
     "screen",
     "tuning",
     "training",
+    "learning",
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -1,17 +1,48 @@
-"""`python -m benchmarks.accuracy_once FOLDER`: the test accuracy of each checkpoint of the cnn below a folder, as JSON."""
+"""`python -m benchmarks.accuracy_once FOLDER`: the test accuracy of each checkpoint of the cnn below a folder, as JSON.
+
+Of ours, of examples/cloudml and of examples/mwms: the same network, whose variables each keeps in a file of another kind.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ops.train.train import MNIST
 from scaletier import checkpoint
 from scaletier.evaluation import make_evaluate
 from scaletier.network import Network
+from scaletier.runtime import import_tensorflow
 from trainer import flags, task
+
+tf = import_tensorflow()
+
+_KINDS = ("model-*.index", "model.ckpt-*.index", "weights-*.npz")
+_CLOUDML = [f"model/{layer}/{part}" for layer in ("conv1", "conv2", "full", "logits") for part in ("weights", "biases")]
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """The steps and files of the checkpoints below a folder, in the order of the steps; a file may be the index of several."""
+    files = [path for kind in _KINDS for path in folder.rglob(kind)]
+    return sorted((int(re.findall(r"\d+", path.stem)[-1]), path) for path in files)
+
+
+def values(path: Path, network: Network) -> Sequence[Any]:
+    """The weights of one of them, in the order of the network's layers: of each its kernel, then its biases."""
+    if path.suffix == ".npz":
+        with np.load(path) as held:
+            return [held[f"arr_{number}"] for number in range(len(held.files))]
+    if path.name.startswith("model.ckpt"):
+        reader = tf.train.load_checkpoint(str(path.with_suffix("")))
+        return [reader.get_tensor(name) for name in _CLOUDML]
+    ours = checkpoint.Reader(str(path.with_suffix("")), network)
+    return [ours.value(spec) for spec in network.shared]
 
 
 def main() -> int:
@@ -22,11 +53,9 @@ def main() -> int:
     network = Network(job, batches.element_spec, 0)
     copy = checkpoint.LocalCopy(network)
     evaluate = make_evaluate(network, copy.outputs, batches, None)
-    files = Path(sys.argv[1]).rglob("model-*.index")
-    steps = {int(re.findall(r"\d+", path.stem)[-1]): str(path.with_suffix("")) for path in files}
     curve = []
-    for _, path in sorted(steps.items()):
-        step = copy.restore(checkpoint.Reader(path, network))
+    for step, path in checkpoints(Path(sys.argv[1])):
+        copy.assign(values(path, network), copy.own, step)
         curve.append((step, evaluate().metrics["accuracy"]))
     print(json.dumps(curve))
     return 0

@@ -14,6 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.measure import MeasureError, Ran, must, run
+from infra.lxd.api import client
+from infra.lxd.host import ALLOWANCE
+from infra.lxd.leftovers import own
 from infra.spec import ScaleTier
 from ops.cluster.inventory import Inventory, parse
 from ops.cluster.shell import USER
@@ -25,7 +28,16 @@ TINY = "tests/trainers/tiny"
 _LOGIN_SECONDS = 60.0
 _PAUSE = 0.05
 CONFIG: Mapping[ScaleTier, Mapping[str, str]] = {
-    tier: {"scaleTier": str(tier)} for tier in (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
+    **{tier: {"scaleTier": str(tier)} for tier in (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)},
+    # STANDARD_1 with nine workers: ten replicas.
+    ScaleTier.CUSTOM: {
+        "scaleTier": str(ScaleTier.CUSTOM),
+        "masterType": "n1-highcpu-8",
+        "workerType": "n1-highcpu-8",
+        "workerCount": "9",
+        "parameterServerType": "n1-standard-4",
+        "parameterServerCount": "3",
+    },
 }
 
 
@@ -38,6 +50,7 @@ class BenchStack:
         self.tier: ScaleTier | None = None
         self.seconds: dict[ScaleTier, list[float]] = {}
         self._made = False
+        self._config: Mapping[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +92,9 @@ class BenchStack:
         self.down()
         if not self._made:
             self._make()
-        for key, value in CONFIG[tier].items():
-            self.pulumi("config", "set", key, value)
+        for arguments in changes(self._config, CONFIG[tier]):
+            self.pulumi("config", *arguments)
+        self._config = CONFIG[tier]
         say(f"pulumi up, {tier}")
         self.tier = tier
         began = time.monotonic()
@@ -93,19 +107,42 @@ class BenchStack:
     @contextmanager
     def own_cores(self, share: float) -> Iterator[None]:
         """Every host of the cluster with this part of a core, exactly, until the context is left."""
-        self._cores(share)
+        with self.limited("cpus", str(share)):
+            yield
+
+    @contextmanager
+    def limited(self, key: str, value: str) -> Iterator[None]:
+        """Every host of the cluster with this limit, `cpus` or `memory`, until the context is left."""
+        self._limit(key, value)
         try:
             yield
         finally:
-            self._cores(None)
+            self._limit(key, None)
 
-    def _cores(self, share: float | None) -> None:
+    def _limit(self, key: str, value: str | None) -> None:
         for role in ("master", "worker", "ps"):
-            self.pulumi(
-                "config", *(("rm",) if share is None else ("set",)), "--path", f"cpus.{role}", *([str(share)] if share else [])
-            )
-        say(f"pulumi up, {'all processors' if share is None else f'{share} of a core'} for each host")
+            path = ("--path", f"{key}.{role}")
+            self.pulumi("config", *(("rm", *path) if value is None else ("set", *path, value)))
+        say(f"pulumi up, {key} of each host {'as the tier has it' if value is None else value}")
         self.pulumi("up", "--yes", "--skip-preview")
+
+    @contextmanager
+    def slowed(self, host: str, part: float) -> Iterator[None]:
+        """A host with this part of its own share of a core, until the context is left; Pulumi knows nothing of it."""
+        project = own(NAME)[0].project
+        before: str = client(project).instances.get(host).config[ALLOWANCE]
+
+        def allow(allowance: str) -> None:
+            say(f"{host} has {allowance} of a core")
+            instance = client(project).instances.get(host)
+            instance.config = {**instance.config, ALLOWANCE: allowance}
+            instance.save(wait=True)
+
+        allow(part_of(before, part))
+        try:
+            yield
+        finally:
+            allow(before)
 
     def down(self) -> None:
         """Destroys what is up; the stack stays."""
@@ -122,6 +159,7 @@ class BenchStack:
             self._remove()
             init = self.run("pulumi", "stack", "init", NAME, "--no-select", "--non-interactive")
         must(init, "pulumi stack init")
+        self._config = {}
         self.pulumi("config", "set", "forceDestroy", "true")
 
     def _remove(self) -> None:
@@ -139,6 +177,19 @@ class BenchStack:
             yield job
         finally:
             self.run("fab", "cancel", job)
+
+
+def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """What `pulumi config` is told on the way from one configuration to another, which may not have keys of the old."""
+    return [*(("rm", key) for key in old if key not in new), *(("set", key, value) for key, value in new.items())]
+
+
+def part_of(allowance: str, part: float) -> str:
+    """A part of a share of a core, as LXD writes them: a quarter of 20ms/100ms is 5ms/100ms. MeasureError below 1 ms."""
+    time, period = (int(each.removesuffix("ms")) for each in allowance.split("/"))
+    if (left := round(time * part)) < 1:
+        raise MeasureError(f"{part:g} of {allowance} is less than a millisecond")
+    return f"{left}ms/{period}ms"
 
 
 def job_id(label: str) -> str:

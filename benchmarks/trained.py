@@ -9,7 +9,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,15 +19,18 @@ from typing import Self
 from benchmarks.measure import Lines, MeasureError, must, run, running
 from benchmarks.stack import BIN, ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
-from ops.cluster.inventory import Inventory
 from ops.train.train import MNIST
 
 BATCH = 100
 _LIMIT_SECONDS = 580.0
+# A host with a tenth of a core takes its time.
+_JOB_SECONDS = 3600.0
+_END_SECONDS = 30.0
 _SAMPLE_SECONDS = 4.0
 _TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+): ")
 _FINAL = re.compile(r"Final metrics after (\d+) steps, loss: [\d.]+, accuracy: ([\d.]+)")
 _SENT = "cat /sys/class/net/eth0/statistics/tx_bytes"
+_WATCHED = ("ps-0", "worker-0")
 _PEAKS = "sudo -n sh -c 'for p in $(pgrep -u trainer); do grep VmHWM /proc/$p/status; done'"
 
 
@@ -78,6 +82,10 @@ class Trained:
                 before, reached = at, now
         raise MeasureError(f"the training ended before step {step}")
 
+    def sent_until(self, step: int) -> float:
+        """Bytes that all hosts sent until this global step, in proportion to those of the whole job."""
+        return self.sent * step / max(reached for _, _, reached in self.steps)
+
 
 def parse(lines: Sequence[tuple[float, str]]) -> Trained:
     """A training from the lines of its log, each with its Unix time; MeasureError where it trained nothing."""
@@ -88,9 +96,26 @@ def parse(lines: Sequence[tuple[float, str]]) -> Trained:
     return Trained(steps, finals[-1])
 
 
+def seconds_a_step(lines: Sequence[tuple[float, str]], after: int) -> float:
+    """Seconds of one replica's step, by the times at which its Train lines came, from the first one after a step to the last.
+
+    MeasureError where there are no two.
+    """
+    steps = [(at, int(found[2])) for at, line in lines if (found := _TRAIN.search(line)) and int(found[2]) > after]
+    if len(steps) < 2 or steps[-1][1] == steps[0][1]:
+        raise MeasureError(f"there are no two Train lines after step {after}: {' | '.join(line for _, line in lines[-3:])}")
+    (began, low), (ended, high) = steps[0], steps[-1]
+    return (ended - began) / (high - low)
+
+
 def alone(arguments: str, job_dir: Path) -> Trained:
     """The shipped trainer as one process, on all processors of this machine."""
     say(f"one process: {arguments}")
+    return parse(process(["trainer.task", *arguments.split()], job_dir))
+
+
+def process(module: Sequence[str], job_dir: Path) -> list[tuple[float, str]]:
+    """What a module that trains on MNIST prints, run with its arguments on all processors of this machine."""
     env = {
         "PATH": str(BIN),
         "HOME": str(job_dir),
@@ -98,32 +123,70 @@ def alone(arguments: str, job_dir: Path) -> Trained:
         "JOB_DIR": str(job_dir),
         "PYTHONUNBUFFERED": "1",
     }
-    command = [str(BIN / "python"), "-m", "trainer.task", *arguments.split()]
-    with running(command, env, ROOT, subprocess.DEVNULL) as process:
-        return parse(list(Lines(process).until(time.monotonic() + _LIMIT_SECONDS)))
+    with running([str(BIN / "python"), "-m", *module], env, ROOT, subprocess.DEVNULL) as started:
+        return list(Lines(started).until(time.monotonic() + _LIMIT_SECONDS))
 
 
-def together(stack: BenchStack, label: str, arguments: str, *options: str) -> Trained:
-    """A job on the cluster, by `fab train`, which must succeed."""
-    inventory = stack.require(ScaleTier.STANDARD_1)
+def together(
+    stack: BenchStack,
+    label: str,
+    arguments: str,
+    *options: str,
+    tier: ScaleTier = ScaleTier.STANDARD_1,
+    beside: Callable[[threading.Event], None] | None = None,
+    watched: Sequence[str] = _WATCHED,
+    every: float = _SAMPLE_SECONDS,
+) -> Trained:
+    """A job on the cluster, by `fab train`, which must succeed.
+
+    `beside` runs from its first Train line on, until the event that it is given is set at the job's end. On the hosts `watched`
+    the trainers' memory is looked at every so many seconds.
+    """
+    inventory = stack.require(tier)
     job = job_id(label)
     say(f"fab train --job {job} {' '.join(options)} -- {arguments}")
     before = sum(_sent(stack, name) for name in inventory.names)
-    with _Memory(stack, inventory) as memory:
-        stack.fab("train", "--job", job, *options, "--", *arguments.split())
+    try:
+        with _Memory(stack, watched, every) as memory:
+            _follow(stack, ["fab", "train", "--job", job, *options, "--", *arguments.split()], beside)
+    except BaseException:
+        stack.run("fab", "cancel", job)
+        raise
     sent = sum(_sent(stack, name) for name in inventory.names) - before
     found = parse(_log(stack, job))
     return Trained(found.steps, found.accuracy, sent, memory.peaks, job)
 
 
+def _follow(stack: BenchStack, command: Sequence[str], beside: Callable[[threading.Event], None] | None) -> None:
+    last, over = deque[str](maxlen=5), threading.Event()
+    thread = threading.Thread(target=beside, args=(over,), daemon=True) if beside else None
+    with running(command, stack.env, ROOT, subprocess.STDOUT) as started:
+        try:
+            for _, line in Lines(started).until(time.monotonic() + _JOB_SECONDS):
+                last.append(line)
+                if thread and not thread.ident and _TRAIN.search(line):
+                    thread.start()
+        finally:
+            over.set()
+            if thread and thread.ident:
+                thread.join()
+        if started.wait(timeout=_END_SECONDS):
+            raise MeasureError(f"{' '.join(command)} ended with {started.returncode}: {' | '.join(last)}")
+
+
 def seconds_to(accuracy: float, trained: Trained, folder: Path) -> float:
-    """Seconds from the first Train line to this test accuracy, between the checkpoints below a folder in proportion.
+    """Seconds from the first Train line to this test accuracy, between the checkpoints below a folder in proportion."""
+    return trained.time_of(step_to(accuracy, folder))
+
+
+def step_to(accuracy: float, folder: Path) -> int:
+    """The global step where the checkpoints below a folder come to this test accuracy, as step_with.
 
     A process of its own evaluates them; MeasureError where none has it.
     """
     command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder)]
     curve: list[tuple[int, float]] = json.loads(must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out)
-    return trained.time_of(step_with(accuracy, curve))
+    return step_with(accuracy, curve)
 
 
 def step_with(accuracy: float, curve: Sequence[tuple[int, float]]) -> int:
@@ -154,11 +217,11 @@ def _sent(stack: BenchStack, host: str) -> int:
 
 
 class _Memory:
-    """Looks at the trainers' memory now and then, on one host of each role."""
+    """Looks at the trainers' memory on some hosts now and then."""
 
-    def __init__(self, stack: BenchStack, inventory: Inventory) -> None:
+    def __init__(self, stack: BenchStack, hosts: Sequence[str], every: float) -> None:
         self.peaks: dict[str, float] = {}
-        self._stack, self._hosts = stack, [name for name in inventory.names if name in ("ps-0", "worker-0")]
+        self._stack, self._hosts, self._every = stack, hosts, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -171,7 +234,7 @@ class _Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(_SAMPLE_SECONDS):
+        while not self._over.wait(self._every):
             for host in self._hosts:
                 found = run(self._stack.ssh(host, _PEAKS), self._stack.env, ROOT).out
                 peak = max((int(kb) * 1024 / 1e6 for kb in re.findall(r"VmHWM:\s+(\d+) kB", found)), default=0.0)

@@ -1,32 +1,33 @@
-"""What the cluster is for: how fast and how well it trains, against one process and against what a user would have otherwise.
+"""How fast the cluster trains, and what it takes for it, against one process and against what a user would have otherwise.
 
-STANDARD_1's eight hosts share this machine's processors with the one process that they are compared to; in the rows `own-…`
-each host, the one that they are compared to as well, has a fixed part of a core.
+STANDARD_1's eight hosts share this machine's processors with the one process that they are compared to.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from benchmarks.registry import Figure, benchmark
-from benchmarks.stack import BenchStack
-from benchmarks.trained import BATCH, Trained, alone, fetched, seconds_to, together
+from benchmarks.stack import BenchStack, say
+from benchmarks.trained import BATCH, Trained, alone, process, seconds_a_step, together
 from infra.spec import ScaleTier
 
 # Neither evaluations nor checkpoints while speed is measured.
 _STEADY = "--eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
 _CNN = f"--model cnn --max-steps 900 --log-interval 0.2 {_STEADY}"
 _MLP = f"--model mlp --max-steps 5000 --log-interval 0.2 {_STEADY}"
-# The same grid for both, and enough steps that each comes to the target well before its rate is at nothing.
-_CURVE = "--model cnn --eval-interval 100000 --checkpoint-seconds 100000 --keep-checkpoints 100 --log-interval 0.2"
-_TARGET = 0.99
-_OURS, _PEERS = f"{_CURVE} --max-steps 1500 --checkpoint-steps 50", f"{_CURVE} --max-steps 1000 --checkpoint-steps 50"
-_SHARE = 0.2
 _SEEDS_STEPS, _MWMS_STEPS = 2000, 900
-_SEEDS = (1, 2, 3)
+_SEEDS = (1, 2)
+# A model of 9,610 by 9,610 and a little more, and one of next to nothing, in the same program.
+_LARGE_MB, _LARGE, _SMALL = 400, "9610,9610", "8,8"
+_FEW = f"--model mlp --batch-size 10 --max-steps 60 --log-interval 0.2 {_STEADY}"
+_ROOM = "10GiB"
+_LARGE_HOSTS = ("master-0", "worker-0", "ps-0")
+_LOOK_SECONDS = 0.5
+_PAIRS, _STEPS, _TRACED = 3, 400, 100
 
 
 @cache
@@ -43,7 +44,7 @@ def _together(stack: BenchStack, label: str, arguments: str) -> Trained:
 
 def _repeated(arguments: str) -> list[str]:
     """The same training twice, of another seed."""
-    return [f"{arguments} --seed {seed}" for seed in _SEEDS[:2]]
+    return [f"{arguments} --seed {seed}" for seed in _SEEDS]
 
 
 def _medians(pairs: Sequence[tuple[float, float]]) -> Figure:
@@ -74,72 +75,6 @@ def async_rate(stack: BenchStack) -> Figure:
         for arguments in _repeated(_CNN)
     ]
     return _medians(pairs)
-
-
-_STEPS_TOLD = "1,500 steps of all five against 1,000 of the one, as each needs; a checkpoint every 50 in both, on the master"
-
-
-@benchmark(
-    "async-to-accuracy",
-    what=f"seconds from the first step to {_TARGET} of test accuracy, cnn, async, median of 3",
-    against="one process on the same cores",
-    bar=1.3,
-    aim=1.0,
-    unequal=_STEPS_TOLD,
-)
-def async_to_accuracy(stack: BenchStack) -> Figure:
-    """Three seeds each: when a curve crosses a line is partly chance."""
-    ours, peers = [], []
-    for seed in _SEEDS:
-        ours.append(_cluster_to_target(stack, f"{_OURS} --seed {seed}"))
-        with tempfile.TemporaryDirectory() as folder:
-            peers.append(seconds_to(_TARGET, alone(f"{_PEERS} --seed {seed}", Path(folder)), Path(folder)))
-    return Figure.of(ours, peers)
-
-
-def _cluster_to_target(stack: BenchStack, arguments: str, *options: str) -> float:
-    trained = together(stack, "curve", arguments, *options)
-    with fetched(stack, trained.job) as folder:
-        return seconds_to(_TARGET, trained, Path(folder))
-
-
-@cache
-def _one_host_to_target(stack: BenchStack) -> list[float]:
-    return [_cluster_to_target(stack, f"{_PEERS} --seed {seed}", "--scale-tier", "BASIC") for seed in _SEEDS]
-
-
-def _on_own_cores(stack: BenchStack, strategy: str) -> Figure:
-    """Each host has its own share of a core, the one host as well: only so can more hosts be seen to help."""
-    stack.require(ScaleTier.STANDARD_1)
-    with stack.own_cores(_SHARE):
-        ours = [_cluster_to_target(stack, f"{_OURS} --strategy {strategy} --seed {seed}") for seed in _SEEDS]
-        return Figure.of(ours, _one_host_to_target(stack))
-
-
-@benchmark(
-    "own-async",
-    what=f"seconds from the first step to {_TARGET} of test accuracy, cnn, async STANDARD_1, {_SHARE} core a host, median of 3",
-    against=f"one such host, {_SHARE} core",
-    bar=0.4,
-    aim=0.25,
-    unequal=_STEPS_TOLD,
-)
-def own_async(stack: BenchStack) -> Figure:
-    """The parameter servers have such a share, too."""
-    return _on_own_cores(stack, "async")
-
-
-@benchmark(
-    "own-sync",
-    what=f"seconds from the first step to {_TARGET} of test accuracy, cnn, sync STANDARD_1, {_SHARE} core a host, median of 3",
-    against=f"one such host, {_SHARE} core",
-    bar=0.4,
-    aim=0.25,
-    unequal=_STEPS_TOLD,
-)
-def own_sync(stack: BenchStack) -> Figure:
-    """As own-async; the parameter servers stand idle."""
-    return _on_own_cores(stack, "sync")
 
 
 @benchmark(
@@ -228,17 +163,25 @@ def accuracy_mlp(stack: BenchStack) -> Figure:
 
 
 @benchmark(
-    "accuracy-cnn",
-    what="test accuracy of the cnn after 10,000 steps on STANDARD_1, strategy async",
-    against=None,
-    bar=0.9931,
-    aim=0.995,
-    unit="",
-    at_least=True,
+    "job-step",
+    what=f"seconds of a step of the cnn by scaletier.Job on one process, after the first {_TRACED}, median of {_PAIRS}",
+    against="Keras's model.fit of the same compiled model, data and optimizer, on one process",
+    bar=1.05,
+    aim=0.95,
+    tier=None,
+    unequal="ours writes summaries for TensorBoard each second, the peer none; both print a line each second",
 )
-def accuracy_cnn(stack: BenchStack) -> Figure:
-    """As the job's last line has it."""
-    return Figure(together(stack, "accuracy", f"--model cnn --max-steps 10000 {_STEADY}").accuracy)
+def job_step(stack: BenchStack) -> Figure:
+    """In turn, each in a process of its own."""
+    del stack
+    return _medians([(_step("job"), _step("fit")) for _ in range(_PAIRS)])
+
+
+def _step(way: str, steps: int = _STEPS, after: int = _TRACED) -> float:
+    say(f"{steps} steps by {way}")
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--max-steps {steps} {_STEADY}".split()
+        return seconds_a_step(process(["benchmarks.step_once", way, *flags], Path(folder)), after)
 
 
 def _memory(stack: BenchStack, host: str) -> Figure:
@@ -270,3 +213,63 @@ def memory_ps(stack: BenchStack) -> Figure:
 def memory_worker(stack: BenchStack) -> Figure:
     """VmHWM, looked at every 4 s."""
     return _memory(stack, "worker-0")
+
+
+@cache
+def _large(stack: BenchStack) -> Mapping[str, float]:
+    """How many times a large model each host's trainer holds."""
+    stack.require(ScaleTier.STANDARD_1)
+    with stack.limited("memory", _ROOM):
+        large, small = (_peaks(stack, f"{_FEW} --hidden-units {units}") for units in (_LARGE, _SMALL))
+    return times(large, small, _LARGE_MB)
+
+
+def _peaks(stack: BenchStack, arguments: str) -> Mapping[str, float]:
+    options = ("--replicas", "worker=1,ps=1")
+    trained = together(stack, "memory", arguments, *options, watched=_LARGE_HOSTS, every=_LOOK_SECONDS)
+    stack.fab("delete", trained.job, "--yes")
+    return trained.memory or {}
+
+
+def times(large: Mapping[str, float], small: Mapping[str, float], size: float) -> dict[str, float]:
+    """What hosts hold more of with a large model than with a small one, as a multiple of its size; all in MB."""
+    return {host: (large[host] - small[host]) / size for host in large}
+
+
+_OF_LARGE = f"mlp with one matrix that is most of its {_LARGE_MB} MB, async, master, 1 worker and 1 ps"
+
+
+@benchmark(
+    "memory-chief-400",
+    what=f"times the model that the master's trainer holds at its peak, beyond what it does with next to no model: {_OF_LARGE}",
+    against=None,
+    bar=3.0,
+    unit="times",
+)
+def memory_chief_400(stack: BenchStack) -> Figure:
+    """VmHWM, which the kernel keeps, looked at twice a second until the end."""
+    return Figure(_large(stack)["master-0"])
+
+
+@benchmark(
+    "memory-worker-400",
+    what=f"times the model that a worker's trainer holds at its peak, beyond what it does with next to no model: {_OF_LARGE}",
+    against=None,
+    bar=3.0,
+    unit="times",
+)
+def memory_worker_400(stack: BenchStack) -> Figure:
+    """As memory-chief-400."""
+    return Figure(_large(stack)["worker-0"])
+
+
+@benchmark(
+    "memory-ps-400",
+    what=f"times the model that the ps's trainer holds at its peak, beyond what it does with next to no model: {_OF_LARGE}",
+    against=None,
+    bar=1.0,
+    unit="times",
+)
+def memory_ps_400(stack: BenchStack) -> Figure:
+    """As memory-chief-400."""
+    return Figure(_large(stack)["ps-0"])

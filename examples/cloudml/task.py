@@ -61,6 +61,14 @@ class Test(tf.train.SessionRunHook):
         print(f"Final metrics after {steps} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}", flush=True)
 
 
+def saving(every):
+    """What a session is told of checkpoints: one every so many steps, of which all stay; as TensorFlow has them without."""
+    if not every:
+        return {}
+    scaffold = tf.train.Scaffold(saver=tf.train.Saver(max_to_keep=None, sharded=True))
+    return {"scaffold": scaffold, "save_checkpoint_secs": None, "save_checkpoint_steps": every}
+
+
 def train(args, target, replica, device, is_chief, config):
     """Build the graph with its variables on the parameter servers, and run it until `--max-steps` in all."""
     with tf.Graph().as_default(), tf.device(device):
@@ -77,7 +85,7 @@ def train(args, target, replica, device, is_chief, config):
             with tf.variable_scope("model", reuse=True):
                 hooks.append(Test(step, *metrics(MODELS[args.model](images, 1.0), labels)))
         with tf.train.MonitoredTrainingSession(
-            target, is_chief, checkpoint_dir=args.job_dir, hooks=hooks, config=config
+            target, is_chief, checkpoint_dir=args.job_dir, hooks=hooks, config=config, **saving(args.checkpoint_steps)
         ) as session:
             while not session.should_stop():
                 session.run(train_op)
@@ -89,6 +97,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--max-steps", type=int, default=2000, help="of all replicas together")
     parser.add_argument("--learning-rate", type=float, default=0.001)
+    parser.add_argument("--checkpoint-steps", type=int, help="a checkpoint every so many steps, and all are kept")
     parser.add_argument("--data", default=os.environ.get("SCALETIER_DATA", ".cache/mnist"), help="folder of TFRecords")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR", "output"), help="for checkpoints and summaries")
     args = parser.parse_args()

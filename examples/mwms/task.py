@@ -1,6 +1,7 @@
 """`python -m mwms.task`: the chief or a worker of a synchronous training, as TF_CONFIG says; without it, all in one process."""
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -31,8 +32,23 @@ MODELS = {
 }
 
 
+class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):
+    """The rate rises for so many updates, and falls along a cosine to the last."""
+
+    def __init__(self, highest, rise, updates):
+        self.highest, self.rise, self.updates = highest, max(rise, 1), updates
+
+    def __call__(self, update):
+        now = tf.cast(update, tf.float32) + 1.0
+        rise = tf.minimum(1.0, now / self.rise)
+        return self.highest * rise * (0.5 + 0.5 * tf.cos(math.pi * tf.minimum(1.0, now / self.updates)))
+
+
 class Report(keras.callbacks.Callback):
-    """A line about every second. Each replica's batch counts as a step, so that rates compare with other ways of training."""
+    """A line after the first batches, then about every second.
+
+    Each replica's batch counts as a step, so that rates compare with other ways of training.
+    """
 
     def __init__(self, replica, replicas, batch_size):
         super().__init__()
@@ -42,17 +58,36 @@ class Report(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         now = time.monotonic()
-        if batch == 0:  # the first step builds the graph
-            self.began = self.last_time = now
+        if not self.began:  # what came first built the graph, which is no time of training
+            self.began, self.last_time, self.last_batch = now, now, batch
+            self.report(batch, logs, now, 0.0)
         elif now - self.last_time >= 1:
-            local = (batch - self.last_batch) / (now - self.last_time)
-            print(
-                f"Train [{self.replica}], step {(batch + 1) * self.replicas}: loss: {logs['loss']:.3f}, "
-                f"accuracy: {logs['accuracy']:.3f} ({now - self.began:.3f} sec) {local * self.replicas:.1f} global steps/s, "
-                f"{local:.1f} local steps/s, {local * self.replicas * self.batch_size:.0f} examples/s",
-                flush=True,
-            )
+            self.report(batch, logs, now, (batch - self.last_batch) / (now - self.last_time))
             self.last_time, self.last_batch = now, batch
+
+    def report(self, batch, logs, now, local):
+        print(
+            f"Train [{self.replica}], step {(batch + 1) * self.replicas}: loss: {logs['loss']:.3f}, "
+            f"accuracy: {logs['accuracy']:.3f} ({now - self.began:.3f} sec) {local * self.replicas:.1f} global steps/s, "
+            f"{local:.1f} local steps/s, {local * self.replicas * self.batch_size:.0f} examples/s",
+            flush=True,
+        )
+
+
+class Save(keras.callbacks.Callback):
+    """The weights, every so many steps. Keras would save the metrics too, which only all replicas together can read."""
+
+    def __init__(self, replicas, every, folder):
+        super().__init__()
+        self.replicas, self.every, self.folder = replicas, every, folder
+        self.saved = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        del logs
+        step = (batch + 1) * self.replicas
+        if step - self.saved >= self.every:
+            np.savez(f"{self.folder}/weights-{step}.npz", *self.model.get_weights())
+            self.saved = step
 
 
 def records(folder, split):
@@ -74,25 +109,39 @@ def train(args, replica):
     """`fit` and `evaluate` by all replicas together; the chief saves the weights."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     replicas = strategy.num_replicas_in_sync
+    steps = math.ceil(args.max_steps / replicas)
+    rate = args.learning_rate
+    if args.warmup_steps:
+        rate = RiseAndFall(rate, args.warmup_steps / replicas, steps)
+    if args.momentum:
+        optimizer = functools.partial(keras.optimizers.SGD, momentum=args.momentum, nesterov=True)
+    else:
+        optimizer = keras.optimizers.Adam
     with strategy.scope():
         model = keras.Sequential(MODELS[args.model])
         model.compile(
-            keras.optimizers.Adam(args.learning_rate),
+            optimizer(rate),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
+            steps_per_execution=args.steps_per_execution,
         )
         model.distribute_reduction_method = "first"  # metrics are of all replicas already, and "auto" would add them up
     # The strategy gives each replica its own part of the data, and divides the batches.
     batch = args.batch_size * replicas
     data = records(args.data, "train").shuffle(10_000).repeat().batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-    steps = math.ceil(args.max_steps / replicas)
-    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[Report(replica, replicas, args.batch_size)])
-    if replica == "chief/0":  # Keras would save the metrics too, which only all replicas together can read
+    callbacks = [Report(replica, replicas, args.batch_size)]
+    if replica == "chief/0":
         Path(args.job_dir).mkdir(parents=True, exist_ok=True)
+        if args.checkpoint_steps:
+            callbacks.append(Save(replicas, args.checkpoint_steps, args.job_dir))
+    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
+    if replica == "chief/0":
         np.savez(f"{args.job_dir}/weights.npz", *model.get_weights())
     by_record = tf.data.Options()
     by_record.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA  # there is one file
-    loss, accuracy = model.evaluate(records(args.data, "test").batch(1000).with_options(by_record), verbose=0)
+    test = records(args.data, "test").batch(1000)
+    batches = sum(1 for _ in test)  # with several steps per execution Keras does not find out by itself
+    loss, accuracy = model.evaluate(test.with_options(by_record), steps=batches, verbose=0)
     if replica == "chief/0":
         print(f"Final metrics after {steps * replicas} steps, loss: {loss:.3f}, accuracy: {accuracy:.3f}", flush=True)
 
@@ -103,6 +152,14 @@ def main():
     parser.add_argument("--batch-size", type=int, default=100, help="of each replica")
     parser.add_argument("--max-steps", type=int, default=2000, help="batches, of all replicas together")
     parser.add_argument("--learning-rate", type=float, default=0.001)
+    parser.add_argument("--momentum", type=float, help="Nesterov's, of gradient descent; without it Adam")
+    parser.add_argument(
+        "--warmup-steps", type=int, help="the rate rises for so many batches and falls to the last; else it stays"
+    )
+    parser.add_argument("--steps-per-execution", type=int, default=1, help="of Keras's compile")
+    parser.add_argument(
+        "--checkpoint-steps", type=int, help="batches, of all replicas together, between two saves of the weights"
+    )
     parser.add_argument("--data", default=os.environ.get("SCALETIER_DATA", ".cache/mnist"), help="folder of TFRecords")
     parser.add_argument("--job-dir", default=os.environ.get("JOB_DIR", "output"), help="for the trained model")
     args = parser.parse_args()

@@ -1,0 +1,317 @@
+"""How soon it learns, and how well: what a test accuracy of 0.99 takes of time and of the network, and what it comes to.
+
+In the rows `own-…` and `sync-to-accuracy` each host, the one that they are compared to as well, has a fixed part of a core:
+only so can more hosts be seen to help. In the others the hosts share this machine's processors, with their peer too.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.measure import MeasureError
+from benchmarks.registry import Figure, benchmark
+from benchmarks.stack import BenchStack, say
+from benchmarks.trained import alone, fetched, seconds_to, step_to, together
+from infra.spec import ScaleTier
+
+# The same grid for all, and enough steps that each comes to the target well before its rate is at nothing.
+_CURVE = (
+    "--model cnn --checkpoint-steps 50 --checkpoint-seconds 100000 --keep-checkpoints 100 "
+    "--eval-interval 100000 --log-interval 0.2"
+)
+_TARGET = 0.99
+_SECONDS = f"seconds from the first step to {_TARGET} of test accuracy, cnn"
+_TWO_STEPS, _TEN_STEPS = 1200, 2500
+_OURS, _PEERS = f"{_CURVE} --max-steps 1500", f"{_CURVE} --max-steps 1000"
+_TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
+# As ours has it: the rate grows fourfold with five replicas, and so does the time in which it comes to that.
+_MWMS = (
+    "--model cnn --max-steps 1500 --checkpoint-steps 50 --steps-per-execution 10 "
+    "--momentum 0.9 --learning-rate 0.2 --warmup-steps 200"
+)
+_CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 50"
+_ACCURACY = "--model cnn --max-steps 10000 --eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
+_SHARE, _SMALL_SHARE = 0.2, 0.1
+_SLOWED, _PART = "worker-0", 0.25
+_KILL_SECONDS = 20.0
+_KILL = "sudo -n sh -c 'kill -KILL $(pgrep -u trainer)'"
+_WORKERS = tuple(f"worker-{index}" for index in range(4))
+_SEEDS = (1, 2, 3)
+
+
+class Reached(NamedTuple):
+    """What a training took until the target: seconds from its first Train line, and bytes that all hosts sent."""
+
+    seconds: float
+    sent: float
+
+
+def _reached(
+    stack: BenchStack,
+    label: str,
+    arguments: str,
+    *options: str,
+    tier: ScaleTier = ScaleTier.STANDARD_1,
+    beside: Callable[[threading.Event], None] | None = None,
+) -> Reached:
+    trained = together(stack, label, arguments, *options, tier=tier, beside=beside)
+    with fetched(stack, trained.job) as folder:
+        step = step_to(_TARGET, Path(folder))
+    # So many checkpoints the bucket has no room for many times.
+    stack.fab("delete", trained.job, "--yes")
+    return Reached(trained.time_of(step), trained.sent_until(step))
+
+
+def _seconds(
+    stack: BenchStack, label: str, arguments: str, *options: str, tier: ScaleTier = ScaleTier.STANDARD_1
+) -> list[float]:
+    """Of three seeds: when a curve crosses a line is partly chance."""
+    return [_reached(stack, label, f"{arguments} --seed {seed}", *options, tier=tier).seconds for seed in _SEEDS]
+
+
+@cache
+def _shared(stack: BenchStack, seed: int) -> Reached:
+    """async STANDARD_1, whose hosts share all processors."""
+    return _reached(stack, "curve", f"{_OURS} --seed {seed}")
+
+
+@cache
+def _five(stack: BenchStack, strategy: str) -> list[float]:
+    """STANDARD_1, while its hosts have shares of their own."""
+    return _seconds(stack, strategy, f"{_OURS} --strategy {strategy}")
+
+
+@cache
+def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
+    """One host of a cluster, while each has this share of a core."""
+    say(f"one host with {share} of a core")
+    return _seconds(stack, "one", _PEERS, "--scale-tier", "BASIC", tier=tier)
+
+
+def _told(replicas: str, steps: int) -> str:
+    return (
+        f"{steps:,} steps of {replicas} against 1,000 of the one, as each needs; a checkpoint every 50 in both, on the master"
+    )
+
+
+_FIVE_TOLD = _told("all five", 1500)
+_SERVERS = "the parameter servers have such a share each besides"
+_UNDISTURBED = f"the same undisturbed, {_SHARE} core a host"
+_NOT_IN_TURN = "nothing but the order: the peer's runs are those of own-async"
+
+
+@benchmark(
+    "async-to-accuracy",
+    what=f"{_SECONDS}, async, median of 3",
+    against="one process on the same cores",
+    bar=1.3,
+    aim=1.0,
+    unequal=_FIVE_TOLD,
+)
+def async_to_accuracy(stack: BenchStack) -> Figure:
+    """In turn, as the machine is not equally fast all the time."""
+    ours, peers = [], []
+    for seed in _SEEDS:
+        ours.append(_shared(stack, seed).seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            peers.append(seconds_to(_TARGET, alone(f"{_PEERS} --seed {seed}", Path(folder)), Path(folder)))
+    return Figure.of(ours, peers)
+
+
+@benchmark(
+    "async-bytes-to-accuracy",
+    what=f"bytes that all hosts send until {_TARGET} of test accuracy, cnn, async STANDARD_1, median of 3",
+    against="examples/cloudml, between-graph replication of TensorFlow 1 and Adam, on the same hosts",
+    bar=0.1,
+    aim=0.03,
+    unit="B",
+    unequal="ours has Nesterov's momentum, a rate that falls to the last of 1,500 steps, and the model sent to the master "
+    "for each checkpoint; the peer has Adam at 0.001, 2,000 steps, and servers that write their checkpoints themselves",
+)
+def async_bytes_to_accuracy(stack: BenchStack) -> Figure:
+    """By the counters of the hosts' network interfaces."""
+    package = "examples/cloudml"
+    options = ("--package", package, "--config", f"{package}/config.yaml")
+    ours = [_shared(stack, seed).sent for seed in _SEEDS]
+    return Figure.of(ours, [_reached(stack, "cloudml", _CLOUDML, *options).sent for _ in _SEEDS])
+
+
+@benchmark(
+    "own-async",
+    what=f"{_SECONDS}, async STANDARD_1, {_SHARE} core a host, median of 3",
+    against=f"one such host, {_SHARE} core",
+    bar=0.4,
+    aim=0.25,
+    unequal=f"{_FIVE_TOLD}; {_SERVERS}",
+)
+def own_async(stack: BenchStack) -> Figure:
+    """Five replicas and three parameter servers."""
+    return _on_own_cores(stack, lambda: _five(stack, "async"))
+
+
+@benchmark(
+    "own-sync",
+    what=f"{_SECONDS}, sync STANDARD_1, {_SHARE} core a host, median of 3",
+    against=f"one such host, {_SHARE} core",
+    bar=0.4,
+    aim=0.25,
+    unequal=_FIVE_TOLD,
+)
+def own_sync(stack: BenchStack) -> Figure:
+    """The parameter servers stand idle."""
+    return _on_own_cores(stack, lambda: _five(stack, "sync"))
+
+
+@benchmark(
+    "own-two",
+    what=f"{_SECONDS}, async, master and 1 worker, {_SHARE} core a host, median of 3",
+    against=f"one such host, {_SHARE} core",
+    bar=0.7,
+    aim=0.55,
+    unequal=f"{_told('both', _TWO_STEPS)}; {_SERVERS}",
+)
+def own_two(stack: BenchStack) -> Figure:
+    """All three parameter servers, as the others have."""
+    return _on_own_cores(stack, lambda: _seconds(stack, "two", _TWO, "--replicas", "worker=1,ps=3"))
+
+
+@benchmark(
+    "own-ten",
+    what=f"{_SECONDS}, async, master and 9 workers, {_SMALL_SHARE} core a host, median of 3",
+    against=f"one such host, {_SMALL_SHARE} core",
+    bar=0.25,
+    aim=0.143,
+    tier=ScaleTier.CUSTOM,
+    unequal=f"{_told('all ten', _TEN_STEPS)}; {_SERVERS}",
+)
+def own_ten(stack: BenchStack) -> Figure:
+    """A tenth of a core, as ten of a fifth are more than this machine has."""
+    tier = ScaleTier.CUSTOM
+    return _on_own_cores(stack, lambda: _seconds(stack, "ten", _TEN, tier=tier), tier, _SMALL_SHARE)
+
+
+def _on_own_cores(
+    stack: BenchStack,
+    ours: Callable[[], Sequence[float]],
+    tier: ScaleTier = ScaleTier.STANDARD_1,
+    share: float = _SHARE,
+) -> Figure:
+    stack.require(tier)
+    with stack.own_cores(share):
+        return Figure.of(ours(), _one(stack, tier, share))
+
+
+@benchmark(
+    "own-slowed",
+    what=f"{_SECONDS}, async STANDARD_1, {_SHARE} core a host, {_PART} of that for {_SLOWED}, median of 3",
+    against=_UNDISTURBED,
+    bar=1.15,
+    aim=1.05,
+    unequal=_NOT_IN_TURN,
+)
+def own_slowed(stack: BenchStack) -> Figure:
+    """As a host whose neighbours take its processor from it."""
+    stack.require(ScaleTier.STANDARD_1)
+    with stack.own_cores(_SHARE):
+        peers = _five(stack, "async")
+        with stack.slowed(_SLOWED, _PART):
+            return Figure.of(_seconds(stack, "slowed", _OURS), peers)
+
+
+@benchmark(
+    "own-killed",
+    what=f"{_SECONDS}, async STANDARD_1, {_SHARE} core a host, a worker's trainer killed each {_KILL_SECONDS:g} s, median of 3",
+    against=_UNDISTURBED,
+    bar=1.5,
+    aim=1.2,
+    unequal=_NOT_IN_TURN,
+)
+def own_killed(stack: BenchStack) -> Figure:
+    """By SIGKILL; the seed of a training chooses the workers, too."""
+    stack.require(ScaleTier.STANDARD_1)
+    with stack.own_cores(_SHARE):
+        return Figure.of([_killed(stack, seed) for seed in _SEEDS], _five(stack, "async"))
+
+
+def _killed(stack: BenchStack, seed: int) -> float:
+    killer = Killer(stack, victims(seed, _WORKERS))
+    reached = _reached(stack, "killed", f"{_OURS} --seed {seed}", beside=killer.run)
+    if not killer.kills:
+        raise MeasureError("no worker was killed")
+    return reached.seconds
+
+
+def victims(seed: int, workers: Sequence[str]) -> Iterator[str]:
+    """Whose trainer is killed next: any worker, each as likely, without end, and the same ones for one seed."""
+    chance = np.random.default_rng(seed)
+    while True:
+        yield workers[int(chance.integers(len(workers)))]
+
+
+class Killer:
+    """Kills a worker's trainer again and again; `kills` are how often there was one."""
+
+    def __init__(self, stack: BenchStack, victims: Iterator[str], seconds: float = _KILL_SECONDS) -> None:
+        self.kills = 0
+        self._stack, self._victims, self._seconds = stack, victims, seconds
+
+    def run(self, over: threading.Event) -> None:
+        """Until the training is over; the first time after the same seconds as all others."""
+        while not over.wait(self._seconds):
+            worker = next(self._victims)
+            code = self._stack.run(*self._stack.ssh(worker, _KILL)).code
+            self.kills += not code
+            say(f"{worker} has no trainer to kill" if code else f"the trainer of {worker} is killed")
+
+
+@benchmark(
+    "sync-to-accuracy",
+    what=f"{_SECONDS}, sync on the master and 4 workers, {_SHARE} core a host, median of 3",
+    against="examples/mwms, tf-keras and MultiWorkerMirroredStrategy with steps_per_execution, on the same hosts",
+    bar=0.7,
+    aim=0.5,
+    unequal="ours meets every 4 steps, and the peer at each; the peer's clock begins after its first 10 updates, in which it "
+    "builds its graph, and ours after its first; ours saves the optimizer's variables, too",
+)
+def sync_to_accuracy(stack: BenchStack) -> Figure:
+    """The same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 50."""
+    stack.require(ScaleTier.STANDARD_1)
+    with stack.own_cores(_SHARE):
+        ours = _five(stack, "sync")
+        return Figure.of(ours, [_reached(stack, "mwms", _MWMS, "--package", "examples/mwms").seconds for _ in _SEEDS])
+
+
+@benchmark(
+    "accuracy-cnn",
+    what="test accuracy of the cnn after 10,000 steps on STANDARD_1, strategy async, mean of 3",
+    against=None,
+    bar=0.9940,
+    aim=0.9955,
+    unit="",
+    at_least=True,
+)
+def accuracy_cnn(stack: BenchStack) -> Figure:
+    """As evaluation.json of the job's output has it."""
+    runs = []
+    for seed in _SEEDS:
+        job = together(stack, "accuracy", f"{_ACCURACY} --seed {seed}").job
+        with fetched(stack, job) as folder:
+            runs.append(evaluated(Path(folder)))
+    return Figure(round(fmean(runs), 4), None, tuple(runs))
+
+
+def evaluated(folder: Path) -> float:
+    """The test accuracy of the finished model in a job's output; MeasureError where there is none."""
+    try:
+        return float(json.loads((folder / "evaluation.json").read_text())["accuracy"])
+    except (OSError, ValueError, KeyError) as error:
+        raise MeasureError(f"the job's evaluation.json tells no accuracy: {error}") from None
