@@ -114,7 +114,7 @@ def train(args, replica):
     if args.warmup_steps:
         rate = RiseAndFall(rate, args.warmup_steps / replicas, steps)
     if args.momentum:
-        optimizer = functools.partial(keras.optimizers.SGD, momentum=args.momentum, nesterov=True)
+        optimizer = functools.partial(keras.optimizers.SGD, momentum=args.momentum, nesterov=True, global_clipnorm=args.clip)
     else:
         optimizer = keras.optimizers.Adam
     with strategy.scope():
@@ -153,6 +153,7 @@ def main():
     parser.add_argument("--max-steps", type=int, default=2000, help="batches, of all replicas together")
     parser.add_argument("--learning-rate", type=float, default=0.001)
     parser.add_argument("--momentum", type=float, help="Nesterov's, of gradient descent; without it Adam")
+    parser.add_argument("--clip", type=float, help="with --momentum: the length that a gradient has at most")
     parser.add_argument(
         "--warmup-steps", type=int, help="the rate rises for so many batches and falls to the last; else it stays"
     )

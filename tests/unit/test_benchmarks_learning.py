@@ -22,7 +22,7 @@ from benchmarks.trained import Trained, _follow, seconds_a_step
 from benchmarks.training import times
 from infra.lxd.config import LxdConfig
 from infra.spec import Role, ScaleTier
-from trainer import flags
+from trainer import flags, task
 
 WORKERS = ("worker-0", "worker-1", "worker-2", "worker-3")
 
@@ -143,6 +143,7 @@ def test_the_synchronous_peer_has_the_rate_and_the_momentum_of_ours() -> None:
         fall = 0.5 + 0.5 * math.cos(math.pi * (step + 1) / told["--max-steps"])
         assert float(ours(step)) == pytest.approx(told["--learning-rate"] * rise * fall, rel=1e-4, abs=1e-6)
     assert defaults.momentum == told["--momentum"]
+    assert flag(learning._MWMS, "--clip") == task._LONGEST
 
 
 def test_all_that_comes_to_an_accuracy_is_looked_at_on_one_grid() -> None:
