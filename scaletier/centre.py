@@ -8,6 +8,7 @@ floats: the parameters as a replica reads them, and how far it walked from there
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -24,6 +25,8 @@ tf = import_tensorflow()
 # A half-precision float holds up to 65,504, and this many times less than its largest with all its bits.
 _HALF_MOST = 32_768.0
 _WIRE_BYTES = 2
+# 16 MB of numbers: enough that a piece's own cost is nothing.
+_MOST_ELEMENTS = 4_000_000
 
 
 class Centre:
@@ -31,35 +34,38 @@ class Centre:
 
     The variables lie one after the other in a flat vector, which is cut into as many equal parts as there are devices:
     one matrix may be nearly all of a model, so that whole variables would leave all but one server idle, and one embedding may
-    be more than a server holds.
+    be more than a server holds. A part is held in pieces, so that what is made of it on its way is never as large as itself.
     """
 
     def __init__(self, network: Network, devices: Sequence[str], values: Sequence[npt.NDArray[np.float32]], step: int) -> None:
         self._specs = network.shared
-        cuts = np.linspace(0, sum(spec.size for spec in self._specs), len(devices) + 1).astype(int).tolist()
-        self._sizes = [end - begin for begin, end in pairwise(cuts)]
-        self.bytes_per_round = [2 * _WIRE_BYTES * size for size in self._sizes]
-        self._parts = []
-        for device, (begin, end) in zip(devices, pairwise(cuts), strict=True):
-            with tf.device(device):
-                self._parts.append(tf.Variable(_between(values, begin, end)))
+        ends = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
+        self._spans = list(pairwise(ends))
+        cuts = list(pairwise(_even(0, ends[-1], len(devices))))
+        self.bytes_per_round = [2 * _WIRE_BYTES * (end - begin) for begin, end in cuts]
+        self._pieces, self._cuts = [], list[tuple[int, int]]()
+        flat = [value.reshape(-1) for value in values]
+        for device, (begin, end) in zip(devices, cuts, strict=True):
+            for cut in pairwise(_even(begin, end, max(1, math.ceil((end - begin) / _MOST_ELEMENTS)))):
+                with tf.device(device):
+                    self._pieces.append(
+                        tf.Variable(np.concatenate(_within(cut, self._spans, flat) or [np.zeros(0, np.float32)]))
+                    )
+                self._cuts.append(cut)
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
-        self._pull = tf.function(lambda: ([part.read_value() for part in self._parts], self.step()), autograph=False)
+        self._pull = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
         self._pull = self._pull.get_concrete_function()
 
     def read(self) -> tuple[Any, ...]:
         """All variables, in the network's order, as they cross the network."""
-        parts = []
-        for part in self._parts:
-            with tf.device(part.device):
-                packed = _packed(part.read_value())
-            parts.append(_unpacked(*packed))
-        return self._cut(tf.concat(parts, 0))
-
-    def _cut(self, flat: Any) -> tuple[Any, ...]:
-        pieces = tf.split(flat, [spec.size for spec in self._specs])
-        return tuple(tf.reshape(piece, spec.shape) for piece, spec in zip(pieces, self._specs, strict=True))
+        pieces = []
+        for piece in self._pieces:
+            with tf.device(piece.device):
+                packed = _packed(piece.read_value())
+            pieces.append(_unpacked(*packed))
+        found = [_joined(_within(span, self._cuts, pieces)) for span in self._spans]
+        return tuple(tf.reshape(value, spec.shape) for value, spec in zip(found, self._specs, strict=True))
 
     def step(self) -> Any:
         """The global step, int64."""
@@ -67,32 +73,41 @@ class Centre:
 
     def add(self, walked: Sequence[Any], share: Any, steps: Any) -> Any:
         """Takes this share of a walk, in the network's order, and counts its steps, int64; the global step after it."""
-        flat = tf.concat([tf.reshape(one, [-1]) for one in walked], 0) * share
-        for part, mine in zip(self._parts, tf.split(flat, self._sizes), strict=True):
-            packed = _packed(mine)
-            with tf.device(part.device):
-                part.assign_add(_unpacked(*packed), read_value=False)
+        flat = [tf.reshape(one, [-1]) for one in walked]
+        for piece, cut in zip(self._pieces, self._cuts, strict=True):
+            packed = _packed(_joined(_within(cut, self._spans, flat)) * share)
+            with tf.device(piece.device):
+                piece.assign_add(_unpacked(*packed), read_value=False)
         with tf.device(self._step.device):
             return self._step.assign_add(steps)
 
     def pull(self) -> tuple[list[npt.NDArray[np.float32]], int]:
         """All parameters, exactly, in the network's order, and the global step."""
-        parts, step = self._pull()
-        flat = np.concatenate([part.numpy() for part in parts])
-        cuts = np.cumsum([0, *(spec.size for spec in self._specs)]).tolist()
-        found = [flat[begin:end].reshape(spec.shape) for spec, (begin, end) in zip(self._specs, pairwise(cuts), strict=True)]
-        return found, int(step)
+        pieces, step = self._pull()
+        arrays = [piece.numpy() for piece in pieces]
+        found = [np.concatenate(_within(span, self._cuts, arrays) or [np.zeros(0, np.float32)]) for span in self._spans]
+        return [value.reshape(spec.shape) for value, spec in zip(found, self._specs, strict=True)], int(step)
 
 
-def _between(values: Sequence[npt.NDArray[np.float32]], begin: int, end: int) -> npt.NDArray[np.float32]:
-    """Elements of arrays that lie end to end, without a copy of them all."""
-    found, start = [], 0
-    for value in values:
-        low, high = max(begin, start), min(end, start + value.size)
+def _even(begin: int, end: int, parts: int) -> list[int]:
+    """Where as many parts begin, and the last one ends."""
+    return np.linspace(begin, end, parts + 1).astype(int).tolist()  # type: ignore[no-any-return]
+
+
+def _within(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Sequence[Any]) -> list[Any]:
+    """What of vectors that lie at `spans` is within this one, in order, as slices or whole."""
+    found = []
+    for (begin, end), value in zip(spans, values, strict=True):
+        low, high = max(begin, span[0]), min(end, span[1])
         if low < high:
-            found.append(value.reshape(-1)[low - start : high - start])
-        start += value.size
-    return np.concatenate(found) if found else np.zeros(0, np.float32)
+            found.append(value if (low, high) == (begin, end) else value[low - begin : high - begin])
+    return found
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return tf.concat(parts, 0) if parts else tf.zeros([0])
 
 
 def _packed(values: Any) -> tuple[Any, Any]:

@@ -200,6 +200,27 @@ def test_a_share_of_a_walk_is_added_as_it_crosses_the_network(devices: int) -> N
         np.testing.assert_allclose(found, value + one, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_a_device_s_part_in_pieces_is_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece has a scale of its own, so that it comes as near at least as the whole part would."""
+    monkeypatch.setattr("scaletier.centre._MOST_ELEMENTS", most)
+    held = centre(VALUES, 2)
+    assert len(held._pieces) >= sum(value.size for value in VALUES) / most
+    assert all(piece.shape[0] <= most for piece in held._pieces)
+    for found, value in zip(held.pull()[0], VALUES, strict=True):
+        assert np.array_equal(found, value)
+        assert found.shape == value.shape
+    read = [np.asarray(one) for one in held.read()]
+    for found, value, coarser in zip(read, VALUES, by_device(VALUES, 2, half), strict=True):
+        assert np.abs(found - value).max(initial=0) <= np.abs(coarser - value).max(initial=0)
+    walked = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
+    held.add([tf.constant(one) for one in walked], tf.constant(0.5), tf.constant(4, tf.int64))
+    pulled, step = held.pull()
+    assert (step, sum(held.bytes_per_round)) == (11, 4 * sum(value.size for value in VALUES))
+    for found, value, one in zip(pulled, VALUES, walked, strict=True):
+        np.testing.assert_allclose(found, value + 0.5 * one, rtol=1e-6, atol=2**-11 * np.abs(one).max(initial=0))
+
+
 def test_fewer_parameters_than_devices() -> None:
     held = centre([np.array([1.5], np.float32)], 3)
     assert [float(one[0]) for one in held.read()] == [1.5]
