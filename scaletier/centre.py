@@ -71,11 +71,12 @@ class Centre:
         """The global step, int64."""
         return self._step.read_value()
 
-    def add(self, walked: Sequence[Any], share: Any, steps: Any) -> Any:
-        """Takes this share of a walk, in the network's order, and counts its steps, int64; the global step after it."""
-        flat = [tf.reshape(one, [-1]) for one in walked]
+    def add(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
+        """Takes this share of a walk, whose ends are in the network's order, and counts its steps, int64; the global step."""
+        ends = [[tf.reshape(one, [-1]) for one in each] for each in (start, reached)]
         for piece, cut in zip(self._pieces, self._cuts, strict=True):
-            packed = _packed(_joined(_within(cut, self._spans, flat)) * share)
+            before, after = (_joined(_within(cut, self._spans, end)) for end in ends)
+            packed = _packed((after - before) * share)
             with tf.device(piece.device):
                 piece.assign_add(_unpacked(*packed), read_value=False)
         with tf.device(self._step.device):
@@ -154,8 +155,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
         values, global_step = list(reached.shared), position + steps
         if centre:
             with tf.control_dependencies([computed]):
-                walked = [after - before for after, before in zip(reached.shared, start, strict=True)]
-                values, global_step = start, centre.add(walked, share, steps)
+                values, global_step = start, centre.add(start, reached.shared, share, steps)
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
         told = figures(steps, global_step, loss, global_step - position - steps, computed - began, network.results(metrics))
         return tuple(values), reached.own, told

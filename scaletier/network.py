@@ -119,8 +119,9 @@ class Network:
         self.shared = [*self.trained, *kept]
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.own = [*self._counts, *self.slots]
-        weights = _per_output(compiled.get("loss_weights") if job.loss is None else None, lambda weight: weight)
-        self._losses = {key: _times(weights.get(key), one) for key, one in _per_output(loss, _loss_function).items()}
+        losses = _per_output(loss, _loss_function)
+        weights = _loss_weights(compiled.get("loss_weights") if job.loss is None else None, losses, self.model.name)
+        self._losses = {key: _times(weights.get(key), one) for key, one in losses.items()}
         self._outputs = self._look(spec)
         plain = job.metrics or compiled.get("metrics") or ()
         weighted = job.weighted_metrics or compiled.get("weighted_metrics") or ()
@@ -360,6 +361,16 @@ def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:
     if isinstance(given, list | tuple):
         return {key: resolve(one) for key, one in enumerate(given)}
     return {None: resolve(given)}
+
+
+def _loss_weights(given: Any, losses: Mapping[Any, Any], model: str) -> dict[Any, Any]:
+    """Numbers by output, as the losses are; JobError for anything else."""
+    found = _per_output(given, lambda weight: weight)
+    if len(found) == 1 and list(losses) == [None]:
+        found = {None: next(iter(found.values()))}
+    if given is not None and not (set(found) <= set(losses) and all(isinstance(one, int | float) for one in found.values())):
+        raise JobError(f"the model {model} is compiled with loss_weights={given!r}; valid are numbers, by output as its losses")
+    return found
 
 
 def _at(key: Any, targets: Any, outputs: Any) -> tuple[Any, Any]:

@@ -87,7 +87,7 @@ class Workers:
 
 def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     """The optimizer, not built yet, such that its `stateless_apply` works; `place(variable)` is a context to update each in.
-    With it `global_clipnorm` takes the length of each gradient where that is, and moves none.
+    `global_clipnorm` takes the length of each gradient where that is, and makes nothing of its size for it.
 
     Its `references` map the id of a variable that it makes for a weight, such as a velocity, to the weight.
 
@@ -108,12 +108,12 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
 
     def clip(self: Any, gradients: Sequence[Any]) -> Any:
         most = self.global_clipnorm
-        if not (place and most):
+        if not most:
             return shared._clip_gradients(self, gradients)
         tf, squares, clipped = import_tensorflow(), list[Any](), list[Any]()
         for gradient in gradients:
             with tf.device(gradient.device):
-                squares.append(tf.reduce_sum(tf.square(gradient)))
+                squares.append(2.0 * tf.nn.l2_loss(gradient))
         scale = most / tf.maximum(tf.sqrt(tf.add_n(squares)), most)
         for gradient in gradients:
             with tf.device(gradient.device):

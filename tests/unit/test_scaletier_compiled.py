@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scaletier.job import Job
+from scaletier.job import Job, JobError
 from scaletier.network import Batch, Network
 from scaletier.runtime import import_tensorflow
 from scaletier.walk import State
@@ -90,3 +90,27 @@ def test_a_loss_sees_the_same_whichever_of_the_two_has_the_column() -> None:
     for targets in (NUMBERS[:, None], NUMBERS):
         evaluated(one(sizes), INPUTS, targets)
     evaluated(flat, INPUTS, NUMBERS[:, None])
+
+
+@pytest.mark.parametrize("weights", [[2.0], {"out": 2.0}])
+def test_the_weight_of_an_only_loss(weights: Any) -> None:
+    def made() -> Any:
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")])
+        model.compile("adam", "mse", weights)
+        return model
+
+    found, told = evaluated(made, INPUTS, NUMBERS[:, None])
+    assert found["loss"] == pytest.approx(told["loss"])
+
+
+@pytest.mark.parametrize("weights", [["accuracy"], [1.0, 2.0], {"out": "much"}])
+def test_weights_of_losses_that_are_none(weights: Any) -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")], name="seq")
+    model.compile("adam", "mse", weights)
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    with pytest.raises(JobError) as told:
+        Network(Job(model, data), data.element_spec, 0)
+    assert (
+        str(told.value)
+        == f"the model seq is compiled with loss_weights={weights!r}; valid are numbers, by output as its losses"
+    )

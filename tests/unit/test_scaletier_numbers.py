@@ -156,6 +156,11 @@ def centre(values: Sequence[Array], devices: int, step: int = 7) -> Centre:
     return Centre(SimpleNamespace(shared=shared), ["/device:CPU:0"] * devices, values, step)  # type: ignore[arg-type]
 
 
+def both(walked: Sequence[Array]) -> tuple[list[Any], list[Any]]:
+    """The ends of a walk that came so far."""
+    return [tf.zeros(one.shape) for one in walked], [tf.constant(one) for one in walked]
+
+
 def by_device(values: Sequence[Array], devices: int, function: Callable[[Array], Array]) -> list[Array]:
     """A function of each device's part of all elements, in the variables' shapes again."""
     flat = np.concatenate([value.reshape(-1) for value in values])
@@ -192,7 +197,7 @@ def test_parameters_are_cut_over_devices_and_put_together_again(devices: int) ->
 def test_a_share_of_a_walk_is_added_as_it_crosses_the_network(devices: int) -> None:
     held = centre(VALUES, devices)
     walked = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    assert int(held.add([tf.constant(one) for one in walked], tf.constant(0.25), tf.constant(4, tf.int64))) == 11
+    assert int(held.add(*both(walked), tf.constant(0.25), tf.constant(4, tf.int64))) == 11
     pulled, step = held.pull()
     assert step == 11
     came = by_device(walked, devices, lambda part: half(part * np.float32(0.25)))
@@ -214,7 +219,7 @@ def test_a_device_s_part_in_pieces_is_the_same(most: int, monkeypatch: pytest.Mo
     for found, value, coarser in zip(read, VALUES, by_device(VALUES, 2, half), strict=True):
         assert np.abs(found - value).max(initial=0) <= np.abs(coarser - value).max(initial=0)
     walked = [RANDOM.normal(size=value.shape).astype(np.float32) for value in VALUES]
-    held.add([tf.constant(one) for one in walked], tf.constant(0.5), tf.constant(4, tf.int64))
+    held.add(*both(walked), tf.constant(0.5), tf.constant(4, tf.int64))
     pulled, step = held.pull()
     assert (step, sum(held.bytes_per_round)) == (11, 4 * sum(value.size for value in VALUES))
     for found, value, one in zip(pulled, VALUES, walked, strict=True):
@@ -224,7 +229,7 @@ def test_a_device_s_part_in_pieces_is_the_same(most: int, monkeypatch: pytest.Mo
 def test_fewer_parameters_than_devices() -> None:
     held = centre([np.array([1.5], np.float32)], 3)
     assert [float(one[0]) for one in held.read()] == [1.5]
-    held.add([tf.constant([2.0])], tf.constant(0.5), tf.constant(1, tf.int64))
+    held.add(*both([np.array([2.0], np.float32)]), tf.constant(0.5), tf.constant(1, tf.int64))
     assert held.pull()[0][0].tolist() == [2.5]
 
 
@@ -241,7 +246,7 @@ def test_what_is_no_number_is_none_on_the_other_side(odd: float) -> None:
     held = centre([np.array([1.0, odd, 2.0], np.float32)], 1)
     assert not np.isfinite(held.read()[0]).all()
     sound = centre([np.ones(3, np.float32)], 1)
-    sound.add([tf.constant([0.0, odd, 1.0])], tf.constant(1.0), tf.constant(1, tf.int64))
+    sound.add(*both([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
     assert not np.isfinite(sound.pull()[0][0]).all()
 
 
@@ -259,7 +264,9 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
         np.testing.assert_allclose(read, before, rtol=2**-10, atol=1e-4)
         np.testing.assert_allclose(kept, before + 0.5 * (after - before), rtol=1e-3, atol=1e-4)
     wanted = [value + 1 for value in held.pull()[0]]
-    held.add([tf.ones_like(value) for value in begun.shared], 1.0, tf.constant(7, tf.int64))  # another replica's
+    held.add(
+        *both([np.ones(value.shape, np.float32) for value in begun.shared]), 1.0, tf.constant(7, tf.int64)
+    )  # another replica's
     state, told = take_round(network, run, iterator, State((), state.own), 0, 0, 0.5)
     assert (told.steps, told.global_step) == (0, 10 + STEPS + 7)
     for read, kept in zip(state.shared, wanted, strict=True):
