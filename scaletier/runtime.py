@@ -109,12 +109,12 @@ def cpu_devices(environ: Mapping[str, str] | None = None) -> int:
 
 def prepare_process() -> None:
     """Sizes the thread pools of this process's TensorFlow, its devices and its memory; to be called before its first op."""
+    tf, count = import_tensorflow(), cpu_devices()
     reuse_memory()
-    tf = import_tensorflow()
     intra_op, inter_op = thread_counts()
     tf.config.threading.set_intra_op_parallelism_threads(intra_op)
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
-    if (count := cpu_devices()) > 1:
+    if count > 1:
         one = tf.config.LogicalDeviceConfiguration()
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * count)
 

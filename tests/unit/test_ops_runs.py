@@ -189,11 +189,15 @@ def test_ctrl_c_ends_them_all(tmp_path: Path) -> None:
         _await(lambda: len(told(tmp_path)) == 3, "not all began")
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        runs.run(made, 3, tmp_path)
-    thread.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background hears nothing of it
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            runs.run(made, 3, tmp_path)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     await_end(tmp_path)
 
 
