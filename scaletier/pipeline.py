@@ -25,7 +25,7 @@ from scaletier.lines import train_line
 from scaletier.network import Batch, Network, Spec
 from scaletier.private import brought
 from scaletier.replica import DivergedError
-from scaletier.runtime import devices_of, import_tensorflow, prepare_process, say, say_device
+from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, prepare_process, say, say_device
 from scaletier.stages import Stage, Unit, partition, there_and_back, units
 from scaletier.walk import Round, figures
 
@@ -72,6 +72,7 @@ class ModelParallel:
         for stage in self._stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
             say(f"Placed {', '.join(unit.name for unit in stage.units)} on {stage.replica}: {megabytes:.1f} MB of parameters")
+        give_memory_back()
         self._finite = tf.function(self._all_finite, autograph=False)
         self._train = tf.function(self._train_step, autograph=False)
 
@@ -139,8 +140,8 @@ class ModelParallel:
     def _variable(self, spec: Spec, device: str, reader: checkpoint.Reader | None) -> Any:
         known = reader is not None and (spec in self._network.shared or spec in reader.own)
         value = reader.value(spec) if reader and known else self._network.initial(spec)
-        with tf.device(device):
-            return tf.Variable(value, name=spec.name)
+        with tf.device(device):  # zeros are made where they are to be
+            return tf.Variable(value if value.any() else tf.zeros(spec.shape, spec.dtype), name=spec.name)
 
     def _train_step(self, iterator: Any) -> Any:
         """One step on the next batch: the figures of Round."""

@@ -60,7 +60,7 @@ def _loss(labels: Any, logits: Any) -> Any:
 
 
 def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
-    """Nesterov's momentum, along gradients of length 1 at most: else the rate of several replicas can lead astray for good.
+    """Nesterov's momentum, of several replicas along gradients of length 1 at most: else their rate can lead astray for good.
 
     Sources: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning"; Pascanu et al. 2013,
     "On the difficulty of training recurrent neural networks", for the length.
@@ -71,7 +71,7 @@ def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
 
     rate = RiseAndFall(parsed.learning_rate, parsed.max_steps, replicas)
     momentum = parsed.momentum
-    descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_LONGEST)
+    descent = keras.optimizers.SGD(rate, momentum, nesterov=momentum > 0, global_clipnorm=_LONGEST if replicas > 1 else None)
     return keras.optimizers.LossScaleOptimizer(descent) if parsed.precision == "float16" else descent
 
 

@@ -56,7 +56,7 @@ def test_each_strategy_goes_on_with_the_model_of_another(cluster: Stack) -> None
         last += 2000 if strategy == "async" else 400  # async is not held up by a worker that starts late: all are to take part
         args = f"--max-steps {last} --log-interval 0.2 --checkpoint-steps 200"
         code, record = train(cluster, job, strategy, args, "--job-dir", job_dir)
-        assert (code, record["state"]) == (0, "SUCCEEDED"), record
+        assert (code, record["state"]) == (0, "SUCCEEDED"), record["errorMessage"]
         assert record["trainingInput"]["args"][:2] == ["--strategy", strategy]
         for replica in TRAINERS:
             found(messages(cluster, job, replica), LINE.format(replica.replace("-", "/")))
@@ -117,10 +117,10 @@ def test_a_model_too_large_for_a_host_trains_on_three(cluster: Stack, tmp_path: 
     code, record = train(cluster, "too_large", "async", LARGE, *once)
     assert (code, record["state"]) == (1, "FAILED"), record
     killed = r"The replica (master|worker) \d exited with a non-zero status of 137 \(signal 9 \(SIGKILL\), out of memory\)"
-    assert re.match(killed, record["errorMessage"]), record
+    assert re.match(killed, record["errorMessage"]), record["errorMessage"]
 
     code, record = train(cluster, "large_in_three", "model-parallel", LARGE, *once)
-    assert (code, record["state"]) == (0, "SUCCEEDED"), record
+    assert (code, record["state"]) == (0, "SUCCEEDED"), record["errorMessage"]
     lines = messages(cluster, "large_in_three", "master-0")
     for replica in TRAINERS:
         found(lines, rf"^Placed hidden\S.* on {replica.replace('-', '/')}: \d+\.\d MB of parameters$")

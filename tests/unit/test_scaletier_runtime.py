@@ -124,3 +124,31 @@ def test_what_is_no_number_of_devices_is_one_line(
     assert main(Job(None, None), []) == 2
     wanted = f"error: SCALETIER_CPU_DEVICES={told!r} is not a number of devices; valid are 1 and above\n"
     assert capfd.readouterr().err.endswith(wanted)
+
+
+KEEPS = """
+import ctypes
+from scaletier.runtime import give_memory_back, reuse_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4 // 1024
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+reuse_memory()
+pieces = [libc.malloc(1 << 20) for _ in range(200)]
+for piece in pieces:
+    ctypes.memset(piece, 1, 1 << 20)
+full = resident()
+for piece in pieces:
+    libc.free(piece)
+kept = resident()
+give_memory_back()
+print(full - kept, full - resident())
+"""
+
+
+def test_what_is_free_is_kept_until_it_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, check=True)
+    kept, given = map(int, done.stdout.split())
+    assert kept < 20 and given > 150, "MB of 200"

@@ -81,3 +81,11 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(
     assert message in shown
     assert shown.startswith("error: ")
     assert shown.count("\n") == 1
+
+
+def test_gradients_of_several_replicas_are_clipped() -> None:
+    """What one replica trains, also over several hosts, keeps the length of its gradients."""
+    from trainer.task import job
+
+    optimizer = job(parse([], ENVIRON)).optimizer
+    assert [optimizer(replicas).global_clipnorm for replicas in (1, 2, 20)] == [None, 1.0, 1.0]
