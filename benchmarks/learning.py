@@ -30,12 +30,12 @@ _CURVE = (
 )
 _TARGET = 0.99
 _SECONDS = f"seconds from the first step to {_TARGET} of test accuracy, cnn"
-_TWO_STEPS, _TEN_STEPS = 1200, 2500
-_OURS, _PEERS = f"{_CURVE} --max-steps 1500", f"{_CURVE} --max-steps 1000"
+_ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS = 1000, 1200, 1500, 2500
+_OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_ONE_STEPS}"
 _TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
 # As ours has it: the rate grows fivefold with five replicas, and so does the time in which it comes to that.
 _MWMS = (
-    "--model cnn --max-steps 1500 --checkpoint-steps 50 --steps-per-execution 10 "
+    f"--model cnn --max-steps {_FIVE_STEPS} --checkpoint-steps 50 --steps-per-execution 10 "
     "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 400"
 )
 _CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 50"
@@ -98,12 +98,11 @@ def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
 
 
 def _told(replicas: str, steps: int) -> str:
-    return (
-        f"{steps:,} steps of {replicas} against 1,000 of the one, as each needs; a checkpoint every 50 in both, on the master"
-    )
+    grid = "a checkpoint every 50 in both, on the master"
+    return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of the one, as each needs; {grid}"
 
 
-_FIVE_TOLD = _told("all five", 1500)
+_FIVE_TOLD = _told("all five", _FIVE_STEPS)
 _SERVERS = "the parameter servers have such a share each besides"
 _UNDISTURBED = f"the same undisturbed, {_SHARE} core a host"
 _NOT_IN_TURN = "nothing but the order: the peer's runs are those of own-async"

@@ -35,7 +35,7 @@ from scaletier.runtime import (
     say,
     say_device,
 )
-from scaletier.walk import Round, State, initial_own
+from scaletier.walk import Round, State, initial_own, numbers
 
 tf = import_tensorflow()
 
@@ -81,7 +81,8 @@ class Asynchronous:
                 for devices in {self._devices, *of_workers}
             }
         self._zeros = tf.function(lambda: [tf.zeros(one.shape, one.dtype) for one in self._network.own], autograph=False)
-        self._zeros = self._zeros.get_concrete_function()
+        if self._workers:
+            self._zeros = self._zeros.get_concrete_function()  # here, and not in their threads
         self._progress = Progress(step, flags.max_steps, self._workers)
         self._shown = (time.monotonic(), 0)
         self._others: Workers | None = None
@@ -173,7 +174,7 @@ class Asynchronous:
     def _begin(self, replica: Replica, index: int) -> State:
         """What a replica begins with. A round of no steps brings the graph to its host, which takes a moment."""
         if replica.leads:
-            others = initial_own(self._network, index, 1 + self._workers, replica.devices)[len(self.own) :]
+            others = initial_own(self._network, numbers(index, 1 + self._workers, replica.devices)[1:])
             own = tuple(map(tf.convert_to_tensor, [*self.own, *others]))
             begun = self._state = State(tuple(map(tf.convert_to_tensor, self.shared)), own)
             if not self._workers:
@@ -185,9 +186,10 @@ class Asynchronous:
 
     def _own(self, index: int, devices: int) -> tuple[Any, ...]:
         """What a worker begins with alone, made there: what is not zero, as few things are, is sent there."""
-        zeros, values = self._zeros(), initial_own(self._network, index, 1 + self._workers, devices)
+        values = initial_own(self._network, numbers(index, 1 + self._workers, devices))
+        zeros = list(self._zeros()) * devices
         with here():
-            pairs = zip(values, list(zeros) * devices, strict=True)
+            pairs = zip(values, zeros, strict=True)
             return tuple(tf.constant(value) if value.any() else zero for value, zero in pairs)
 
     def _train_worker(self) -> None:

@@ -23,7 +23,7 @@ from scaletier.lines import train_line
 from scaletier.network import Network
 from scaletier.replica import DivergedError
 from scaletier.runtime import import_tensorflow, local_devices, prepare_process, say, say_device
-from scaletier.walk import Round, State, figures, initial_own, walk
+from scaletier.walk import Round, State, figures, initial_own, numbers, walk
 
 tf = import_tensorflow()
 
@@ -55,7 +55,7 @@ class Synchronous:
         self._copy = checkpoint.LocalCopy(self._network)
         self.variables, self.step, self.outputs = self._copy.variables, self._copy.step, self._copy.outputs
         self.shared, self.own = self._copy.shared, self._copy.own
-        own = initial_own(self._network, self._index, self._count, len(self._devices))
+        own = initial_own(self._network, numbers(self._index, self._count, len(self._devices)))
         self._copy.assign(State.initial(self._network).shared, own, 0)
         self._owns = [*self.own, *map(tf.Variable, own[len(self.own) :])]
         step = self._copy.restore(reader) if reader else 0

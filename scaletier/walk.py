@@ -27,16 +27,21 @@ class State(NamedTuple):
     def initial(cls, network: Network) -> State:
         """How a job begins, on one device of the master."""
         shared = tuple(tf.constant(network.initial(spec)) for spec in network.shared)
-        return cls(shared, tuple(tf.constant(value) for value in initial_own(network, 0)))
+        return cls(shared, tuple(tf.constant(value) for value in initial_own(network, [0])))
 
 
-def initial_own(network: Network, replica: int, replicas: int = 1, devices: int = 1) -> list[npt.NDArray[Any]]:
-    """How one of so many replicas begins with what is its own, on each of its devices.
+def numbers(replica: int, replicas: int, devices: int) -> range:
+    """The numbers of one replica's devices, of which no other in the job has any."""
+    return range(replica, replica + replicas * devices, replicas)
+
+
+def initial_own(network: Network, devices: Sequence[int]) -> list[npt.NDArray[Any]]:
+    """How devices of these numbers begin with what is their own.
 
     Generators' states differ, for other random numbers everywhere.
     """
     found = []
-    for number in range(replica, replica + replicas * devices, replicas):
+    for number in devices:
         for spec in network.own:
             value = network.initial(spec)
             if "seed_generator_state" in spec.name and value.size:
