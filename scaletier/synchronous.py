@@ -63,8 +63,8 @@ class Synchronous:
         self._iterator = place.iterator
         kept = self._network, self, source.element_spec[0], evaluated, place, step
         self._keeper = Keeper(job, flags, *kept) if self._chief else None
-        self._round = tf.function(lambda steps: self._strategy.run(self._replica_round, (steps,)), autograph=False)
-        self._copy_chief = tf.function(lambda: self._strategy.run(self._take_over), autograph=False)
+        self._round = tf.function(self._replica_round, autograph=False)
+        self._copy_chief = tf.function(self._take_over, autograph=False)
 
     def run(self) -> None:
         """Trains to the last step; the chief then exports and evaluates, and the others wait for that.
@@ -114,7 +114,11 @@ class Synchronous:
         return done, own_loss
 
     def _replica_round(self, steps: Any) -> Any:
-        """Walks, and takes the mean of all walks: the figures of Round, loss and metrics being means, and the own loss."""
+        """Walks, and takes the mean of all walks: the figures of Round, loss and metrics being means, and the own loss.
+
+        Only the sum is the strategy's. Within its `run` Keras divides each loss by the number of replicas, for those who add up
+        gradients; here each walks by itself.
+        """
         start = State(
             tuple(variable.read_value() for variable in self.shared), tuple(variable.read_value() for variable in self._owns)
         )
@@ -141,7 +145,13 @@ class Synchronous:
             variable.assign(self._all_reduce(value if self._chief else tf.zeros_like(value)))
 
     def _all_reduce(self, value: Any) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value, self._options)
+        """The sum of all replicas' values."""
+
+        def reduced(value: Any) -> Any:
+            mine = tf.identity(value)  # on the strategy's device
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, self._options)
+
+        return self._strategy.run(reduced, (value,))
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:

@@ -1,0 +1,59 @@
+"""What strategies come to as several processes, against NumPy: nothing may be lost, scaled or counted twice on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from linear import BATCH, DECAY, MOMENTUM, RATE, WIDTH, points
+from loopback import Job
+
+from scaletier.runtime import import_tensorflow
+
+tf = import_tensorflow()
+NAMES = ("first:kernel", "first:bias", "second:kernel", "second:bias")
+STEPS, PERIOD = 27, 4
+
+
+def walked(weights: list[Any], velocities: list[Any], replica: int, batches: range) -> tuple[list[Any], list[Any]]:
+    """By Nesterov's momentum along the gradients of the mean of squares and of the weights' decay."""
+    inputs, targets = points(replica)
+    for batch in batches:
+        x, (a, b, c, d) = inputs[batch], weights
+        hidden = x @ a + b
+        error = 2 * (hidden @ c + d - targets[batch]) / BATCH
+        behind = error @ c.T
+        gradients = [x.T @ behind + 2 * DECAY * a, behind.sum(0), hidden.T @ error + 2 * DECAY * c, error.sum(0)]
+        velocities = [MOMENTUM * v - RATE * g for v, g in zip(velocities, gradients, strict=True)]
+        weights = [w + MOMENTUM * v - RATE * g for w, v, g in zip(weights, velocities, gradients, strict=True)]
+    return weights, velocities
+
+
+def rounds(replicas: int, period: int) -> list[Any]:
+    """The weights after rounds of `period` steps of each replica, and the mean of how far they came after each round."""
+    mean: list[Any] = [np.ones([WIDTH, 2]), np.zeros(2), np.ones([2, 1]), np.zeros(1)]
+    velocities = [[np.zeros_like(one) for one in mean] for _ in range(replicas)]
+    for first in range(0, STEPS // replicas, period):
+        batches = range(first, min(first + period, STEPS // replicas))
+        reached = []
+        for replica in range(replicas):
+            weights, velocities[replica] = walked(mean, velocities[replica], replica, batches)
+            reached.append(weights)
+        mean = [sum(ones) / replicas for ones in zip(*reached, strict=True)]
+    return mean
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), [("sync", 3), ("model-parallel", 1)])
+def test_what_several_hosts_come_to_is_what_numpy_says(tmp_path: Path, strategy: str, replicas: int) -> None:
+    flags = (f"--strategy={strategy}", f"--max-steps={STEPS}", "--microbatches=2")
+    job = Job(tmp_path, "linear", (("chief", 0), ("worker", 0), ("worker", 1)), *flags, PYTHONPATH=str(Path(__file__).parent))
+    try:
+        job.start_all()
+        assert job.wait("chief-0") == 0, job.log("chief-0")
+    finally:
+        job.stop()
+    held = tf.train.load_checkpoint(f"{tmp_path}/job/checkpoints/model-{STEPS}")
+    for name, expected in zip(NAMES, rounds(replicas, PERIOD), strict=True):
+        np.testing.assert_allclose(held.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE"), expected, rtol=1e-4, err_msg=name)
