@@ -65,7 +65,7 @@ class Stream:
             while data := self._channel.recv(_CHUNK):
                 yield data
         if self.exited < 0:
-            raise HostError(self.host, "broke off")
+            raise HostError(self.host, cut_off(self._channel) or "says that the command was killed, as where memory is short")
 
     @property
     def exited(self) -> int:
@@ -92,7 +92,20 @@ class Stream:
         try:
             yield
         except _BREAKS as error:
-            raise HostError(self.host, f"broke off: {str(error) or type(error).__name__}") from error
+            raise HostError(self.host, broke_off(error)) from error
+
+
+def cut_off(channel: Any) -> str | None:
+    """What a command without an exit code lost its connection by; None where a signal ended it, and the connection is there."""
+    transport = channel.get_transport()
+    if transport.saved_exception is None and transport.is_active():
+        return None
+    return broke_off(transport.saved_exception)
+
+
+def broke_off(error: BaseException | None) -> str:
+    """That a connection broke off, and by what."""
+    return "broke off" if error is None else f"broke off: {str(error) or type(error).__name__}"
 
 
 class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types

@@ -7,15 +7,18 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
+
+import paramiko
 
 from ops import terminal
 from ops.cluster import aside
 from ops.cluster.cluster import Cluster
-from ops.cluster.forward import Forward, local_ports
+from ops.cluster.forward import Forward, at_once, local_ports
 from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
+from ops.cluster.remote import Fleet, broke_off, cut_off
 from ops.errors import DONE, HostError, OpsError, UsageError
 from ops.train.push import PYTHON
 
@@ -59,19 +62,25 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
         raise UsageError("--job shows one job and --all every one: leave one of them out")
     inventory = cluster.inventory
     logdir, title = (f"{inventory.bucket}/jobs", inventory.stack) if every_job else _logdir(cluster, job_id)
-    connection = cluster.fleet.connection(inventory.chief.name)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Forward(connection.transport, _LOOPBACK, ports) as forward,
-        _serving(connection, command(inventory.chief, logdir, title)) as channel,
-    ):
-        host = _Server(inventory.chief.name, channel)
-        with terminal.Step(f"starting TensorBoard on {host.name}"):
-            forward.port_there = host.await_port()
-        terminal.out(f"http://{_LOOPBACK}:{forward.port}/")
-        sys.stdout.flush()
-        terminal.note(f"TensorBoard on {host.name} shows {logdir}; Ctrl-C ends it")
-        host.await_end()
+    chief = _Chief(cluster.fleet, inventory.chief.name)
+    line = command(inventory.chief, logdir, title)
+    with contextlib.suppress(KeyboardInterrupt), Forward(chief, _LOOPBACK, ports) as forward:
+        shown = False
+        while True:
+            try:
+                with chief.serving(line) as server:
+                    with terminal.Step(f"starting TensorBoard on {chief.name}"):
+                        forward.port_there = server.await_port()
+                    if not shown:
+                        terminal.out(f"http://{_LOOPBACK}:{forward.port}/")
+                        sys.stdout.flush()
+                        terminal.note(f"TensorBoard on {chief.name} shows {logdir}; Ctrl-C ends it")
+                    shown = True
+                    server.await_end()
+            except _CutOffError as error:
+                if not shown:
+                    raise
+                terminal.note(f"{error}; starting TensorBoard again")
     return DONE
 
 
@@ -85,14 +94,37 @@ def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:
     return found.job_dir, record.jobId
 
 
-@contextlib.contextmanager
-def _serving(connection: Any, line: str) -> Iterator[Any]:
-    """A channel on which a command runs; it loses its stdin with the context."""
-    channel = connection.create_session()
-    with contextlib.closing(channel):
-        channel.set_combine_stderr(True)
-        channel.exec_command(line)
-        yield channel
+class _CutOffError(HostError):
+    """The connection to TensorBoard broke off."""
+
+
+class _Chief:
+    """The chief's host, connected to again where the connection before broke off."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.name, self._fleet = name, fleet
+
+    def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
+        """For a `Forward`."""
+        try:
+            transport = self._fleet.connection(self.name).transport
+        except HostError as error:
+            raise paramiko.SSHException(str(error)) from error
+        at_once(transport)
+        return transport.open_channel(kind, there, peer, timeout=timeout)
+
+    @contextlib.contextmanager
+    def serving(self, line: str) -> Iterator[_Server]:
+        """TensorBoard by this command line; it loses its stdin with the context. HostError where the host cannot be reached."""
+        connection = self._fleet.connection(self.name)
+        try:
+            channel = connection.create_session()
+            with contextlib.closing(channel):
+                channel.set_combine_stderr(True)
+                channel.exec_command(line)
+                yield _Server(self.name, channel)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise _CutOffError(self.name, broke_off(error)) from error
 
 
 class _Server:
@@ -110,8 +142,8 @@ class _Server:
             self._listen(1.0)
         return int(found[1])
 
-    def await_end(self) -> None:
-        """Returns never: HostError when TensorBoard, or the connection to it, has ended."""
+    def await_end(self) -> NoReturn:
+        """HostError when TensorBoard has ended, _CutOffError when the connection to it has."""
         while True:
             self._listen(_BEAT_SECONDS)
 
@@ -120,12 +152,15 @@ class _Server:
         self._channel.settimeout(seconds)
         try:
             heard = self._channel.recv(1 << 15)
-            if not heard and self._channel.recv_exit_status() == -1:
-                raise HostError(self.name, "broke off: run fab tensorboard again")
-            if not heard:
-                raise HostError(self.name, "has ended TensorBoard", output=self._said)
-            self._said = (self._said + heard.decode("utf-8", "replace"))[-2000:]
         except TimeoutError:
-            pass
+            heard = None
+        if heard == b"":
+            if self._channel.recv_exit_status() >= 0:
+                raise HostError(self.name, "has ended TensorBoard", output=self._said)
+            if why := cut_off(self._channel):
+                raise _CutOffError(self.name, why)
+            raise HostError(self.name, "has killed TensorBoard, as where memory is short")
+        if heard:
+            self._said = (self._said + heard.decode("utf-8", "replace"))[-2000:]
         with contextlib.suppress(OSError):  # the next turn says that it has ended
             self._channel.sendall(b"\n")

@@ -135,6 +135,25 @@ def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp
     assert (tmp_path / "live" / "saved_model.pb").is_file()
 
 
+def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster: Stack, job: str) -> None:
+    with tensorboard(cluster, "--job", job) as (process, url):
+        assert "loss" in fetch(url, "/data/plugin/scalars/tags")
+        cluster.ssh("master-0", "sudo -n pkill -KILL -f '^sshd: [s]caletier'")
+
+        def answers() -> bool:
+            try:
+                return "loss" in fetch(url, "/data/plugin/scalars/tags")
+            except (OSError, http.client.HTTPException, AssertionError):
+                assert process.poll() is None, "it goes on"
+                return False
+
+        await_true("TensorBoard answers again", answers)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert process.stdout is not None
+        assert "master-0 broke off: " in process.stdout.read()
+
+
 def test_the_export_of_a_job_comes_once(cluster: Stack, job: str, tmp_path: Path) -> None:
     dest = tmp_path / "model"
     shown = cluster.fab("export", job, "--dest", str(dest), "--json")

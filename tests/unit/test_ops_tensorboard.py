@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,12 @@ from ops.train.push import PYTHON
 class FakeChannel:
     """A channel that has these pieces to say, None for a silence, and then has ended."""
 
-    def __init__(self, *pieces: bytes | None, exited: int = 1) -> None:
+    def __init__(self, *pieces: bytes | None, exited: int = 1, error: Exception | None = None, connected: bool = False) -> None:
         self.pieces, self.sent, self.exited = list(pieces), b"", exited
+        self.transport = SimpleNamespace(saved_exception=error, is_active=lambda: connected)
+
+    def get_transport(self) -> SimpleNamespace:
+        return self.transport
 
     def recv_exit_status(self) -> int:
         return self.exited
@@ -48,6 +53,15 @@ class FakeChannel:
 
     def sendall(self, content: bytes) -> None:
         self.sent += content
+
+    def set_combine_stderr(self, combine: bool) -> None:
+        assert combine
+
+    def exec_command(self, command: str) -> None:
+        assert command
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @pytest.fixture
@@ -118,8 +132,69 @@ def test_an_end_is_an_error_with_its_last_line() -> None:
         host.await_port()
     with pytest.raises(HostError, match="has ended TensorBoard: late"):
         module._Server("master-0", FakeChannel(None, b"late\n", None)).await_end()
-    with pytest.raises(HostError, match=r"^master-0 broke off: run fab tensorboard again$"):
-        module._Server("master-0", FakeChannel(b"TensorBoard 2.21.0 at", exited=-1)).await_end()
+
+
+@pytest.mark.parametrize(
+    ("channel", "says"),
+    [
+        (FakeChannel(b"TensorBoard 2.21.0 at", exited=-1), "broke off"),
+        (FakeChannel(exited=-1, error=ConnectionResetError("reset by peer"), connected=True), "broke off: reset by peer"),
+        (FakeChannel(exited=-1, error=EOFError()), "broke off: EOFError"),
+        (FakeChannel(exited=-1, connected=True), "has killed TensorBoard, as where memory is short"),
+    ],
+)
+def test_an_end_without_an_exit_code_tells_a_lost_connection_from_a_killed_command(channel: FakeChannel, says: str) -> None:
+    with pytest.raises(HostError, match=f"^master-0 {says}$"):
+        module._Server("master-0", channel).await_end()
+
+
+class FakeFleet:
+    """One connection after the other, each with one of these channels; then the host does not answer."""
+
+    def __init__(self, *channels: FakeChannel) -> None:
+        self.channels = list(channels)
+
+    def connection(self, name: str) -> SimpleNamespace:
+        if not self.channels:
+            raise HostError(name, "does not answer")
+        channel = self.channels.pop(0)
+        return SimpleNamespace(create_session=lambda: channel, transport=channel.transport)
+
+
+def _shown(cluster: Cluster, *channels: FakeChannel) -> str:
+    """What `fab tensorboard --all` ends with."""
+    fleet: Any = FakeFleet(*channels)
+    with pytest.raises(HostError) as caught:
+        module.tensorboard(Cluster(cluster.inventory, fleet), None, every_job=True, port=None)
+    return str(caught.value)
+
+
+def _serves(port: int, **how: Any) -> FakeChannel:
+    return FakeChannel(b"TensorBoard 2.21.0 at http://127.0.0.1:%d/ (Press CTRL+C to quit)\n" % port, **how)
+
+
+def test_after_a_connection_that_broke_off_it_begins_again_behind_the_same_port(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = EOFError("reset")
+    channels = [_serves(1001, exited=-1, error=lost), _serves(1002, exited=-1, error=lost)]
+    assert _shown(cluster, *channels) == "master-0 does not answer"
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 1, "one URL"
+    assert said.err.count("master-0 broke off: reset; starting TensorBoard again") == 2
+
+
+@pytest.mark.parametrize(
+    ("channels", "says"),
+    [
+        ([FakeChannel(exited=-1, error=EOFError()), _serves(1)], "master-0 broke off: EOFError"),
+        ([_serves(1, exited=-1, connected=True), _serves(1)], "master-0 has killed TensorBoard, as where memory is short"),
+        ([_serves(1, exited=0), _serves(1)], "master-0 has ended TensorBoard: TensorBoard 2.21.0 at "),
+    ],
+    ids=["broke off before it served", "killed", "ended by itself"],
+)
+def test_what_else_ends_it_is_told(cluster: Cluster, channels: list[FakeChannel], says: str) -> None:
+    assert _shown(cluster, *channels).startswith(says)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", ""])
