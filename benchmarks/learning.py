@@ -10,6 +10,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +21,7 @@ import numpy as np
 from benchmarks.measure import MeasureError
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import BenchStack, say
-from benchmarks.trained import alone, fetched, seconds_to, step_to, together
+from benchmarks.trained import Trained, alone, fetched, seconds_to, step_to, together
 from infra.spec import ScaleTier
 
 # The same grid for all, and enough steps that each comes to the target well before its rate is at nothing.
@@ -63,7 +64,10 @@ def _reached(
     tier: ScaleTier = ScaleTier.STANDARD_1,
     beside: Callable[[threading.Event], None] | None = None,
 ) -> Reached:
-    trained = together(stack, label, arguments, *options, tier=tier, beside=beside)
+    return _reached_by(stack, together(stack, label, arguments, *options, tier=tier, beside=beside))
+
+
+def _reached_by(stack: BenchStack, trained: Trained) -> Reached:
     with fetched(stack, trained.job) as folder:
         step = step_to(_TARGET, Path(folder))
     # So many checkpoints the bucket has no room for many times.
@@ -92,9 +96,18 @@ def _five(stack: BenchStack, strategy: str) -> list[float]:
 
 @cache
 def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
-    """One host of a cluster, while each has this share of a core."""
-    say(f"one host with {share} of a core")
-    return _seconds(stack, "one", _PEERS, "--scale-tier", "BASIC", tier=tier)
+    """One host of a cluster, while each has this share of a core.
+
+    All seeds at once: each has a host, and so a share, of its own.
+    """
+    say(f"one host with {share} of a core, of each seed")
+
+    def train(seed: int) -> Trained:
+        return together(stack, f"one-{seed}", f"{_PEERS} --seed {seed}", "--scale-tier", "BASIC", tier=tier)
+
+    with ThreadPoolExecutor() as threads:
+        trained = list(threads.map(train, _SEEDS))
+    return [_reached_by(stack, each).seconds for each in trained]
 
 
 def _told(replicas: str, steps: int) -> str:
@@ -103,6 +116,7 @@ def _told(replicas: str, steps: int) -> str:
 
 
 _FIVE_TOLD = _told("all five", _FIVE_STEPS)
+_ONES = "the three seeds of the one train at once, each on a host of its own"
 _SERVERS = "the parameter servers have such a share each besides"
 _UNDISTURBED = f"the same undisturbed, {_SHARE} core a host"
 _NOT_IN_TURN = "nothing but the order: the peer's runs are those of own-async"
@@ -150,7 +164,7 @@ def async_bytes_to_accuracy(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.4,
     aim=0.25,
-    unequal=f"{_FIVE_TOLD}; {_SERVERS}",
+    unequal=f"{_FIVE_TOLD}; {_ONES}; {_SERVERS}",
 )
 def own_async(stack: BenchStack) -> Figure:
     """Five replicas and three parameter servers."""
@@ -163,7 +177,7 @@ def own_async(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.4,
     aim=0.25,
-    unequal=_FIVE_TOLD,
+    unequal=f"{_FIVE_TOLD}; {_ONES}",
 )
 def own_sync(stack: BenchStack) -> Figure:
     """The parameter servers stand idle."""
@@ -176,7 +190,7 @@ def own_sync(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.7,
     aim=0.55,
-    unequal=f"{_told('both', _TWO_STEPS)}; {_SERVERS}",
+    unequal=f"{_told('both', _TWO_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_two(stack: BenchStack) -> Figure:
     """All three parameter servers, as the others have."""
@@ -190,7 +204,7 @@ def own_two(stack: BenchStack) -> Figure:
     bar=0.25,
     aim=0.143,
     tier=ScaleTier.CUSTOM,
-    unequal=f"{_told('all ten', _TEN_STEPS)}; {_SERVERS}",
+    unequal=f"{_told('all ten', _TEN_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_ten(stack: BenchStack) -> Figure:
     """A tenth of a core, as ten of a fifth are more than this machine has."""

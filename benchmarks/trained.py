@@ -186,6 +186,7 @@ def step_to(accuracy: float, folder: Path) -> int:
     """
     command = [sys.executable, "-m", "benchmarks.accuracy_once", str(folder)]
     curve: list[tuple[int, float]] = json.loads(must(run(command, {"PATH": str(BIN)}, ROOT), "evaluating checkpoints").out)
+    say(f"test accuracy at steps: {', '.join(f'{step} {found:.4f}' for step, found in curve)}")
     return step_with(accuracy, curve)
 
 
