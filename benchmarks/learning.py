@@ -26,7 +26,7 @@ from infra.spec import ScaleTier
 
 # The same grid for all, and enough steps that each comes to the target well before its rate is at nothing.
 _CURVE = (
-    "--model cnn --checkpoint-steps 50 --checkpoint-seconds 100000 --keep-checkpoints 100 "
+    "--model cnn --checkpoint-steps 100 --checkpoint-seconds 100000 --keep-checkpoints 100 "
     "--eval-interval 100000 --log-interval 0.2"
 )
 _TARGET = 0.99
@@ -36,10 +36,10 @@ _OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_
 _TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
 # As ours has it: the rate grows fivefold with five replicas, and so does the time in which it comes to that.
 _MWMS = (
-    f"--model cnn --max-steps {_FIVE_STEPS} --checkpoint-steps 50 --steps-per-execution 10 "
+    f"--model cnn --max-steps {_FIVE_STEPS} --checkpoint-steps 100 --steps-per-execution 10 "
     "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 400"
 )
-_CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 50"
+_CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 100"
 _ACCURACY = "--model cnn --max-steps 10000 --eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
 _SHARE, _SMALL_SHARE = 0.2, 0.1
 _SLOWED, _PART = "worker-0", 0.25
@@ -111,7 +111,7 @@ def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
 
 
 def _told(replicas: str, steps: int) -> str:
-    grid = "a checkpoint every 50 in both, on the master"
+    grid = "a checkpoint every 100 in both, on the master"
     return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of the one, as each needs; {grid}"
 
 
@@ -296,7 +296,7 @@ class Killer:
     "builds its graph, and ours after its first; ours saves the optimizer's variables, too",
 )
 def sync_to_accuracy(stack: BenchStack) -> Figure:
-    """The same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 50."""
+    """The same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 100."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         ours = _five(stack, "sync")

@@ -26,11 +26,9 @@ _LIMIT_SECONDS = 580.0
 # A host with a tenth of a core takes its time.
 _JOB_SECONDS = 3600.0
 _END_SECONDS = 30.0
-_SAMPLE_SECONDS = 4.0
 _TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+): ")
 _FINAL = re.compile(r"Final metrics after (\d+) steps, loss: [\d.]+, accuracy: ([\d.]+)")
 _SENT = "cat /sys/class/net/eth0/statistics/tx_bytes"
-_WATCHED = ("ps-0", "worker-0")
 _PEAKS = "sudo -n sh -c 'for p in $(pgrep -u trainer); do grep VmHWM /proc/$p/status; done'"
 
 
@@ -134,13 +132,13 @@ def together(
     *options: str,
     tier: ScaleTier = ScaleTier.STANDARD_1,
     beside: Callable[[threading.Event], None] | None = None,
-    watched: Sequence[str] = _WATCHED,
-    every: float = _SAMPLE_SECONDS,
+    watched: Sequence[str] = (),
+    every: float = 0.0,
 ) -> Trained:
     """A job on the cluster, by `fab train`, which must succeed.
 
     `beside` runs from its first Train line on, until the event that it is given is set at the job's end. On the hosts `watched`
-    the trainers' memory is looked at every so many seconds.
+    the trainers' memory is looked at every so many seconds, which takes some of their processor.
     """
     inventory = stack.require(tier)
     job = job_id(label)

@@ -27,6 +27,7 @@ _FEW = f"--model mlp --batch-size 10 --max-steps 60 --log-interval 0.2 {_STEADY}
 _ROOM = "10GiB"
 _LARGE_HOSTS = ("master-0", "worker-0", "ps-0")
 _LOOK_SECONDS = 0.5
+_WATCHED, _SAMPLE_SECONDS = ("ps-0", "worker-0"), 4.0
 _PAIRS, _STEPS, _TRACED = 3, 400, 100
 
 
@@ -39,7 +40,7 @@ def _alone(arguments: str) -> Trained:
 
 @cache
 def _together(stack: BenchStack, label: str, arguments: str) -> Trained:
-    return together(stack, label, arguments)
+    return together(stack, label, arguments, watched=_WATCHED, every=_SAMPLE_SECONDS)
 
 
 def _repeated(arguments: str) -> list[str]:
@@ -56,7 +57,8 @@ def _medians(pairs: Sequence[tuple[float, float]]) -> Figure:
 def _seeds_design(stack: BenchStack) -> Trained:
     package = "examples/cloudml"
     options = ("--package", package, "--config", f"{package}/config.yaml")
-    return together(stack, "seeds", f"--model cnn --max-steps {_SEEDS_STEPS}", *options)
+    arguments = f"--model cnn --max-steps {_SEEDS_STEPS}"
+    return together(stack, "seeds", arguments, *options, watched=_WATCHED, every=_SAMPLE_SECONDS)
 
 
 @benchmark(

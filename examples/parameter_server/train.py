@@ -88,8 +88,13 @@ def evaluate():
     saver = checkpoint(model)
     places, labels = next(iter(points()))
     for path in tf.train.checkpoints_iterator(saver.directory):
-        saver.checkpoint.restore(path).expect_partial()
-        print(f"evaluated {os.path.basename(path)}: accuracy {float(model.accuracy(places, labels)):.3f}", flush=True)
+        name = os.path.basename(path)
+        try:
+            saver.checkpoint.restore(path).expect_partial()
+        except (tf.errors.NotFoundError, tf.errors.DataLossError):
+            print(f"{name} is gone: the coordinator keeps the newest two", flush=True)
+            continue
+        print(f"evaluated {name}: accuracy {float(model.accuracy(places, labels)):.3f}", flush=True)
 
 
 def main():

@@ -84,6 +84,7 @@ OUTSIDE = {
     "ops/cluster": {"fabric", "paramiko", "fsspec"},
     "ops/package": {"packaging"},
     "ops/models/reach.py": {"paramiko"},
+    "ops/models/tensorboard.py": {"paramiko"},
     "ops/report/charts.py": {"vl_convert"},
     "ops/report/page.py": {"jinja2", "markupsafe"},
     "ops/screen/draw.py": {"rich"},
