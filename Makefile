@@ -80,7 +80,7 @@ e2e: setup dev browser ## tests on real hosts
 rehearsal: setup dev gcs ## a Google cluster, from its first boot to a model, without Google
 	@$(BIN)/pytest tests/rehearsal
 
-test: ## everything: ruff, mypy, unit, contract, simulation, stack, rehearsal and e2e tests
+test: ## everything: ruff, mypy, unit, contract, simulation, stack, processes, rehearsal and e2e tests
 	@setup/needs.sh
 	@$(TOGETHER) $(LOCAL) dev browser gcs
 	@$(MAKE) lint

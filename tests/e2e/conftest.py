@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from stacks import Stack
+from stacks import ORIGINAL, Stack
 
 CUSTOM = {
     "scaleTier": "CUSTOM",
@@ -25,6 +25,22 @@ def cluster() -> Iterator[Stack]:
     with Stack("e2e", CUSTOM) as stack:
         stack.up()
         yield stack
+
+
+@pytest.fixture(scope="session")
+def served(cluster: Stack) -> str:
+    """A job that has trained on one host, whose export answers."""
+    trained = cluster.fab("train", "served", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
+    assert trained.code == 0, trained.text
+    return "served"
+
+
+@pytest.fixture(scope="session")
+def original(cluster: Stack) -> str:
+    """A job that has trained on all of the cluster."""
+    result = cluster.fab("train", "--job", "original", "--args", ORIGINAL)
+    assert result.code == 0, result.text
+    return "original"
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stacks import Stack
@@ -37,13 +38,19 @@ time.sleep(90)
 _OPERATOR = "the operator"
 
 
-def listen(cluster: Stack, host: str, ports: Sequence[int]) -> None:
-    """Something that listens on those of the ports of a host that are free, until `hush`."""
-    cluster.ssh(host, f"sudo systemd-run --quiet --unit listen python3 -c '{_LISTEN % list(ports)}'")
+@contextlib.contextmanager
+def listening(cluster: Stack, hosts: Sequence[str], ports: Sequence[int]) -> Iterator[None]:
+    """Something that listens on those of the ports of these hosts that are free, while in the context."""
 
+    def on_all(command: str) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda host: cluster.ssh(host, command), hosts))
 
-def hush(cluster: Stack, host: str) -> None:
-    cluster.ssh(host, "sudo systemctl stop listen")
+    on_all(f"sudo systemd-run --quiet --unit listen python3 -c '{_LISTEN % list(ports)}'")
+    try:
+        yield
+    finally:
+        on_all("sudo systemctl stop listen")
 
 
 def mistakes(cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int]) -> list[str]:

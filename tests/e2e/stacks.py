@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,7 +19,10 @@ from infra.lxd.leftovers import own
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
+ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.1"
+"""What the job `original` is given."""
 _LIMIT = 600.0
+_ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,8 @@ class Stack:
         return result.text
 
     def configure(self, **values: str) -> None:
-        for key, value in values.items():
-            self.pulumi("config", "set", key, value)
+        told = (word for key, value in values.items() for word in ("--plaintext", f"{key}={value}"))
+        self.pulumi("config", "set-all", *told)
 
     def up(self) -> str:
         return self.pulumi("up", "--yes", "--skip-preview")
@@ -130,9 +134,11 @@ class Stack:
         """A command on a host as whom `fab shell` logs in, or as another."""
         return self.run("ssh", "-F", str(self.folder / "ssh_config"), "-l", user, host, command, timeout=timeout)
 
-    def enough(self, job: str) -> None:
-        """End a job of the tiny trainer as if its time were over: a test that waits need not guess how long it takes."""
-        assert self.ssh("ps-0", f"sudo touch /bucket/jobs/{job}/output/enough").code == 0
+    def enough(self, job: str, replicas: int = 1) -> None:
+        """End a job of the tiny trainer, once so many replicas have begun, as if its time were over."""
+        told = f"/bucket/jobs/{job}/output"
+        begun = f"until [ $(ls {told} 2>/dev/null | grep -c json) -ge {replicas} ]; do sleep 0.2; done"
+        assert self.ssh("master-0", f"{begun}; sudo touch {told}/enough", timeout=120).code == 0
 
     def describe(self, job: str) -> dict[str, Any]:
         result = self.fab("describe", job, "--json")
@@ -142,7 +148,11 @@ class Stack:
 
     def wait(self, job: str, *states: str, timeout: float = 600) -> dict[str, Any]:
         """The record of a job once it is in one of the states; AssertionError after the timeout."""
-        return self.until(job, lambda record: record["state"] in states, f"in {states}", timeout)
+        deadline = time.monotonic() + timeout
+        if _ENDED.issuperset(states):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.fab("wait", job, timeout=timeout)
+        return self.until(job, lambda record: record["state"] in states, f"in {states}", deadline - time.monotonic())
 
     def until(self, job: str, seen: Callable[[dict[str, Any]], bool], what: str, timeout: float = 600) -> dict[str, Any]:
         """The record of a job once it is as told; AssertionError that says `what` was waited for after the timeout."""

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from reaching import CONNECT, hush, listen, mistakes
+from reaching import CONNECT, listening, mistakes
 from stacks import Stack
 
 from infra.lxd import nft
@@ -30,13 +30,10 @@ except OSError as error:
 @pytest.fixture
 def addresses(cluster: Stack) -> Iterator[dict[str, str]]:
     """Host to address, with something that listens on every port of the test."""
-    for host in (inventory := json.loads((cluster.folder / "inventory.json").read_text()))["hosts"]:
-        listen(cluster, host["name"], _PORTS[1:])
-    try:
-        yield {host["name"]: host["address"] for host in inventory["hosts"]}
-    finally:
-        for host in inventory["hosts"]:
-            hush(cluster, host["name"])
+    hosts = json.loads((cluster.folder / "inventory.json").read_text())["hosts"]
+    found = {host["name"]: host["address"] for host in hosts}
+    with listening(cluster, [*found], _PORTS[1:]):
+        yield found
 
 
 def test_who_reaches_whom_is_what_the_table_says(cluster: Stack, addresses: dict[str, str]) -> None:

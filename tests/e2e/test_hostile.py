@@ -6,12 +6,12 @@ import json
 import shlex
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from stacks import Stack
 
 HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task", "--scale-tier", "BASIC")
 _HARMLESS = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
 _SECRET = "print('ran'); import os, pathlib; pathlib.Path(os.environ['JOB_DIR'], 'secret.txt').write_text('of ann')\n"
 
@@ -70,8 +70,10 @@ def test_a_bomb_takes_neither_its_replica_nor_the_host(cluster: Stack) -> None:
     deadline = time.monotonic() + 120
     while cluster.ssh("master-0", "systemctl is-active scaletier-trainer").out.strip() != "active":
         assert time.monotonic() < deadline
-    assert cluster.ssh("master-0", "true", timeout=30).code == 0
-    assert process.wait(timeout=300) == 0
+    while process.poll() is None:
+        assert cluster.ssh("master-0", "true", timeout=30).code == 0
+        assert time.monotonic() < deadline + 300
+    assert process.returncode == 0
     assert _told(cluster, "bombs")["bomb"].startswith("refused: ")
     (replica,) = cluster.describe("bombs")["replicas"]
     assert (replica["state"], replica["restarts"]) == ("EXITED", 0)
@@ -86,8 +88,8 @@ def test_nothing_outlives_its_job(cluster: Stack) -> None:
     assert cluster.ssh("master-0", "pgrep -u trainer").code == 1
 
 
-def test_what_a_job_leaves_goes_with_it(cluster: Stack, tmp_path: Path) -> None:
-    assert cluster.fab("train", "leaves", *HOSTILE, "--", "--try", "swap").code == 0
+@pytest.mark.usefixtures("tried")
+def test_what_a_job_leaves_goes_with_it(cluster: Stack) -> None:
     deadline = time.monotonic() + 120
     while cluster.ssh("master-0", "ls /var/lib/scaletier/jobs").out.split():
         assert time.monotonic() < deadline, "a host that has no job keeps none"
@@ -162,7 +164,7 @@ def test_a_push_puts_nothing_elsewhere(cluster: Stack, path: str, content: str) 
 
 
 def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:
-    process = cluster.start("fab", "train", "looked_at", *HOSTILE, "--", "--try", "bomb")
+    assert cluster.fab("train", "looked_at", *TINY, "--no-follow", "--", "--seconds", "600").code == 0
     rated = "systemd-analyze security --no-pager scaletier.service scaletier-trainer.service | grep -o 'level for .*'"
     try:
         deadline = time.monotonic() + 120
@@ -172,4 +174,4 @@ def test_units_are_as_tight_as_is_said(cluster: Stack) -> None:
             said = cluster.ssh("master-0", rated.replace("scaletier.service scaletier-trainer", unit)).out
             assert float(said.split(": ")[1].split()[0]) <= most, said
     finally:
-        process.wait(timeout=300)
+        assert cluster.fab("cancel", "looked_at").code == 0

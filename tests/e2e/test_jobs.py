@@ -11,14 +11,15 @@ import tarfile
 import time
 from pathlib import Path
 
-from stacks import ROOT, Stack
+import pytest
+from stacks import ROOT, Result, Stack
 
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 _SHORT = "--model mlp --max-steps 1500"
 
 
 def test_mnist_is_trained_logged_exported_and_fetched(cluster: Stack, tmp_path: Path) -> None:
-    result = cluster.fab("train", "--job", "mnist", "--args", "--model cnn --max-steps 800", "--labels", "owner=e2e")
+    result = cluster.fab("train", "--job", "mnist", "--args", "--model cnn --max-steps 600", "--labels", "owner=e2e")
     assert result.code == 0, result.text
     record = cluster.describe("mnist")
     assert record["state"] == "SUCCEEDED"
@@ -54,21 +55,23 @@ def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
     texts = ["two words", "it's", 'a "b" $HOME `c` \\d', "é ☃ 雪", "line\nbreak", "", "--model=x"]
     quoted = " ".join(shlex.quote(text) for text in texts)
     for job, arguments in [
-        ("args_dashes", ("--", "--seconds", "10", *texts)),
-        ("args_flag", ("--args", f"--seconds 10 {quoted}")),
+        ("args_dashes", ("--", "--seconds", "600", *texts)),
+        ("args_flag", ("--args", f"--seconds 600 {quoted}")),
     ]:
-        result = cluster.fab("train", "--job", job, *TINY, *arguments)
+        result = cluster.fab("train", "--job", job, *TINY, "--no-follow", *arguments)
         assert result.code == 0, result.text
+        cluster.enough(job, replicas=6)
+        cluster.wait(job, "SUCCEEDED")
         assert cluster.fab("get", job, str(tmp_path / job)).code == 0
         for replica in ("master-0", "ps-1"):
             seen = json.loads((tmp_path / job / f"{replica}.json").read_text())
-            assert seen["argv"] == ["--seconds", "10", *texts]
+            assert seen["argv"] == ["--seconds", "600", *texts]
             assert json.loads(seen["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
 
 
 def test_job_goes_on_when_fab_is_killed(cluster: Stack) -> None:
     process = cluster.start("fab", "train", "--job", "laptop_left", "--args", _SHORT)
-    cluster_running(cluster, "laptop_left")
+    _state(cluster, "RUNNING", "laptop_left")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
     record = cluster.wait("laptop_left", "SUCCEEDED", "FAILED", "CANCELLED")
@@ -76,15 +79,16 @@ def test_job_goes_on_when_fab_is_killed(cluster: Stack) -> None:
     assert _gone(cluster, "ps-0")
 
 
-def cluster_running(cluster: Stack, job: str) -> None:
-    """Waits until a job that is being submitted runs."""
+def _state(cluster: Stack, state: str, *jobs: str) -> str:
+    """Which of these jobs, that are being submitted, is in a state, once one is."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        result = cluster.fab("describe", job, "--json")
-        if result.code == 0 and json.loads(result.out)["state"] == "RUNNING":
-            return
+        for job in jobs:
+            result = cluster.fab("describe", job, "--json")
+            if result.code == 0 and json.loads(result.out)["state"] == state:
+                return job
         time.sleep(0.5)
-    raise AssertionError(f"{job} does not run")
+    raise AssertionError(f"none of {jobs} is {state}")
 
 
 def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
@@ -101,38 +105,41 @@ def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
     assert _gone(cluster, "worker-0")
 
 
-def test_trainer_that_raises_is_failed_with_its_traceback(cluster: Stack) -> None:
-    result = cluster.fab("train", "--job", "raises", *TINY, "--args", "--raise worker-1 --seconds 60")
-    assert result.code == 1, result.text
+@pytest.fixture(scope="module")
+def raises(cluster: Stack) -> Result:
+    """What `fab train` says of the job `raises`, whose worker-1 raises an exception."""
+    return cluster.fab("train", "--job", "raises", *TINY, "--args", "--raise worker-1 --seconds 60")
+
+
+def test_trainer_that_raises_is_failed_with_its_traceback(cluster: Stack, raises: Result) -> None:
+    assert raises.code == 1, raises.text
     record = cluster.describe("raises")
     assert record["state"] == "FAILED"
     assert record["errorMessage"].startswith("The replica worker 1 exited with a non-zero status of 1.")
     assert "RuntimeError: worker-1 was told to raise" in record["errorMessage"]
 
 
-def test_why_jobs_failed_is_told_in_one_file(cluster: Stack, tmp_path: Path) -> None:
-    raised = cluster.fab("train", "--job", "told_raises", *TINY, "--args", "--raise worker-1 --seconds 60")
-    assert "fab bundle told_raises has all that tells why" in raised.err
+def test_why_jobs_failed_is_told_in_one_file(cluster: Stack, raises: Result, tmp_path: Path) -> None:
+    assert "fab bundle raises has all that tells why" in raises.err
     assert cluster.fab("train", "--job", "told_eats", *TINY, "--args", "--eat worker-0 --seconds 60").code == 1
     for host in ("worker-0", "worker-1"):
         assert cluster.ssh(host, "sudo systemctl restart scaletier").code == 0
-    found = {job: _bundle(cluster, job, tmp_path / f"{job}.tar.gz") for job in ("told_raises", "told_eats")}
+    found = {job: _bundle(cluster, job, tmp_path / f"{job}.tar.gz") for job in ("raises", "told_eats")}
     replicas = ("ps-0", "ps-1", "master-0", "worker-0", "worker-1", "evaluator-0")
     for job, files in found.items():
         assert {f"diagnosis/{name}.json" for name in replicas} <= set(files), job
         assert {f"logs/{name}.log" for name in replicas} <= set(files), job
         assert {f"hosts/{name}.txt" for name in replicas} <= set(files), job
-    first = found["told_raises"]["summary.txt"].splitlines()[0]
+    first = found["raises"]["summary.txt"].splitlines()[0]
     assert first.startswith("First error: worker-1, ")
     assert first.endswith(": RuntimeError: worker-1 was told to raise")
-    raises, eats = (
-        json.loads(found[job][f"diagnosis/{name}.json"])
-        for job, name in (("told_raises", "worker-1"), ("told_eats", "worker-0"))
+    raised, eats = (
+        json.loads(found[job][f"diagnosis/{name}.json"]) for job, name in (("raises", "worker-1"), ("told_eats", "worker-0"))
     )
-    assert raises["trainer"]["exitCode"] == 1
-    assert raises["units"]["scaletier.service"]["ActiveState"] == "active"
-    assert raises["tfConfig"]["task"] == {"type": "worker", "index": 1}
-    assert "tensorflow" in " ".join(raises["python"]["packages"])
+    assert raised["trainer"]["exitCode"] == 1
+    assert raised["units"]["scaletier.service"]["ActiveState"] == "active"
+    assert raised["tfConfig"]["task"] == {"type": "worker", "index": 1}
+    assert "tensorflow" in " ".join(raised["python"]["packages"])
     assert (eats["trainer"]["exitCode"], eats["trainer"]["outOfMemory"]) == (137, True)
     assert eats["trainer"]["memoryLimit"] > 0
     (line,) = [line for line in found["told_eats"]["summary.txt"].splitlines() if line.startswith("worker-0: ")]
@@ -151,7 +158,7 @@ def _bundle(cluster: Stack, job: str, file: Path) -> dict[str, str]:
 
 
 def test_killed_replica_is_restarted_and_the_job_succeeds(cluster: Stack) -> None:
-    assert cluster.fab("train", "--job", "killed", "--args", "--model mlp --max-steps 20000", "--no-follow").code == 0
+    assert cluster.fab("train", "--job", "killed", "--args", "--model mlp --max-steps 12000", "--no-follow").code == 0
     cluster.wait("killed", "RUNNING")
     deadline = time.monotonic() + 180
     while "Train [worker/1]" not in cluster.fab("logs", "worker-1", "--job", "killed").out:
@@ -165,11 +172,17 @@ def test_killed_replica_is_restarted_and_the_job_succeeds(cluster: Stack) -> Non
 
 
 def test_of_two_that_train_at_the_same_time_one_waits_for_the_other(cluster: Stack) -> None:
-    commands = [["fab", "train", "--job", f"race{n}", *TINY, "--args", "--seconds 20"] for n in range(2)]
+    jobs = ("race0", "race1")
+    commands = [["fab", "train", "--job", job, *TINY, "--args", "--seconds 600"] for job in jobs]
     processes = [
         subprocess.Popen(command, cwd=ROOT, env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for command in commands
     ]
+    runs = _state(cluster, "RUNNING", *jobs)
+    waits = _state(cluster, "QUEUED", *jobs)
+    assert runs != waits
+    cluster.enough(runs)
+    cluster.enough(_state(cluster, "RUNNING", waits))
     ends = [(process.communicate(timeout=300), process.returncode) for process in processes]
     assert [code for _, code in ends] == [0, 0], ends
     assert sum("is QUEUED behind race" in streams[1] for streams, _ in ends) == 1, ends

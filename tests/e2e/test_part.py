@@ -26,13 +26,14 @@ def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack)
     ]
     has = {host["name"]: (host["job"], host["replica"]) for host in json.loads(cluster.fab("hosts", "--json").out)["hosts"]}
     assert (has["worker-0"], has["worker-1"]) == (("side2", "master-0"), (None, None))
-    queued = cluster.fab("train", "side3", *TINY, "--replicas", "worker=1,ps=1", "--no-follow", "--", "--seconds", "15")
+    queued = cluster.fab("train", "side3", *TINY, "--replicas", "worker=1,ps=1", "--no-follow", "--", "--seconds", "600")
     assert "side3 is QUEUED behind side1, side2" in queued.out
     last = cluster.fab("train", "side4", *TINY, "--replicas", "master", "--no-follow", "--", "--seconds", "1")
     assert "side4 is QUEUED" in last.out, "it may not take what side3 waits for"
     refused = cluster.fab("train", "side5", *TINY, "--replicas", "worker", "--no-queue", "--", "--seconds", "1")
     assert (refused.code, "hosts that it needs are job side" in refused.err) == (2, True)
     assert cluster.fab("cancel", "side2").code == 0
+    cluster.enough("side3", replicas=3)
     assert cluster.fab("wait", "side3").code == 0
     assert cluster.describe("side1")["state"] == "RUNNING"
     assert placement(cluster, "side3") == {"master-0": "worker-0", "ps-0": "ps-0", "worker-0": "worker-1"}

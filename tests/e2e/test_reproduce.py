@@ -6,21 +6,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from stacks import ROOT, Stack
+from stacks import ORIGINAL, ROOT, Stack
 
 from ops.package.declared import read
 from ops.package.package import find
 from ops.plan import plan
-
-ARGS = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.2"
-
-
-@pytest.fixture(scope="module")
-def original(cluster: Stack) -> str:
-    """A job that has ended."""
-    result = cluster.fab("train", "--job", "original", "--args", ARGS)
-    assert result.code == 0, result.text
-    return "original"
 
 
 @pytest.fixture
@@ -28,7 +18,7 @@ def _plan() -> Iterator[None]:
     """Nobody else plans with this seed; what is kept goes."""
     yield
     declared = read(find(str(ROOT / "trainer")).files, "trainer")
-    plan.path("trainer.task", ARGS.split(), declared).unlink(missing_ok=True)
+    plan.path("trainer.task", ORIGINAL.split(), declared).unlink(missing_ok=True)
 
 
 def test_the_manifest_has_what_the_hosts_found(cluster: Stack, original: str) -> None:
@@ -38,7 +28,7 @@ def test_the_manifest_has_what_the_hosts_found(cluster: Stack, original: str) ->
     assert whole["data"]["paths"] == ["/bucket/data/mnist"]
     packed = cluster.ssh("worker-0", f"sha256sum /bucket/jobs/{original}/package.tar.gz").out.split()[0]
     assert whole["package"]["sha256"] == packed
-    assert whole["args"] == ARGS.split()
+    assert whole["args"] == ORIGINAL.split()
     found = cluster.ssh("master-0", "/opt/scaletier/venv/bin/python -c 'import platform; print(platform.python_version())'").out
     assert whole["versions"]["python"] == found.strip()
     assert whole["versions"]["tensorflow"]
@@ -89,7 +79,7 @@ def test_a_plan_is_compared_with_the_job(cluster: Stack, original: str) -> None:
     early = cluster.fab("plan", "--job", original, timeout=60)
     assert early.code == 2
     assert "no plan was made of trainer.task" in early.err
-    made = cluster.fab("plan", "--args", ARGS, "--seconds", "40")
+    made = cluster.fab("plan", "--args", ORIGINAL, "--seconds", "30")
     assert made.code == 0, made.text
     assert "PREMIUM_1" in made.out
     result = cluster.fab("plan", "--job", original, "--json")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from reaching import hush, listen, mistakes
+from reaching import listening, mistakes
 from stacks import Result, Stack
 
 from infra.lxd.api import client
@@ -39,10 +39,8 @@ def request_file(tmp_path_factory: pytest.TempPathFactory, cluster: Stack) -> Pa
 
 
 @pytest.fixture(scope="module")
-def deployed(cluster: Stack, request_file: Path) -> Iterator[Stack]:
+def deployed(cluster: Stack, served: str, request_file: Path) -> Iterator[Stack]:
     """A model `digits` with versions v1 and v2, both of one small training; all of it taken away again."""
-    trained = cluster.fab("train", "served", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
-    assert trained.code == 0, trained.text
     try:
         for version in ("v1", "v2"):
             made = cluster.fab("deploy", "--job", "served", "--model", "digits", "--version", version)
@@ -227,13 +225,8 @@ def test_the_server_moves_to_hosts_of_its_own(apart: Stack) -> None:
     ends = apart.ssh("serving-0", f"ss -Hltn 'sport = {SERVING_PORT}'").out.split()[3::5]
     assert sorted(ends) == sorted([f"{hosts['serving-0']['address']}:{SERVING_PORT}", f"127.0.0.1:{SERVING_PORT}"])
     others = [name for name in hosts if not name.startswith("serving")]
-    for name in others:
-        listen(apart, name, [SERVING_PORT])
-    try:
+    with listening(apart, others, [SERVING_PORT]):
         assert mistakes(apart, {name: host["address"] for name, host in hosts.items()}, [SERVING_PORT]) == []
-    finally:
-        for name in others:
-            hush(apart, name)
 
 
 def test_a_request_is_asked_again_of_the_other_server_when_one_is_killed(apart: Stack, request_file: Path) -> None:

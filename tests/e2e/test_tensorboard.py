@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
 from browser import Browser
 from stacks import Stack
 
@@ -28,14 +27,6 @@ const shown = deep(document, 'img').filter(image => image.complete && image.natu
 return shown.map(image => (above(image, 'tf-image-loader') || {}).tag);
 """
 NODES = "return deep(document, 'g.node').length"
-
-
-@pytest.fixture(scope="module")
-def job(cluster: Stack) -> str:
-    """A job that has trained a little."""
-    result = cluster.fab("train", "--job", "seen", "--args", "--model mlp --max-steps 6000 --log-interval 0.1")
-    assert result.code == 0, result.text
-    return "seen"
 
 
 @contextlib.contextmanager
@@ -88,8 +79,8 @@ def drawn(paths: list[str]) -> bool:
     return any(path.count(",") >= 10 for path in paths)
 
 
-def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, job: str, tmp_path: Path) -> None:
-    with tensorboard(cluster) as (process, url), Browser(tmp_path / "profile") as browser:
+def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, original: str, tmp_path: Path) -> None:
+    with tensorboard(cluster, "--job", original) as (process, url), Browser(tmp_path / "profile") as browser:
         paths = browser.await_value(f"{url}#scalars&tagFilter=%5Eloss%24", LOSS, drawn)  # a card below the window is not drawn
         points = [re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path) for path in paths]
         curve = max(points, key=len)
@@ -107,14 +98,15 @@ def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, j
 
 
 def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp_path: Path) -> None:
-    assert cluster.fab("train", "--job", "live", "--args", "--model mlp --max-steps 10000000", "--no-follow").code == 0
+    endless = ("--scale-tier", "BASIC", "--no-follow", "--", "--model", "mlp", "--max-steps", "10000000")
+    assert cluster.fab("train", "--job", "live", *endless).code == 0
     cluster.wait("live", "RUNNING")
     early = cluster.fab("export", "live")
     assert (early.code, early.out) == (1, "")
     assert early.err.endswith("and exports at its end: wait for it, or fab cancel live\n")
     events = "ls /bucket/jobs/live/output/summaries/*tfevents*"
     await_true("the job has summaries", lambda: cluster.ssh("master-0", events).code == 0)
-    with tensorboard(cluster, "--job", "live") as (process, url):
+    with tensorboard(cluster) as (process, url):  # of the newest job
 
         def steps() -> list[int]:
             found = json.loads(fetch(url, "/data/plugin/scalars/tags"))
@@ -135,8 +127,8 @@ def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp
     assert (tmp_path / "live" / "saved_model.pb").is_file()
 
 
-def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster: Stack, job: str) -> None:
-    with tensorboard(cluster, "--job", job) as (process, url):
+def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster: Stack, original: str) -> None:
+    with tensorboard(cluster, "--job", original) as (process, url):
         assert "loss" in fetch(url, "/data/plugin/scalars/tags")
         cluster.ssh("master-0", "sudo -n pkill -KILL -f '^sshd: [s]caletier'")
 
@@ -154,9 +146,9 @@ def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster
         assert "master-0 broke off: " in process.stdout.read()
 
 
-def test_the_export_of_a_job_comes_once(cluster: Stack, job: str, tmp_path: Path) -> None:
+def test_the_export_of_a_job_comes_once(cluster: Stack, original: str, tmp_path: Path) -> None:
     dest = tmp_path / "model"
-    shown = cluster.fab("export", job, "--dest", str(dest), "--json")
+    shown = cluster.fab("export", original, "--dest", str(dest), "--json")
     assert shown.code == 0, shown.text
     assert json.loads(shown.out)["signatures"]["serving_default"] == {
         "inputs": {"image": "float32 [?, 784]", "key": "int64 [?]"},
@@ -168,7 +160,7 @@ def test_the_export_of_a_job_comes_once(cluster: Stack, job: str, tmp_path: Path
         },
     }
     assert {path.name for path in dest.iterdir()} >= {"saved_model.pb", "variables"}
-    again = cluster.fab("export", job, "--dest", str(dest))
+    again = cluster.fab("export", original, "--dest", str(dest))
     assert (again.code, again.err) == (2, f"error: {dest} is there already: remove it, or give another --dest\n")
 
 

@@ -141,17 +141,21 @@ def outlive(_: str) -> str:
 
 
 def bomb(_: str) -> str:
-    """Start processes until there can be no more, and let them burn processors for a while."""
+    """Start processes until there can be no more, and let all of them burn processors for a while."""
     started = 0
+    waits, go = os.pipe()
     try:
         while True:
             if os.fork() == 0:
+                os.close(go)
+                os.read(waits, 1)  # nothing, once the parent has closed its end
                 end = time.monotonic() + 3
                 while time.monotonic() < end:
                     pass
                 os._exit(0)
             started += 1
     except OSError as error:
+        os.close(go)
         time.sleep(3)
         return f"refused: {error} after {started}"
 
