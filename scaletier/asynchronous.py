@@ -119,7 +119,8 @@ class Asynchronous:
                 self._others.schedule(self._train_worker)
         with tf.device(self._devices[0]):
             self._keeper.summaries.graph(self._rounds[self._devices])
-            master, told, loss = self._replica(_MASTER, self._iterator, self._devices, say), "", 0.0
+            master, told = self._replica(_MASTER, self._iterator, self._devices, say), ""
+            loss: float | None = None
             try:
                 for taken in self._train(master):
                     if master.period.told != told:

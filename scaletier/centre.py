@@ -9,7 +9,7 @@ floats: the parameters as a replica reads them, and how far it walked from there
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -52,6 +52,8 @@ class Centre:
                         tf.Variable(np.concatenate(_within(cut, self._spans, flat) or [np.zeros(0, np.float32)]))
                     )
                 self._cuts.append(cut)
+        # What each has of each variable: these are packed by themselves.
+        self._parts = [_common(cut, self._spans) for cut in self._cuts]
         with tf.device(devices[0]):
             self._step = tf.Variable(np.int64(step))
         self._pull = tf.function(lambda: ([piece.read_value() for piece in self._pieces], self.step()), autograph=False)
@@ -59,12 +61,13 @@ class Centre:
 
     def read(self) -> tuple[Any, ...]:
         """All variables, in the network's order, as they cross the network."""
-        pieces = []
-        for piece in self._pieces:
+        read = list[Any]()
+        for piece, parts in zip(self._pieces, self._parts, strict=True):
             with tf.device(piece.device):
-                packed = _packed(piece.read_value())
-            pieces.append(_unpacked(*packed))
-        found = [_joined(_within(span, self._cuts, pieces)) for span in self._spans]
+                packed = _packed(tf.split(piece.read_value(), _lengths(parts)))
+            read += _unpacked(*packed, parts)
+        spans = [part for parts in self._parts for part in parts]
+        found = [_joined(_within(span, spans, read)) for span in self._spans]
         return tuple(tf.reshape(value, spec.shape) for value, spec in zip(found, self._specs, strict=True))
 
     def step(self) -> Any:
@@ -74,11 +77,11 @@ class Centre:
     def add(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
         """Takes this share of a walk, whose ends are in the network's order, and counts its steps, int64; the global step."""
         ends = [[tf.reshape(one, [-1]) for one in each] for each in (start, reached)]
-        for piece, cut in zip(self._pieces, self._cuts, strict=True):
-            before, after = (_joined(_within(cut, self._spans, end)) for end in ends)
-            packed = _packed((after - before) * share)
+        for piece, cut, parts in zip(self._pieces, self._cuts, self._parts, strict=True):
+            before, after = (_within(cut, self._spans, end) or [tf.zeros([0])] for end in ends)
+            packed = _packed([(late - early) * share for late, early in zip(after, before, strict=True)])
             with tf.device(piece.device):
-                piece.assign_add(_unpacked(*packed), read_value=False)
+                piece.assign_add(_joined(_unpacked(*packed, parts)), read_value=False)
         with tf.device(self._step.device):
             return self._step.assign_add(steps)
 
@@ -93,6 +96,16 @@ class Centre:
 def _even(begin: int, end: int, parts: int) -> list[int]:
     """Where as many parts begin, and the last one ends."""
     return np.linspace(begin, end, parts + 1).astype(int).tolist()  # type: ignore[no-any-return]
+
+
+def _common(cut: tuple[int, int], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of spans is within a cut, one after the other: the cut, divided where a span begins."""
+    parts = [(max(begin, cut[0]), min(end, cut[1])) for begin, end in spans]
+    return [(begin, end) for begin, end in parts if begin < end] or [cut]
+
+
+def _lengths(parts: Sequence[tuple[int, int]]) -> list[int]:
+    return [end - begin for begin, end in parts]
 
 
 def _within(span: tuple[int, int], spans: Sequence[tuple[int, int]], values: Sequence[Any]) -> list[Any]:
@@ -111,18 +124,25 @@ def _joined(parts: Sequence[Any]) -> Any:
     return tf.concat(parts, 0) if parts else tf.zeros([0])
 
 
-def _packed(values: Any) -> tuple[Any, Any]:
-    """Numbers in half precision, as their bits, and what they are multiples of: the largest always fits.
+def _packed(parts: Sequence[Any]) -> tuple[Any, Any]:
+    """Vectors of numbers in half precision, end to end, as their bits, and what those of each are multiples of: its largest
+    always fits. A variance of a billion so takes nothing from the weights beside it.
 
     TensorFlow would have casts after a concat rather than before, and has no quick concat of halves: these are no halves.
     """
-    scale = tf.reduce_max(tf.abs(values)) / _HALF_MOST if values.shape[0] else tf.constant(0.0)
-    scale = tf.where(tf.equal(scale, 0.0), 1.0, scale)
-    return tf.bitcast(tf.cast(values / scale, tf.float16), tf.uint16), scale
+    scales = tf.stack([tf.reduce_max(tf.abs(part)) if part.shape[0] else tf.constant(0.0) for part in parts]) / _HALF_MOST
+    scales = tf.where(tf.equal(scales, 0.0), 1.0, scales)
+    return _joined([tf.bitcast(tf.cast(part / scale, tf.float16), tf.uint16) for part, scale in _by(parts, scales)]), scales
 
 
-def _unpacked(bits: Any, scale: Any) -> Any:
-    return tf.cast(tf.bitcast(bits, tf.float16), tf.float32) * scale
+def _unpacked(bits: Any, scales: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
+    """The vectors, of these parts' lengths."""
+    halves = [tf.bitcast(part, tf.float16) for part in tf.split(bits, _lengths(parts))]
+    return [tf.cast(part, tf.float32) * scale for part, scale in _by(halves, scales)]
+
+
+def _by(parts: Sequence[Any], scales: Any) -> Iterator[tuple[Any, Any]]:
+    return zip(parts, tf.unstack(scales, len(parts)), strict=True)
 
 
 Run = Callable[..., Any]

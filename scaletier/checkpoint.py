@@ -69,6 +69,7 @@ class Reader:
                     f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape}, "
                     f"it {held}; pass another --job-dir, or the model that it is of"
                 )
+        self._anew = {key_of(spec): network.initial(spec) for spec in network.anew}
         missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
         self.own = [] if missing else network.own
         self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
@@ -78,8 +79,9 @@ class Reader:
         return {key.removesuffix(_SUFFIX): tuple(shape) for key, shape in held if key.endswith(_SUFFIX)}
 
     def value(self, spec: Spec) -> npt.NDArray[Any]:
-        """The variable's value, in its shape."""
-        return self.named(key_of(spec))
+        """The variable's value, in its shape; of what the network has anew, as that has it."""
+        key = key_of(spec)
+        return self._anew[key] if key in self._anew else self.named(key)
 
     def named(self, key: str) -> npt.NDArray[Any]:
         """What is held under a key."""

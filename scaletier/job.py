@@ -17,6 +17,9 @@ def kind_of(value: Any) -> str:
     return f"of type {name if module == 'builtins' else f'{module}.{name}'}"
 
 
+Metrics = Sequence[Any] | Mapping[str, Sequence[Any]] | Callable[[], Any]
+
+
 class Inspector(Protocol):
     """Looks at an evaluation beyond its loss and metrics; one is made for each evaluation."""
 
@@ -43,7 +46,8 @@ class Job:
         `from_generator`) run where the chief trains alone, or synchronously.
     loss: as `keras.Model.compile` takes it: a name, a `keras.losses.Loss`, a function of targets and outputs, or a mapping of a
         model's outputs to these. What layers add by `add_loss` and regularizers comes to it.
-    metrics: names, `keras.metrics.Metric`s, or a mapping of outputs to lists of them.
+    metrics: names, `keras.metrics.Metric`s or functions of targets and outputs; a mapping of outputs to lists of them; or a
+        function without arguments that makes these.
     optimizer: a name, a `keras.optimizers.Optimizer`, or a function that makes one, of the number of replicas if it takes an
         argument. Its learning rate schedule is asked at the global step: the batches that all replicas together have taken.
     eval_data: batches to evaluate on, as `data` without arguments; without it nothing is evaluated.
@@ -54,16 +58,19 @@ class Job:
         `OutOfRangeError` where a worker finds none) to the line that says what to do, or to None.
     weighted_metrics: as `metrics`, of which samples count by their weights.
 
+    Strategy `sync` must begin before TensorFlow computes anything, as it has for a model, a dataset, an optimizer or a metric
+    that is an object here: it is to be what a function makes.
+
     Raises JobError, from `scaletier.run`, for what does not fit together.
     """
 
     model: Any = None
     data: Any = None
     loss: Any = None
-    metrics: Sequence[Any] | Mapping[str, Sequence[Any]] = ()
+    metrics: Metrics = ()
     optimizer: Any = None
     eval_data: Any = None
     serving: Callable[[Callable[[Any], Any]], Any] | None = None
     inspector: Callable[[], Inspector] | None = None
     explain: Callable[[Exception], str | None] | None = None
-    weighted_metrics: Sequence[Any] | Mapping[str, Sequence[Any]] = ()
+    weighted_metrics: Metrics = ()

@@ -17,7 +17,7 @@ from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line, final_line
 from scaletier.network import Network
 from scaletier.runtime import import_tensorflow, one_line, say
-from scaletier.savedmodel import export
+from scaletier.savedmodel import export, served
 from scaletier.summaries import Summaries
 from scaletier.walk import Round
 
@@ -51,7 +51,8 @@ class Keeper:
     """Keeps the model of one job. It is made once the process is connected, for it has variables.
 
     `inputs` is the spec of the model's, `evaluated` what to evaluate on, `place` where in its data the chief is, and `step`
-    what the job goes on from. The constructor raises DataError where nothing can be written to the job's directory.
+    what the job goes on from. The constructor raises DataError where nothing can be written to the job's directory, and
+    JobError where what is to be exported is nothing that can.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class Keeper:
             tf.io.gfile.makedirs(flags.job_dir)
         except tf.errors.OpError as error:
             raise DataError(f"--job-dir {flags.job_dir} cannot be made: {one_line(error)}") from None
-        self._job, self._flags, self._network, self._trained = job, flags, network, trained
-        self._inputs = inputs
+        self._flags, self._trained = flags, trained
+        self._served = served(job, network, trained.shared, trained.own, inputs)
         self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints, place)
         self._evaluate = None
         if evaluated is not None:
@@ -129,13 +130,16 @@ class Keeper:
         say(eval_line(step, metrics.loss, metrics.metrics))
         return step
 
-    def finish(self, loss: float) -> None:
-        """Saves, exports and evaluates the model that the job came to; `loss` is the last of training."""
+    def finish(self, loss: float | None) -> None:
+        """Saves, exports and evaluates the model that the job came to; `loss` is the last of training, if there was any."""
         step = self.save()
-        exported = export(self._job, self._network, self._trained.shared, self._trained.own, self._inputs, self._flags.job_dir)
+        exported = export(self._served, self._flags.job_dir)
         say(f"Exporting prediction graph to {exported}")
-        metrics = self._measure(step, last=True) if self._evaluate else Metrics(loss, {})
-        say(final_line(step, metrics.loss, metrics.metrics))
+        if self._evaluate:
+            metrics = self._measure(step, last=True)
+            say(final_line(step, metrics.loss, metrics.metrics))
+        elif loss is not None:
+            say(final_line(step, loss, {}))
 
     def save(self) -> int:
         """Writes a checkpoint, unless there is one of this step; the step."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier import private
-from scaletier.job import Job, JobError, kind_of
+from scaletier.job import Job, JobError, Metrics, kind_of
 from scaletier.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
@@ -24,6 +24,7 @@ import keras  # noqa: E402 - TensorFlow imports it, without its noise
 
 Values = Sequence[Any]
 _FLOAT = "float32"
+_HALVES = (tf.float16, tf.bfloat16)
 
 
 class Spec(NamedTuple):
@@ -75,6 +76,7 @@ class Network:
 
     `shared`: what replicas have in common, float32: trained weights first, then what is kept of the data, such as moving means.
     `own`: what each has for itself: the optimizer's variables, the states of random generators, and counts.
+    `anew`: of these what the job says each time it starts, the learning rate.
     """
 
     def __init__(self, job: Job, element: Any, seed: int, replicas: int = 1, place: Callable[[Any], Any] | None = None) -> None:
@@ -119,12 +121,14 @@ class Network:
         self.shared = [*self.trained, *kept]
         self.slots = _specs("", self._optimizer.variables, "optimizer/")
         self.own = [*self._counts, *self.slots]
+        # What counts is as the job has it now, whatever a checkpoint has.
+        self.anew = [spec for spec in self.slots if spec.variable is self._rate]
         losses = _per_output(loss, _loss_function)
         weights = _loss_weights(compiled.get("loss_weights") if job.loss is None else None, losses, self.model.name)
         self._losses = {key: _times(weights.get(key), one) for key, one in losses.items()}
         self._outputs = self._look(spec)
-        plain = job.metrics or compiled.get("metrics") or ()
-        weighted = job.weighted_metrics or compiled.get("weighted_metrics") or ()
+        plain = _made_here(job.metrics) or compiled.get("metrics") or ()
+        weighted = _made_here(job.weighted_metrics) or compiled.get("weighted_metrics") or ()
         self._metrics = [*self._metric_objects(plain, spec, False), *self._metric_objects(weighted, spec, True)]
         self._unmeasured = [np.asarray(variable) for _, metric, _ in self._metrics for variable in metric.variables]
         self.metric_names = _distinct(
@@ -176,8 +180,10 @@ class Network:
                 if value := getattr(each, name, None):
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
         self._schedule = None
-        if schedule := private.schedule_of(found):
-            found.learning_rate = self._schedule = Scheduled(schedule)
+        steps = getattr(found, "inner_optimizer", found)  # of one that scales the loss for another
+        if isinstance(rate := private.rate_of(steps), keras.optimizers.schedules.LearningRateSchedule):
+            steps.learning_rate = self._schedule = Scheduled(rate)
+        self._rate = private.rate_of(steps)
         return private.stateless(found, place)
 
     def initial(self, spec: Spec) -> npt.NDArray[Any]:
@@ -298,9 +304,13 @@ class Network:
                 raise JobError(f"there are metrics for an output {key!r}, which there is not: {shapes}") from None
             for one in given if isinstance(given, list | tuple) else [given]:
                 try:
-                    found.append((key, _metric(one, targets, outputs), weighted))
+                    metric = _metric(one, targets, outputs)
+                    result = metric.result()
                 except Exception as error:
                     raise JobError(f"the metric {one!r} cannot be had: {one_line(error)}") from error
+                if isinstance(result, Mapping) or np.ndim(result):
+                    raise JobError(f"the metric {metric.name} gives several numbers; valid is one, such as their mean")
+                found.append((key, metric, weighted))
         return found
 
 
@@ -315,6 +325,12 @@ def called(model: Any, trained: Values, others: Values, inputs: Any, training: b
     mapping = list(zip([*model.trainable_variables, *model.non_trainable_variables], [*trained, *others], strict=True))
     with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
         outputs, added = model(inputs, **told), list(model.losses)
+    known = {id(variable) for variable, _ in mapping} | {id(variable) for variable in model.metrics_variables}
+    if not known.issuperset(scope.state_mapping):
+        raise JobError(
+            f"the model {model.name} changes a variable that is none of its own, and what it changes would be lost: random "
+            "numbers, for example, need a keras.random.SeedGenerator that is an attribute of the layer"
+        )
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 
@@ -352,6 +368,10 @@ def _compiled(model: Any) -> Mapping[str, Any]:
     weights, metrics, weighted = private.compiled(model)
     found = {"loss": model.loss, "optimizer": model.optimizer, "loss_weights": weights}
     return {**found, "metrics": metrics, "weighted_metrics": weighted}
+
+
+def _made_here(metrics: Metrics) -> Any:
+    return metrics() if callable(metrics) else metrics
 
 
 def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:
@@ -396,11 +416,18 @@ def _loss_function(given: Any) -> Callable[[Any, Any, Any], Any]:
             raise JobError(f"the loss {found.name} is a sum over the batch; valid is the mean, without reduction='sum'")
         return lambda targets, outputs, weights: _mean(found(targets, outputs, sample_weight=weights))
     reduced = _Reduced(name="loss", dtype=_FLOAT)
-    return lambda targets, outputs, weights: _mean(reduced(found(*_aligned(targets, outputs)), outputs, sample_weight=weights))
+    return lambda targets, outputs, weights: _mean(
+        reduced(found(*_aligned(targets, _whole(outputs))), outputs, sample_weight=weights)
+    )
 
 
 def _mean(losses: Any) -> Any:
     return tf.reduce_mean(tf.cast(losses, tf.float32))
+
+
+def _whole(outputs: Any) -> Any:
+    """Outputs in float32 where a layer gives them in half precision: a square of theirs may be larger than that can hold."""
+    return tf.nest.map_structure(lambda one: tf.cast(one, tf.float32) if one.dtype in _HALVES else one, outputs)
 
 
 def _aligned(targets: Any, outputs: Any) -> tuple[Any, Any]:
@@ -436,7 +463,7 @@ def _metric(given: Any, targets: Any, outputs: Any) -> Any:
         found = keras.metrics.MeanMetricWrapper(found, name=found.__name__)
     if isinstance(given, str):
         found.name = given
-    if not found.variables:  # some make theirs when they first see shapes
+    if not found.variables or not private.built(found):  # some make theirs when they first see shapes
         zeros = [tf.zeros([size or 1 for size in one.shape], one.dtype) for one in (targets, outputs)]
         found.update_state(*zeros)
     found.reset_state()

@@ -89,16 +89,16 @@ class ModelParallel:
         """
         start = last = time.monotonic()
         step = last_step = int(self.step)
-        loss = 0.0
+        loss: float | None = None
         while step < self._flags.max_steps:
             done, now = Round.of(self._network, self._train(self._iterator).numpy()), time.monotonic()
             loss = done.loss
-            if not math.isfinite(loss):
+            if not math.isfinite(done.loss):
                 raise DivergedError(f"the loss is {loss} at step {done.global_step}; try a lower learning rate")
             if (step == last_step and last == start) or now - last >= self._flags.log_interval:
                 rate = (done.global_step - last_step) / max(now - last, 1e-6)
                 for replica, device in {stage.replica: stage.device for stage in reversed(self._stages)}.items():
-                    line = train_line(replica, done.global_step, loss, done.metrics, now - start, rate, rate)
+                    line = train_line(replica, done.global_step, done.loss, done.metrics, now - start, rate, rate)
                     with tf.device(device):
                         tf.raw_ops.PrintV2(input=line, output_stream="stdout", end="\n")
                 last, last_step = now, done.global_step

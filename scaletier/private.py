@@ -136,12 +136,23 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     return optimizer
 
 
-def schedule_of(optimizer: Any) -> Any:
-    """The optimizer's learning rate schedule, None where its rate is a number: it has no public name that is not a value."""
-    import keras
+def tables(model: Any) -> list[Any]:
+    """What the layers of a model look words up in, which no variable is; a layer within a layer has no public name."""
+    tf, kind = import_tensorflow(), import_tensorflow().saved_model.experimental.TrackableResource
+    held = [value for layer in model._flatten_layers() for value in vars(layer).values()]
+    return [value for value in held if isinstance(value, kind) and not isinstance(value, tf.Variable)]
 
-    rate = optimizer._learning_rate
-    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+def built(metric: Any) -> bool:
+    """Whether a metric has all its variables; those that wait for shapes say it to themselves alone."""
+    return bool(getattr(metric, "_built", True))
+
+
+def rate_of(optimizer: Any) -> Any:
+    """The optimizer's learning rate: a schedule, a function, or the variable that a number is kept in. It has no public name
+    that is not a value.
+    """
+    return optimizer._learning_rate
 
 
 def compiled(model: Any) -> tuple[Any, Any, Any]:

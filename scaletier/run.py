@@ -61,7 +61,7 @@ def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) 
         from scaletier.server import serve
 
         try:
-            serve(cluster)
+            serve(cluster, flags.allow_cpu)
         except JobError as error:
             return _fail(str(error), 2)
     return _train(job, flags, cluster)

@@ -22,6 +22,8 @@ _MESSAGE_LENGTH = 300
 ACCELERATOR = "SCALETIER_ACCELERATOR"
 # As how many devices a host's processors are to compute: where there are no GPUs, this is how to try several.
 CPU_DEVICES = "SCALETIER_CPU_DEVICES"
+# What is wrong where something must come before TensorFlow's first operation, and does not.
+BEGUN = "TensorFlow has computed something before; give Job functions that make its model, data, optimizer and metrics"
 _AROUND_ERROR = re.compile(r"^(Graph execution error:|Detected at node .*| +File .*|<stack traces .*)$", re.MULTILINE)
 # Of malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -117,15 +119,23 @@ def cpu_devices(environ: Mapping[str, str] | None = None) -> int:
 
 
 def prepare_process() -> None:
-    """Sizes the thread pools of this process's TensorFlow, its devices and its memory; to be called before its first op."""
+    """Sizes the thread pools of this process's TensorFlow, its devices and its memory.
+
+    Where what the job is made of has had TensorFlow begin, its threads are as the environment has them. JobError where there
+    are to be several devices then.
+    """
     tf, count = import_tensorflow(), cpu_devices()
     reuse_memory()
     intra_op, inter_op = thread_counts()
-    tf.config.threading.set_intra_op_parallelism_threads(intra_op)
-    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(intra_op)
+        tf.config.threading.set_inter_op_parallelism_threads(inter_op)
     if count > 1:
         one = tf.config.LogicalDeviceConfiguration()
-        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * count)
+        try:
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], [one] * count)
+        except RuntimeError:
+            raise JobError(f"{CPU_DEVICES}={count} comes too late: {BEGUN}") from None
 
 
 def local_devices() -> tuple[str, ...]:

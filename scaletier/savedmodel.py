@@ -10,26 +10,34 @@ from scaletier import checkpoint
 from scaletier.data import Source
 from scaletier.job import Job, JobError
 from scaletier.network import Network
+from scaletier.private import tables
 from scaletier.runtime import import_tensorflow, one_line
 from scaletier.walk import State
 
 tf = import_tensorflow()
 
 
-def export(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any], inputs: Any, job_dir: str) -> str:
-    """Writes a SavedModel to `<job_dir>/export/Servo/<seconds since 1970>`, as a whole or not at all; the path.
+def served(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any], inputs: Any) -> Any:
+    """What is exported, a `tf.Module`: `shared` and `own` are tf.Variables, `inputs` the spec of the model's.
 
-    `shared` and `own` are tf.Variables, `inputs` the spec of the model's. Its signature `serving_default` is the job's
-    `serving`, or maps the model's inputs by name, `inputs` where there is one without, to its outputs.
-    JobError where the job's `serving` gives none.
+    Its signature `serving_default` is the job's `serving`, or maps the model's inputs by name, `inputs` where there is one
+    without, to its outputs. JobError where the job's `serving` gives none.
     """
     module = tf.Module()
-    module.shared, module.own = list(shared), list(own)
+    module.shared, module.own, module.tables = list(shared), list(own), tables(network.model)
     module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.own, given))
     if not hasattr(module.serve, "get_concrete_function"):
         raise JobError(
             f"the job's serving gives a {type(module.serve).__name__}; valid is a tf.function with an input_signature"
         )
+    return module
+
+
+def export(module: Any, job_dir: str) -> str:
+    """Writes what `served` made to `<job_dir>/export/Servo/<seconds since 1970>`, as a whole or not at all; the path.
+
+    JobError where TensorFlow cannot write the like.
+    """
     folder = f"{job_dir}/export/Servo"
     timestamp = int(time.time())
     while tf.io.gfile.exists(f"{folder}/{timestamp}"):
@@ -38,7 +46,10 @@ def export(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any]
     scratch = f"{folder}/temp-{timestamp}"
     if tf.io.gfile.exists(scratch):
         tf.io.gfile.rmtree(scratch)
-    tf.saved_model.save(module, scratch, signatures=module.serve)
+    try:
+        tf.saved_model.save(module, scratch, signatures=module.serve)
+    except (AssertionError, ValueError, TypeError) as error:
+        raise JobError(f"the model cannot be exported, only its checkpoints are there: {one_line(error)}") from error
     tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
     return f"{folder}/{timestamp}"
 
@@ -76,6 +87,6 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     copy.assign(*State.initial(network), 0)
     copy.restore(checkpoint.Reader(found, network))
     try:
-        return export(job, network, copy.shared, copy.own, spec[0], job_dir)
+        return export(served(job, network, copy.shared, copy.own, spec[0]), job_dir)
     except tf.errors.OpError as error:
         raise checkpoint.CheckpointError(f"the model cannot be written to {job_dir}: {one_line(error)}") from None

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import NoReturn
 
 from scaletier.cluster import Cluster
 from scaletier.private import server_library
-from scaletier.runtime import cpu_devices, reuse_memory, thread_counts
+from scaletier.runtime import ACCELERATOR, cpu_devices, reuse_memory, say_device, thread_counts
 
 
-def serve(cluster: Cluster) -> NoReturn:
-    """Runs this task's server; SIGTERM ends the process at once, as there is nothing here to save."""
+def serve(cluster: Cluster, allow_cpu: bool = False) -> NoReturn:
+    """Runs this task's server; SIGTERM ends the process at once, as there is nothing here to save.
+
+    JobError where this host is paid for a GPU that is not found.
+    """
+    if os.environ.get(ACCELERATOR):  # else there is no need of TensorFlow's Python
+        say_device(allow_cpu)
     reuse_memory()
     server_class, config_class = server_library()
     intra_op, inter_op = thread_counts()

@@ -17,6 +17,8 @@ from scaletier.runtime import import_tensorflow
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
 
+_TWICE = "the model {} cannot be laid on several hosts: it goes through one layer more than once"
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -67,6 +69,9 @@ def units(network: Network) -> list[Unit]:
             tuple(specs[id(variable)] for variable in kind) for kind in (part.trainable_variables, part.non_trainable_variables)
         )
         found.append(Unit(name, part, trained, others))
+    held = [spec.name for unit in found for spec in (*unit.trained, *unit.others)]
+    if len(held) > len(set(held)):
+        raise JobError(_TWICE.format(network.model.name))
     return found
 
 
@@ -83,9 +88,7 @@ def _parts(model: Any) -> list[tuple[str, Any]]:
     try:
         edges = [(layer, _flat(layer.input), _flat(layer.output)) for layer in layers]
     except (ValueError, AttributeError):
-        raise JobError(
-            f"the model {model.name} cannot be laid on several hosts: it goes through one layer more than once"
-        ) from None
+        raise JobError(_TWICE.format(model.name)) from None
     last = {id(tensor) for tensor in model.outputs}
     parts, begin, names, alive = [], whole.input, list[str](), set(inputs)
     known = {id(tensor): tensor for _, _, tensors in edges for tensor in tensors}

@@ -17,12 +17,12 @@ import numpy as np
 from scaletier import checkpoint, data
 from scaletier.cluster import Cluster
 from scaletier.flags import Flags
-from scaletier.job import Job
+from scaletier.job import Job, JobError
 from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Network
 from scaletier.replica import DivergedError
-from scaletier.runtime import import_tensorflow, local_devices, prepare_process, say, say_device
+from scaletier.runtime import BEGUN, import_tensorflow, local_devices, prepare_process, say, say_device
 from scaletier.walk import Round, State, figures, initial_own, numbers, walk
 
 tf = import_tensorflow()
@@ -82,7 +82,8 @@ class Synchronous:
         self._copy_chief()
         step = last_step = int(self.step)
         start = last = time.monotonic()
-        first, loss = True, 0.0
+        first = True
+        loss: float | None = None
         while step < self._flags.max_steps:
             steps = min(self._steps * len(self._devices), math.ceil((self._flags.max_steps - step) / self._count))
             done, own_loss = self._one(steps)
@@ -155,7 +156,10 @@ class Synchronous:
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
-    """The strategy of this task, and how it communicates: `auto`, `ring`, or `nccl` between GPUs."""
+    """The strategy of this task, and how it communicates: `auto`, `ring`, or `nccl` between GPUs.
+
+    JobError where TensorFlow has begun without it.
+    """
     experimental = tf.distribute.experimental
     chosen = experimental.CommunicationImplementation[communication.upper()]
     options = experimental.CommunicationOptions(implementation=chosen)
@@ -167,5 +171,10 @@ def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:
         num_accelerators={"GPU": min(1, len(tf.config.list_physical_devices("GPU")))},
         rpc_layer="grpc",
     )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)
+    except RuntimeError as error:
+        if "program startup" in str(error):
+            raise JobError(f"strategy sync cannot begin any more: {BEGUN}") from None
+        raise
     return strategy, options

@@ -65,12 +65,13 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
     chief = _Chief(cluster.fleet, inventory.chief.name)
     line = command(inventory.chief, logdir, title)
     with contextlib.suppress(KeyboardInterrupt), Forward(chief, _LOOPBACK, ports) as forward:
-        shown = False
+        shown = serves = False
         while True:
             try:
                 with chief.serving(line) as server:
                     with terminal.Step(f"starting TensorBoard on {chief.name}"):
                         forward.port_there = server.await_port()
+                    serves = True
                     if not shown:
                         terminal.out(f"http://{_LOOPBACK}:{forward.port}/")
                         sys.stdout.flush()
@@ -78,8 +79,9 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
                     shown = True
                     server.await_end()
             except _CutOffError as error:
-                if not shown:
+                if not serves:
                     raise
+                serves = False
                 terminal.note(f"{error}; starting TensorBoard again")
     return DONE
 

@@ -188,10 +188,14 @@ def test_after_a_connection_that_broke_off_it_begins_again_behind_the_same_port(
     ("channels", "says"),
     [
         ([FakeChannel(exited=-1, error=EOFError()), _serves(1)], "master-0 broke off: EOFError"),
+        (
+            [_serves(1, exited=-1, error=EOFError()), FakeChannel(exited=-1, error=EOFError("refused")), _serves(1)],
+            "master-0 broke off: refused",
+        ),
         ([_serves(1, exited=-1, connected=True), _serves(1)], "master-0 has killed TensorBoard, as where memory is short"),
         ([_serves(1, exited=0), _serves(1)], "master-0 has ended TensorBoard: TensorBoard 2.21.0 at "),
     ],
-    ids=["broke off before it served", "killed", "ended by itself"],
+    ids=["broke off before it served", "and before it served again", "killed", "ended by itself"],
 )
 def test_what_else_ends_it_is_told(cluster: Cluster, channels: list[FakeChannel], says: str) -> None:
     assert _shown(cluster, *channels).startswith(says)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -43,7 +44,6 @@ def job(**changed: Any) -> scaletier.Job:
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
     """Runs a job in this process; its exit code."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr("scaletier.asynchronous.prepare_process", lambda: None)  # TensorFlow takes them once a process
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return lambda made, *flags: scaletier.main(made, [f"--job-dir={tmp_path}", "--max-steps=4", *flags])
 
@@ -138,6 +138,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown optimizer": ({"optimizer": "quick"}, "the optimizer cannot be had: Could not interpret optimizer identifier"),
     "no optimizer": ({"optimizer": lambda: 5}, "the optimizer cannot be had: "),
+    "a metric of several numbers": (
+        {"metrics": [keras.metrics.F1Score(name="f1")]},
+        "the metric f1 gives several numbers; valid is one, such as their mean",
+    ),
+    "nothing to serve": (
+        {"serving": lambda predict: predict},
+        "the job's serving gives a function; valid is a tf.function with an input_signature",
+    ),
     "no loss": ({"loss": None}, "the job has no loss, and its model is not compiled with one: pass Job(loss=…)"),
 }
 
@@ -209,6 +217,52 @@ def test_another_optimizer_begins_anew_and_says_so(main: Main, capfd: pytest.Cap
     assert re.search(
         r"model-4 has no optimizer/\S+: the optimizer and what is random begin anew$", capfd.readouterr().out, re.MULTILINE
     )
+
+
+def test_a_learning_rate_is_the_job_s_and_not_the_checkpoint_s(main: Main, tmp_path: Path) -> None:
+    """The loss is the weight, so that it falls by the rate, and by half of the last change."""
+
+    def weight() -> float:
+        newest = tf.train.latest_checkpoint(str(tmp_path / "checkpoints"))
+        return float(tf.train.load_checkpoint(newest).get_tensor("out:kernel/.ATTRIBUTES/VARIABLE_VALUE").item())
+
+    def falls(rate: float) -> scaletier.Job:
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="out")
+        model = keras.Sequential([keras.Input((1,)), layer], name="weight")
+        ones = dataset(np.ones((24, 1), np.float32), TARGETS)
+        return job(
+            model=model, data=ones, loss=lambda _, outputs: outputs, optimizer=keras.optimizers.SGD(rate, 0.5, name="sgd")
+        )
+
+    assert main(falls(1.0), "--max-steps=1") == 0
+    assert weight() == -1.0
+    assert main(falls(0.25), "--max-steps=2") == 0
+    assert weight() == -1.0 - 0.25 - 0.5 * 1.0
+
+
+def test_where_nothing_is_left_to_train_no_loss_is_told(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(job()) == 0
+    assert "Final metrics after 4 steps, loss: " in capfd.readouterr().out
+    assert main(job()) == 0
+    said = capfd.readouterr().out
+    assert "Nothing is left to train" in said
+    assert "Final metrics" not in said
+
+
+def test_a_model_that_looks_words_up_is_exported_with_its_words(main: Main, tmp_path: Path) -> None:
+    def model() -> Any:
+        words = keras.layers.StringLookup(vocabulary=["good", "bad"])
+        layers = [keras.layers.Embedding(3, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((1,), dtype="string"), words, *layers])
+
+    said = np.array([["good"], ["bad"]] * 12)
+    assert main(job(model=model, data=dataset(said, TARGETS))) == 0
+    (exported,) = (tmp_path / "export/Servo").iterdir()
+    ask = "import sys, tensorflow as tf; ask = tf.saved_model.load(sys.argv[1]).signatures['serving_default']; "
+    ask += "print(ask(inputs=tf.constant([['good'], ['bad'], ['good']]))['outputs'].numpy()[:, 0].tolist())"
+    done = subprocess.run([sys.executable, "-c", ask, exported], capture_output=True, text=True, check=True)
+    first, second, third = json.loads(done.stdout)
+    assert first == third != second
 
 
 def test_a_subclassed_model_without_build(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

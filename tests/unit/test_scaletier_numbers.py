@@ -113,12 +113,18 @@ class Position(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore
         return tf.cast(step, tf.float32)
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "of a scaled loss"])
 @pytest.mark.parametrize(("position", "replicas"), [(0, 1), (100, 1), (100, 3)])
-def test_a_schedule_is_asked_at_the_global_step(position: int, replicas: int) -> None:
+def test_a_schedule_is_asked_at_the_global_step(position: int, replicas: int, scaled: bool) -> None:
     """The gradient is 1, so that the weight falls by the sum of the rates; between two own steps the others take theirs."""
     data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-    job = Job(model, data, lambda targets, outputs: outputs, optimizer=lambda: keras.optimizers.SGD(Position()))
+
+    def optimizer() -> Any:
+        plain = keras.optimizers.SGD(Position())
+        return keras.optimizers.LossScaleOptimizer(plain, initial_scale=8.0) if scaled else plain
+
+    job = Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer)
     _, state, told = trained(job, 4, position, replicas)
     assert float(state.shared[0][0, 0]) == -sum(position + replicas * step for step in range(4))
     assert told.global_step == position + 4
@@ -162,11 +168,11 @@ def both(walked: Sequence[Array]) -> tuple[list[Any], list[Any]]:
 
 
 def by_device(values: Sequence[Array], devices: int, function: Callable[[Array], Array]) -> list[Array]:
-    """A function of each device's part of all elements, in the variables' shapes again."""
+    """A function of what each device has of each variable, in the variables' shapes again."""
     flat = np.concatenate([value.reshape(-1) for value in values])
-    cuts = [len(flat) * at // devices for at in range(devices + 1)]
+    ends = np.cumsum([value.size for value in values]).tolist()
+    cuts = sorted({*ends, *(len(flat) * at // devices for at in range(devices + 1))})
     flat = np.concatenate([function(flat[begin:end]) for begin, end in pairwise(cuts)])
-    ends = np.cumsum([value.size for value in values])
     return [part.reshape(value.shape) for part, value in zip(np.split(flat, ends[:-1]), values, strict=True)]
 
 
@@ -236,9 +242,18 @@ def test_fewer_parameters_than_devices() -> None:
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=20), st.integers(-30, 30))
 def test_half_precision_is_of_the_largest_whatever_that_is(values: list[float], exponent: int) -> None:
     given = (np.array(values) * 10.0**exponent).astype(np.float32)
-    found = _unpacked(*_packed(tf.constant(given)))
+    (found,) = _unpacked(*_packed([tf.constant(given)]), [(0, len(given))])
     # Of the largest all of 11 bits are kept, and nothing is off by more than what is the last of them there.
     np.testing.assert_allclose(found, given, rtol=2**-11, atol=2**-25 / 32_768 * 1.001 * np.abs(given).max() + 1e-33)
+
+
+def test_a_large_statistic_takes_nothing_from_the_weights_beside_it() -> None:
+    weights, variance = RANDOM.normal(size=100).astype(np.float32), np.array([1e12, 1.0], np.float32)
+    held = centre([weights, variance], 1)
+    np.testing.assert_allclose(held.read()[0], weights, rtol=2**-11, atol=1e-6)
+    walked = [np.full(100, 1e-3, np.float32), np.array([1e9, 0.0], np.float32)]
+    held.add(*both(walked), tf.constant(1.0), tf.constant(1, tf.int64))
+    np.testing.assert_allclose(held.pull()[0][0], weights + walked[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
@@ -393,6 +408,48 @@ def test_a_loss_that_is_a_sum_is_refused() -> None:
         Network(job, job.data.element_spec, 0)
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_loss_that_is_a_function_is_in_float32_whatever_the_model_computes_in(policy: str) -> None:
+    """The square of 301 is more than float16 holds, and bfloat16 takes 301 for 302; by `fit` it is 90,601."""
+    data = tf.data.Dataset.from_tensors((tf.zeros([2, 1]), tf.fill([2, 1], 301.0))).repeat()
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype=policy)
+    model = keras.Sequential([keras.Input((1,)), layer])
+    _, _, told = trained(Job(model, data, "mse", optimizer="sgd"), 1)
+    assert told.loss == 301.0**2
+
+
+class Noise(keras.layers.Layer):  # type: ignore[misc]
+    """Adds random numbers, by a generator of its own or by none."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(1) if own else None
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + keras.random.normal((4, 1), seed=self.generator)
+
+
+def test_random_numbers_of_no_generator_would_be_the_same_at_each_step() -> None:
+    def job(own: bool) -> Job:
+        model = keras.Sequential([keras.Input((WIDTH,)), Noise(own), keras.layers.Dense(2)], name="noisy")
+        return Job(model, dataset(INPUTS, TARGETS), "mse", optimizer="sgd")
+
+    network, state, _ = trained(job(True), 2)
+    (generator,) = (value for spec, value in zip(network.own, state.own, strict=True) if "seed" in spec.name)
+    assert not np.array_equal(generator, network.initial(next(spec for spec in network.own if "seed" in spec.name)))
+    with pytest.raises(JobError, match=r"^the model noisy changes a variable that is none of its own, .* a keras.random.SeedG"):
+        trained(job(False), 2)
+
+
+def test_metrics_may_be_made_by_a_function_and_wait_for_shapes() -> None:
+    data = dataset(INPUTS, TARGETS)
+    made = Job(linear, data, "mse", metrics=lambda: [keras.metrics.R2Score()], optimizer=keras.optimizers.SGD(0.0))
+    _, state, told = trained(made, STEPS)
+    outputs = INPUTS @ np.asarray(state.shared[0]) + np.asarray(state.shared[1])
+    wanted = 1 - ((TARGETS - outputs) ** 2).sum(0) / ((TARGETS - TARGETS.mean(0)) ** 2).sum(0)
+    assert told.metrics == pytest.approx({"r2_score": wanted.mean()}, rel=1e-4)
+
+
 def test_metrics_of_one_name_are_numbered() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), "mse"])
     assert Network(job, job.data.element_spec, 0).metric_names == ["mae", "mae_1", "mse"]
@@ -472,6 +529,16 @@ def test_metrics_of_microbatches_are_those_of_the_batch() -> None:
         done = there_and_back(network, stages(network, 1), batch, 7, microbatches, lambda loss: loss)
         wanted = np.mean(np.argmax(outputs, 1) == batch.targets.numpy())
         assert float(network.results(done.metrics)[0]) == pytest.approx(wanted)
+
+
+def test_a_layer_with_weights_that_is_gone_through_twice_is_on_no_two_hosts() -> None:
+    begin, twice = keras.Input((WIDTH,)), keras.layers.Dense(4, name="twice")
+    middle = keras.layers.Dense(4, name="middle")(keras.layers.ReLU()(twice(keras.layers.Dense(4, name="first")(begin))))
+    model = keras.Model(begin, keras.layers.Dense(2, name="out")(twice(middle)), name="tied")
+    job = Job(model, dataset(INPUTS, TARGETS), "mse")
+    wanted = r"^the model tied cannot be laid on several hosts: it goes through one layer more than once$"
+    with pytest.raises(JobError, match=wanted):
+        units(Network(job, job.data.element_spec, 0))
 
 
 def test_what_is_masked_stays_so_from_stage_to_stage() -> None:

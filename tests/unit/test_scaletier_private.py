@@ -180,10 +180,23 @@ def test_of_a_network_each_slot_finds_its_weight_also_with_a_scaled_loss() -> No
         assert len(State.initial(network).own) == len(network.slots)
 
 
-def test_the_schedule_of_an_optimizer_and_none_of_a_number() -> None:
+def test_the_rate_of_an_optimizer_is_its_schedule_or_a_variable_of_its_own() -> None:
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
-    assert private.schedule_of(keras.optimizers.SGD(schedule)) is schedule
-    assert private.schedule_of(keras.optimizers.SGD(0.1)) is None
+    assert private.rate_of(keras.optimizers.SGD(schedule)) is schedule
+    plain = keras.optimizers.SGD(0.1)
+    assert any(private.rate_of(plain) is variable for variable in plain.variables)
+
+
+def test_metrics_that_wait_for_shapes_say_so() -> None:
+    assert not private.built(keras.metrics.R2Score())
+    assert not private.built(keras.metrics.F1Score())
+    assert private.built(keras.metrics.MeanSquaredError())
+
+
+def test_the_tables_of_a_model_are_those_of_layers_within_layers_too() -> None:
+    within = keras.Sequential([keras.Input((), dtype="string"), keras.layers.StringLookup(vocabulary=["a", "b"])])
+    model = keras.Sequential([keras.Input((), dtype="string"), within, keras.layers.Embedding(3, 2), keras.layers.Dense(1)])
+    assert len(private.tables(model)) == 1
 
 
 def test_a_compiled_model_tells_what_it_was_given() -> None:

@@ -126,6 +126,19 @@ def test_what_is_no_number_of_devices_is_one_line(
     assert capfd.readouterr().err.endswith(wanted)
 
 
+@pytest.mark.parametrize("role", ["worker", "chief"])
+def test_a_gpu_that_is_paid_for_and_not_there_ends_each_that_trains(
+    role: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}))
+    monkeypatch.setenv(ACCELERATOR, "1 nvidia-tesla-t4")
+    monkeypatch.setattr(import_tensorflow().config, "list_physical_devices", lambda kind=None: [])
+    monkeypatch.setattr("scaletier.server.server_library", lambda: pytest.fail("it serves for ever"))
+    assert main(Job(None, None), []) == 2
+    assert capfd.readouterr().err.startswith("error: this host has 1 nvidia-tesla-t4 and TensorFlow finds no GPU: ")
+
+
 KEEPS = """
 import ctypes
 from scaletier.runtime import give_memory_back, reuse_memory

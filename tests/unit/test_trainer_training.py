@@ -34,7 +34,6 @@ def train(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("SCALETIER_DATA", str(data))
     monkeypatch.setenv("JOB_DIR", str(tmp_path / "job"))
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr("scaletier.asynchronous.prepare_process", lambda: None)  # TensorFlow takes them once a process
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return lambda *flags: task.main(["--model=mlp", "--batch-size=10", *flags])
 

@@ -1,0 +1,39 @@
+"""A job that is made of objects, by each strategy: one cannot begin so, and says that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from loopback import Job
+
+ROLES = {
+    "one host": [("chief", 0)],
+    "async": [("ps", 0), ("worker", 0), ("chief", 0)],
+    "sync": [("worker", 0), ("chief", 0)],
+    "model-parallel": [("worker", 0), ("chief", 0)],
+}
+
+
+@pytest.mark.parametrize("strategy", ROLES)
+def test_objects_are_trained_where_that_can_be(tmp_path: Path, strategy: str) -> None:
+    flags = [] if strategy == "one host" else [f"--strategy={strategy}"]
+    job = Job(tmp_path, "objects", ROLES[strategy], "--max-steps=200", *flags, PYTHONPATH=str(Path(__file__).parent))
+    try:
+        job.start_all()
+        code = job.wait("chief-0")
+        if strategy == "sync":
+            assert code == job.wait("worker-0") == 2
+            for name in ("chief-0", "worker-0"):
+                assert re.search(
+                    "^error: strategy sync cannot begin any more: .* give Job functions", job.log(name), re.MULTILINE
+                )
+        elif strategy == "model-parallel":  # one layer is on one host
+            assert code == 2
+            job.await_line("chief-0", "^error: the model sequential is not laid on several hosts: its layers ")
+        else:
+            assert code == 0, job.log("chief-0")
+            job.await_line("chief-0", r"^Final metrics after 20\d steps, loss: 0\.00\d, mae: 0\.0\d+$")
+    finally:
+        job.stop()
