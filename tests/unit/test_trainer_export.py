@@ -46,7 +46,7 @@ def test_exports_lie_side_by_side_and_none_is_half(tmp_path: Path, monkeypatch: 
     (folder / "temp-1800000000").mkdir(parents=True)  # what a killed export left
 
     def exported() -> str:
-        return savedmodel.export(JOB, NETWORK, copy.shared, copy.own, SPEC[0], str(tmp_path))
+        return savedmodel.export(savedmodel.served(JOB, NETWORK, copy.shared, copy.own, SPEC[0]), str(tmp_path))
 
     assert exported() == f"{folder}/1800000000"
     assert exported() == f"{folder}/1800000001"
