@@ -63,6 +63,8 @@ class Asynchronous:
         self._source = data.Source(job.data, portable=self._workers > 0)
         evaluated = data.evaluation(job.eval_data, self._workers > 0) if job.eval_data is not None else None
         self._network = Network(job, self._source.element_spec, flags.seed, (1 + self._workers) * len(self._devices))
+        if self._workers:
+            self._network.require_portable()
         reader = checkpoint.find(flags.job_dir, self._network)
         self._coordinator: Any = self._connect() if self._workers else None
         self._copy = checkpoint.LocalCopy(self._network)

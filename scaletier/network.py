@@ -135,6 +135,14 @@ class Network:
             [metric.name if key is None else f"{key}_{metric.name}" for key, metric, _ in self._metrics]
         )
 
+    def require_portable(self) -> None:
+        """JobError where the model has what no other host can be given."""
+        if private.tables(self.model):
+            raise JobError(
+                f"the model {self.model.name} looks words up in a table, which no other host can be given: do that in the "
+                "job's data, or train by sync, or on one host"
+            )
+
     def _made(self, model: Any) -> Any:
         """The model of a function, without values for its variables; with them where its maker needs some."""
         if not callable(model) or isinstance(model, keras.Model):

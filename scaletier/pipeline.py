@@ -49,6 +49,7 @@ class ModelParallel:
         evaluated = data.evaluation(job.eval_data, portable=True) if job.eval_data is not None else None
         self._size = source.size
         self._network = Network(job, source.element_spec, flags.seed, place=self._device_of)
+        self._network.require_portable()
         parts = units(self._network)
         reader = checkpoint.find(flags.job_dir, self._network)
         hosts = _connect(cluster)

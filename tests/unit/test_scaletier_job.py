@@ -249,14 +249,28 @@ def test_where_nothing_is_left_to_train_no_loss_is_told(main: Main, capfd: pytes
     assert "Final metrics" not in said
 
 
-def test_a_model_that_looks_words_up_is_exported_with_its_words(main: Main, tmp_path: Path) -> None:
-    def model() -> Any:
-        words = keras.layers.StringLookup(vocabulary=["good", "bad"])
-        layers = [keras.layers.Embedding(3, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
-        return keras.Sequential([keras.Input((1,), dtype="string"), words, *layers])
+def make_words() -> Any:
+    words = keras.layers.StringLookup(vocabulary=["good", "bad"])
+    layers = [keras.layers.Embedding(3, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((1,), dtype="string"), words, *layers], name="words")
 
-    said = np.array([["good"], ["bad"]] * 12)
-    assert main(job(model=model, data=dataset(said, TARGETS))) == 0
+
+SAID = np.array([["good"], ["bad"]] * 12)
+
+
+@pytest.mark.parametrize("strategy", ["async", "model-parallel"])
+def test_a_model_that_looks_words_up_goes_to_no_other_host(
+    strategy: str, main: Main, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    assert main(job(model=make_words, data=dataset(SAID, TARGETS)), f"--strategy={strategy}") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: the model words looks words up in a table, which no other host can be given: ")
+
+
+def test_a_model_that_looks_words_up_is_exported_with_its_words(main: Main, tmp_path: Path) -> None:
+    assert main(job(model=make_words, data=dataset(SAID, TARGETS))) == 0
     (exported,) = (tmp_path / "export/Servo").iterdir()
     ask = "import sys, tensorflow as tf; ask = tf.saved_model.load(sys.argv[1]).signatures['serving_default']; "
     ask += "print(ask(inputs=tf.constant([['good'], ['bad'], ['good']]))['outputs'].numpy()[:, 0].tolist())"
