@@ -225,12 +225,14 @@ class _Memory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if self._hosts:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        if self._hosts:
+            self._thread.join()
 
     def _watch(self) -> None:
         while not self._over.wait(self._every):

@@ -379,7 +379,10 @@ def _compiled(model: Any) -> Mapping[str, Any]:
 
 
 def _made_here(metrics: Metrics) -> Any:
-    return metrics() if callable(metrics) else metrics
+    """Metrics as they are, or as a function without arguments makes them; one of targets and outputs is a metric itself."""
+    if not callable(metrics) or isinstance(metrics, keras.metrics.Metric) or inspect.signature(metrics).parameters:
+        return metrics
+    return metrics()
 
 
 def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:

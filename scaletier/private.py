@@ -138,9 +138,8 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
 
 def tables(model: Any) -> list[Any]:
     """What the layers of a model look words up in, which no variable is; a layer within a layer has no public name."""
-    tf, kind = import_tensorflow(), import_tensorflow().saved_model.experimental.TrackableResource
-    held = [value for layer in model._flatten_layers() for value in vars(layer).values()]
-    return [value for value in held if isinstance(value, kind) and not isinstance(value, tf.Variable)]
+    kind = import_tensorflow().saved_model.experimental.TrackableResource
+    return [value for layer in model._flatten_layers() for value in vars(layer).values() if isinstance(value, kind)]
 
 
 def built(metric: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import paramiko
 
+from ops.cluster.remote import Fleet
 from ops.errors import UsageError
 
 _CHUNK = 1 << 15
@@ -61,6 +62,13 @@ def at_once(transport: Any) -> None:
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def open_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
+    """A channel to a host, by a new connection to it where the one before broke off. HostError of the fleet, and as Opens."""
+    transport = fleet.connection(name).transport
+    at_once(transport)
+    return transport.open_channel(kind, there, peer, timeout=timeout)
 
 
 class Forward:

@@ -16,7 +16,7 @@ from infra.spec import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
-from ops.cluster.forward import at_once
+from ops.cluster.forward import open_on
 from ops.errors import HostError, OpsError
 from ops.models import server
 from ops.models.server import LOOPBACK
@@ -65,7 +65,7 @@ class Servers:
         """A server's answer; HostError where its host cannot be reached, OpsError where what listens there does not answer."""
         nobody = NOBODY, {"error": f"no model server answers on {name}"}
         try:
-            channel = self._open(name, "direct-tcpip", (LOOPBACK, SERVING_PORT), (LOOPBACK, 0), _OPEN_SECONDS)
+            channel = open_on(self._cluster.fleet, name, "direct-tcpip", (LOOPBACK, SERVING_PORT), (LOOPBACK, 0), _OPEN_SECONDS)
         except (paramiko.SSHException, OSError, EOFError):
             return nobody
         with contextlib.closing(channel):
@@ -84,7 +84,7 @@ class Servers:
         failed: Exception | None = None
         for name in self._order():
             try:
-                channel = self._open(name, kind, there, peer, timeout)
+                channel = open_on(self._cluster.fleet, name, kind, there, peer, timeout)
             except (HostError, paramiko.SSHException, OSError, EOFError) as error:
                 failed = error
             else:
@@ -132,12 +132,6 @@ class Servers:
     def _order(self) -> list[str]:
         place = self.names.index(self._first)
         return [*self.names[place:], *self.names[:place]]
-
-    def _open(self, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-        """A channel to one host, by a new connection to that host where the one before broke off."""
-        transport = self._cluster.fleet.connection(name).transport
-        at_once(transport)
-        return transport.open_channel(kind, there, peer, timeout=timeout)
 
     def _bring(self, brought: Future[Outcome[bool]]) -> None:
         outcome = self._cluster.fleet.each(self.names, self._bring_to, server.START_SECONDS)

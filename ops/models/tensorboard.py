@@ -14,7 +14,7 @@ import paramiko
 from ops import terminal
 from ops.cluster import aside
 from ops.cluster.cluster import Cluster
-from ops.cluster.forward import Forward, at_once, local_ports
+from ops.cluster.forward import Forward, local_ports, open_on
 from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
@@ -109,11 +109,9 @@ class _Chief:
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
         """For a `Forward`."""
         try:
-            transport = self._fleet.connection(self.name).transport
+            return open_on(self._fleet, self.name, kind, there, peer, timeout)
         except HostError as error:
             raise paramiko.SSHException(str(error)) from error
-        at_once(transport)
-        return transport.open_channel(kind, there, peer, timeout=timeout)
 
     @contextlib.contextmanager
     def serving(self, line: str) -> Iterator[_Server]:

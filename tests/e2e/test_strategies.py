@@ -156,3 +156,9 @@ def test_a_strategy_that_there_is_not(cluster: Stack) -> None:
     assert (result.code, len(result.err.splitlines())) == (2, 1), result.text
     assert ", ".join(STRATEGIES) in result.err
     assert cluster.fab("jobs", "--json").out == before
+
+
+def test_a_batch_larger_than_the_data(cluster: Stack) -> None:
+    code, record = train(cluster, "large_batch", "sync", "--batch-size 60001")
+    assert (code, record["state"]) == (1, "FAILED"), record
+    assert "error: batch size 60001 is larger than the data: " in record["errorMessage"]

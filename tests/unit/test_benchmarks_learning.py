@@ -149,7 +149,7 @@ def test_the_synchronous_peer_has_the_rate_and_the_momentum_of_ours() -> None:
 def test_all_that_comes_to_an_accuracy_is_looked_at_on_one_grid() -> None:
     curves = (learning._OURS, learning._PEERS, learning._TWO, learning._TEN, learning._MWMS, learning._CLOUDML)
     assert {flag(arguments, "--checkpoint-steps") for arguments in curves} == {100}
-    assert not 100 % (flag(learning._MWMS, "--steps-per-execution") * (1 + len(WORKERS)))
+    assert flag(learning._MWMS, "--steps-per-execution") * (1 + len(WORKERS)) == 50, "two of which are one step of the grid"
 
 
 def test_checkpoints_of_every_kind_are_found_in_the_order_of_their_steps(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import signal
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from benchmarks import __main__ as command
 from benchmarks import results
 from benchmarks.measure import MeasureError
 from benchmarks.registry import REGISTRY, Benchmark, Figure, UnknownError, add, chosen
-from benchmarks.trained import step_with
+from benchmarks.trained import _Memory, step_with
 from infra.spec import ScaleTier
 
 WANTED = {
@@ -26,6 +29,17 @@ WANTED = {
     "async-to-accuracy", "own-async", "own-sync", "own-two", "own-ten", "own-slowed", "own-killed", "sync-to-accuracy",
     "async-bytes-to-accuracy", "job-step", "memory-chief-400", "memory-worker-400", "memory-ps-400", "accuracy-cnn",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """What the command does to signals ends with the test: programs that are started later would have them ignored, too."""
+    kept = {number: signal.getsignal(number) for number in command._SIGNALS}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
 UNITS = {
     "s": "seconds", "ms": "ms", "MB": "MB", "B": "bytes", "violations": "violations", "times": "times", "": "accuracy",
 }  # fmt: skip
@@ -163,3 +177,10 @@ def test_what_fails_is_said_and_the_others_are_measured(
     out, err = capsys.readouterr()
     assert "aim met" in out
     assert err.endswith("error: broken was not measured: no such thing\n")
+
+
+def test_where_no_host_is_watched_nothing_runs_beside_the_training() -> None:
+    before = threading.active_count()
+    with _Memory(None, (), 0.0) as memory:  # type: ignore[arg-type]
+        assert threading.active_count() == before
+    assert memory.peaks == {}

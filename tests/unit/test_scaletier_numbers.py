@@ -450,6 +450,13 @@ def test_metrics_may_be_made_by_a_function_and_wait_for_shapes() -> None:
     assert told.metrics == pytest.approx({"r2_score": wanted.mean()}, rel=1e-4)
 
 
+@pytest.mark.parametrize("metrics", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), keras.losses.mean_absolute_error])
+def test_one_metric_needs_no_list(metrics: Any) -> None:
+    job = Job(linear, dataset(INPUTS, TARGETS), "mse", metrics)
+    (name,) = Network(job, job.data.element_spec, 0).metric_names
+    assert name in ("mae", "mean_absolute_error")
+
+
 def test_metrics_of_one_name_are_numbered() -> None:
     job = Job(linear, dataset(INPUTS, TARGETS), "mse", ["mae", keras.metrics.MeanAbsoluteError(name="mae"), "mse"])
     assert Network(job, job.data.element_spec, 0).metric_names == ["mae", "mae_1", "mse"]
