@@ -24,26 +24,22 @@ from benchmarks.stack import BenchStack, say
 from benchmarks.trained import Trained, alone, fetched, seconds_to, step_to, together
 from infra.spec import ScaleTier
 
-_CURVE = "--model cnn --checkpoint-seconds 100000 --keep-checkpoints 100 --eval-interval 100000 --log-interval 0.2"
+# The same grid for all, and enough steps that each comes to the target well before its rate is at nothing.
+_CURVE = (
+    "--model cnn --checkpoint-steps 100 --checkpoint-seconds 100000 --keep-checkpoints 100 "
+    "--eval-interval 100000 --log-interval 0.2"
+)
 _TARGET = 0.99
 _SECONDS = f"seconds from the first step to {_TARGET} of test accuracy, cnn"
-# Enough that each comes to the target well before its rate is at nothing.
 _ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS = 1000, 1200, 1500, 2500
-
-
-def _steps(steps: int) -> str:
-    """Flags for so many steps, and a curve of ten points: the same grid for all, as a part of the whole."""
-    return f"--max-steps {steps} --checkpoint-steps {steps // 10}"
-
-
-_ONES, _TWOS, _FIVES, _TENS = (f"{_CURVE} {_steps(steps)}" for steps in (_ONE_STEPS, _TWO_STEPS, _FIVE_STEPS, _TEN_STEPS))
+_OURS, _PEERS = f"{_CURVE} --max-steps {_FIVE_STEPS}", f"{_CURVE} --max-steps {_ONE_STEPS}"
+_TWO, _TEN = f"{_CURVE} --max-steps {_TWO_STEPS}", f"{_CURVE} --max-steps {_TEN_STEPS}"
 # As ours has it: the rate grows fivefold with five replicas, and so does the time in which it comes to that.
 _MWMS = (
-    f"--model cnn {_steps(_FIVE_STEPS)} --steps-per-execution 10 "
+    f"--model cnn --max-steps {_FIVE_STEPS} --checkpoint-steps 100 --steps-per-execution 10 "
     "--momentum 0.9 --clip 1.0 --learning-rate 0.5 --warmup-steps 400"
 )
-# Adam at one rate comes to the target by chance, so that it needs more of them.
-_CLOUDML = f"--model cnn {_steps(3000)}"
+_CLOUDML = "--model cnn --max-steps 2000 --checkpoint-steps 100"
 _ACCURACY = "--model cnn --max-steps 10000 --eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-seconds 100000"
 _SHARE, _SMALL_SHARE = 0.2, 0.1
 _SLOWED, _PART = "worker-0", 0.25
@@ -89,13 +85,13 @@ def _seconds(
 @cache
 def _shared(stack: BenchStack, seed: int) -> Reached:
     """async STANDARD_1, whose hosts share all processors."""
-    return _reached(stack, "curve", f"{_FIVES} --seed {seed}")
+    return _reached(stack, "curve", f"{_OURS} --seed {seed}")
 
 
 @cache
 def _five(stack: BenchStack, strategy: str) -> list[float]:
     """STANDARD_1, while its hosts have shares of their own."""
-    return _seconds(stack, strategy, f"{_FIVES} --strategy {strategy}")
+    return _seconds(stack, strategy, f"{_OURS} --strategy {strategy}")
 
 
 @cache
@@ -107,7 +103,7 @@ def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
     say(f"one host with {share} of a core, of each seed")
 
     def train(seed: int) -> Trained:
-        return together(stack, f"one-{seed}", f"{_ONES} --seed {seed}", "--scale-tier", "BASIC", tier=tier)
+        return together(stack, f"one-{seed}", f"{_PEERS} --seed {seed}", "--scale-tier", "BASIC", tier=tier)
 
     with ThreadPoolExecutor() as threads:
         trained = list(threads.map(train, _SEEDS))
@@ -115,12 +111,12 @@ def _one(stack: BenchStack, tier: ScaleTier, share: float) -> list[float]:
 
 
 def _told(replicas: str, steps: int) -> str:
-    grid = "a checkpoint every tenth of them in both, on the master"
+    grid = "a checkpoint every 100 in both, on the master"
     return f"{steps:,} steps of {replicas} against {_ONE_STEPS:,} of the one, as each needs; {grid}"
 
 
 _FIVE_TOLD = _told("all five", _FIVE_STEPS)
-_AT_ONCE = "the three seeds of the one train at once, each on a host of its own"
+_ONES = "the three seeds of the one train at once, each on a host of its own"
 _SERVERS = "the parameter servers have such a share each besides"
 _UNDISTURBED = f"the same undisturbed, {_SHARE} core a host"
 _NOT_IN_TURN = "nothing but the order: the peer's runs are those of own-async"
@@ -140,7 +136,7 @@ def async_to_accuracy(stack: BenchStack) -> Figure:
     for seed in _SEEDS:
         ours.append(_shared(stack, seed).seconds)
         with tempfile.TemporaryDirectory() as folder:
-            peers.append(seconds_to(_TARGET, alone(f"{_ONES} --seed {seed}", Path(folder)), Path(folder)))
+            peers.append(seconds_to(_TARGET, alone(f"{_PEERS} --seed {seed}", Path(folder)), Path(folder)))
     return Figure.of(ours, peers)
 
 
@@ -152,7 +148,7 @@ def async_to_accuracy(stack: BenchStack) -> Figure:
     aim=0.03,
     unit="B",
     unequal="ours has Nesterov's momentum, a rate that falls to the last of 1,500 steps, and the model sent to the master "
-    "for each checkpoint; the peer has Adam at 0.001, 3,000 steps, and servers that write their checkpoints themselves",
+    "for each checkpoint; the peer has Adam at 0.001, 2,000 steps, and servers that write their checkpoints themselves",
 )
 def async_bytes_to_accuracy(stack: BenchStack) -> Figure:
     """By the counters of the hosts' network interfaces."""
@@ -168,7 +164,7 @@ def async_bytes_to_accuracy(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.4,
     aim=0.25,
-    unequal=f"{_FIVE_TOLD}; {_AT_ONCE}; {_SERVERS}",
+    unequal=f"{_FIVE_TOLD}; {_ONES}; {_SERVERS}",
 )
 def own_async(stack: BenchStack) -> Figure:
     """Five replicas and three parameter servers."""
@@ -181,7 +177,7 @@ def own_async(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.4,
     aim=0.25,
-    unequal=f"{_FIVE_TOLD}; {_AT_ONCE}",
+    unequal=f"{_FIVE_TOLD}; {_ONES}",
 )
 def own_sync(stack: BenchStack) -> Figure:
     """The parameter servers stand idle."""
@@ -194,11 +190,11 @@ def own_sync(stack: BenchStack) -> Figure:
     against=f"one such host, {_SHARE} core",
     bar=0.7,
     aim=0.55,
-    unequal=f"{_told('both', _TWO_STEPS)}; {_AT_ONCE}; {_SERVERS}",
+    unequal=f"{_told('both', _TWO_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_two(stack: BenchStack) -> Figure:
     """All three parameter servers, as the others have."""
-    return _on_own_cores(stack, lambda: _seconds(stack, "two", _TWOS, "--replicas", "worker=1,ps=3"))
+    return _on_own_cores(stack, lambda: _seconds(stack, "two", _TWO, "--replicas", "worker=1,ps=3"))
 
 
 @benchmark(
@@ -208,12 +204,12 @@ def own_two(stack: BenchStack) -> Figure:
     bar=0.25,
     aim=0.143,
     tier=ScaleTier.CUSTOM,
-    unequal=f"{_told('all ten', _TEN_STEPS)}; {_AT_ONCE}; {_SERVERS}",
+    unequal=f"{_told('all ten', _TEN_STEPS)}; {_ONES}; {_SERVERS}",
 )
 def own_ten(stack: BenchStack) -> Figure:
     """A tenth of a core, as ten of a fifth are more than this machine has."""
     tier = ScaleTier.CUSTOM
-    return _on_own_cores(stack, lambda: _seconds(stack, "ten", _TENS, tier=tier), tier, _SMALL_SHARE)
+    return _on_own_cores(stack, lambda: _seconds(stack, "ten", _TEN, tier=tier), tier, _SMALL_SHARE)
 
 
 def _on_own_cores(
@@ -241,7 +237,7 @@ def own_slowed(stack: BenchStack) -> Figure:
     with stack.own_cores(_SHARE):
         peers = _five(stack, "async")
         with stack.slowed(_SLOWED, _PART):
-            return Figure.of(_seconds(stack, "slowed", _FIVES), peers)
+            return Figure.of(_seconds(stack, "slowed", _OURS), peers)
 
 
 @benchmark(
@@ -261,7 +257,7 @@ def own_killed(stack: BenchStack) -> Figure:
 
 def _killed(stack: BenchStack, seed: int) -> float:
     killer = Killer(stack, victims(seed, _WORKERS))
-    reached = _reached(stack, "killed", f"{_FIVES} --seed {seed}", beside=killer.run)
+    reached = _reached(stack, "killed", f"{_OURS} --seed {seed}", beside=killer.run)
     if not killer.kills:
         raise MeasureError("no worker was killed")
     return reached.seconds
@@ -300,7 +296,7 @@ class Killer:
     "builds its graph, and ours after its first; ours saves the optimizer's variables, too",
 )
 def sync_to_accuracy(stack: BenchStack) -> Figure:
-    """The same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 150."""
+    """The same optimizer, rates and batches, 1,500 of all five in both, and a checkpoint every 100."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.own_cores(_SHARE):
         ours = _five(stack, "sync")

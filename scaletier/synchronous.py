@@ -2,8 +2,7 @@
 
 tf.distribute's MultiWorkerMirroredStrategy carries the all-reduce. Each replica takes several steps before it takes part in
 one, as each moves all parameters twice through every host: with one step each, the network is the limit. Of several devices of
-a host each takes these steps, and their mean takes part, on the first of them. On their way numbers are bfloat16, which adds
-without a scale as float32 does: what rounding takes is a part in 500 of a walk, and never of the parameters.
+a host each takes these steps, and their mean takes part, on the first of them.
 Source: Stich 2019, "Local SGD converges fast and communicates little".
 """
 
@@ -29,7 +28,6 @@ from scaletier.walk import Round, State, figures, initial_own, numbers, walk
 tf = import_tensorflow()
 
 _STEPS = 4
-_PARTS = 3
 
 
 class Synchronous:
@@ -128,15 +126,14 @@ class Synchronous:
         position = self.step.read_value()
         reached, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._devices)
         loss = loss_sum / tf.cast(steps, tf.float32)
-        told = tf.stack([loss, *self._network.results(metrics)])
+        # One message for all: the loss and the metrics are its last numbers.
+        told = [loss, *self._network.results(metrics)]
         walked = [tf.reshape(after - before, [-1]) for after, before in zip(reached.shared, start.shared, strict=True)]
-        # One message for all: the loss and the metrics come last.
-        sent = [*(tf.cast(part, tf.bfloat16) for part in walked), exact(told, self._index, self._count)]
-        *sums, all_told = tf.split(self._all_reduce(tf.concat(sent, 0)), [part.shape[0] for part in sent])
-        means = tf.reduce_mean(exactly(all_told, self._count), 0)
-        for variable, before, total in zip(self.shared, start.shared, sums, strict=True):
-            mean = tf.cast(tf.reshape(total, before.shape), tf.float32) / float(self._count)
-            variable.assign(before + mean, read_value=False)
+        mean = self._all_reduce(tf.concat([*walked, tf.stack(told)], 0)) / float(self._count)
+        sizes = [*(spec.size for spec in self._network.shared), len(told)]
+        *changes, means = tf.split(mean, sizes)
+        for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
+            variable.assign(before + tf.reshape(change, before.shape), read_value=False)
         for variable, value in zip(self._owns, reached.own, strict=True):
             variable.assign(value, read_value=False)
         step = self.step.assign_add(steps * self._count)
@@ -156,25 +153,6 @@ class Synchronous:
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, self._options)
 
         return self._strategy.run(reduced, (value,))
-
-
-def exact(numbers: Any, index: int, count: int) -> Any:
-    """One replica's float32 [n] as bfloat16 [count · 3 · n]: their sum over all replicas tells each one's without rounding.
-
-    A float32 is three bfloat16 that add up to it, and where one replica has a number the others have 0.
-    """
-    parts, rest = [], numbers
-    for _ in range(_PARTS):
-        parts.append(tf.cast(rest, tf.bfloat16))
-        rest -= tf.cast(parts[-1], tf.float32)
-    mine = tf.concat(parts, 0)
-    size = mine.shape[0]
-    return tf.pad(mine, [[index * size, (count - 1 - index) * size]])
-
-
-def exactly(sums: Any, count: int) -> Any:
-    """All replicas' numbers, float32 [count, n], of the sum of what `exact` made of them."""
-    return tf.reduce_sum(tf.reshape(tf.cast(sums, tf.float32), [count, _PARTS, -1]), 1)
 
 
 def _strategy(cluster: Cluster, communication: str) -> tuple[Any, Any]:

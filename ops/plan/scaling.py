@@ -24,7 +24,8 @@ class Work:
     """What one process was measured to need.
 
     `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32. Between two exchanges are `period` local steps; one
-    moves `share` of the parameters' bytes each way, half of them as numbers of 16 bits. The defaults are TensorFlow's own way.
+    with the parameter servers moves `share` of the parameters' bytes each way, half of them as numbers of 16 bits. The
+    defaults are TensorFlow's own way.
     """
 
     cpu_seconds: float
@@ -95,9 +96,9 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
 
 
 def synchronous(work: Work, shape: Shape) -> Prediction:
-    """All replicas together: `period` steps each, then a ring all-reduce of how far each came."""
+    """All replicas together: `period` steps each, then a ring all-reduce, as float32, of how far each came."""
     count = len(shape.trainers)
-    sent = 2 * (count - 1) / count * work.parameters * work.share
+    sent = 2 * (count - 1) / count * work.parameters
     compute = max(work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers)
     transfer = sent / min(machine.bandwidth for machine in shape.trainers) + 2 * (count - 1) * HOP_SECONDS
     limits = {

@@ -30,7 +30,7 @@ def show(
         f"one process here: {1 / seconds:.1f} steps/s, {1000 * seconds:.1f} ms a step on {here} cpus, taken for {kind}"
     )
     often = f"every {work.period} steps" if work.period > 1 else "every step"
-    moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way, {often}"
+    moved = f"{work.parameters * work.share / _MEGA:.1f} MB each way to and from parameter servers, {often}"
     terminal.out(f"parameters: {work.parameters / _MEGA:.1f} MB as float32; {moved}")
     if until and learned:
         _show_law(until, learned)

@@ -45,9 +45,8 @@ def rounds(replicas: int, period: int) -> list[Any]:
     return mean
 
 
-# sync sends and adds 8 bits of how far each walked, which is as far as these parameters are large.
-@pytest.mark.parametrize(("strategy", "replicas", "near"), [("sync", 3, 2**-8), ("model-parallel", 1, 1e-5)])
-def test_what_several_hosts_come_to_is_what_numpy_says(tmp_path: Path, strategy: str, replicas: int, near: float) -> None:
+@pytest.mark.parametrize(("strategy", "replicas"), [("sync", 3), ("model-parallel", 1)])
+def test_what_several_hosts_come_to_is_what_numpy_says(tmp_path: Path, strategy: str, replicas: int) -> None:
     flags = (f"--strategy={strategy}", f"--max-steps={STEPS}", "--microbatches=2")
     job = Job(tmp_path, "linear", (("chief", 0), ("worker", 0), ("worker", 1)), *flags, PYTHONPATH=str(Path(__file__).parent))
     try:
@@ -57,6 +56,4 @@ def test_what_several_hosts_come_to_is_what_numpy_says(tmp_path: Path, strategy:
         job.stop()
     held = tf.train.load_checkpoint(f"{tmp_path}/job/checkpoints/model-{STEPS}")
     for name, expected in zip(NAMES, rounds(replicas, PERIOD), strict=True):
-        np.testing.assert_allclose(
-            held.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE"), expected, rtol=0, atol=near, err_msg=name
-        )
+        np.testing.assert_allclose(held.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE"), expected, rtol=1e-4, err_msg=name)

@@ -137,7 +137,7 @@ def test_the_synchronous_peer_has_the_rate_and_the_momentum_of_ours() -> None:
 
     defaults = flags.parse(["--train-data", "x", "--eval-data", "x"])
     told = {name: flag(learning._MWMS, name) for name in ("--learning-rate", "--warmup-steps", "--max-steps", "--momentum")}
-    ours = RiseAndFall(defaults.learning_rate, int(flag(learning._FIVES, "--max-steps")), 1 + len(WORKERS))
+    ours = RiseAndFall(defaults.learning_rate, int(flag(learning._OURS, "--max-steps")), 1 + len(WORKERS))
     for step in (0, 50, 199, 700, 1499):
         rise = min(1.0, (step + 1) / told["--warmup-steps"])
         fall = 0.5 + 0.5 * math.cos(math.pi * (step + 1) / told["--max-steps"])
@@ -147,8 +147,8 @@ def test_the_synchronous_peer_has_the_rate_and_the_momentum_of_ours() -> None:
 
 
 def test_all_that_comes_to_an_accuracy_is_looked_at_on_one_grid() -> None:
-    curves = (learning._ONES, learning._TWOS, learning._FIVES, learning._TENS, learning._MWMS, learning._CLOUDML)
-    assert {int(flag(curve, "--max-steps")) / int(flag(curve, "--checkpoint-steps")) for curve in curves} == {10}
+    curves = (learning._OURS, learning._PEERS, learning._TWO, learning._TEN, learning._MWMS, learning._CLOUDML)
+    assert {flag(arguments, "--checkpoint-steps") for arguments in curves} == {100}
     assert flag(learning._MWMS, "--steps-per-execution") * (1 + len(WORKERS)) == 50, "two of which are one step of the grid"
 
 

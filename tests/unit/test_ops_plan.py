@@ -107,7 +107,7 @@ def test_a_plan_is_measured_shown_and_kept(mine: Path, capsys: pytest.CaptureFix
     assert plan.plan(call(mine, "--meet-every 8 --strategy together"), False) == DONE
     out = capsys.readouterr().out
     assert "one process here: 10.0 steps/s, 100.0 ms a step on 2 cpus, taken for" in out
-    assert "parameters: 40.0 MB as float32; 20.0 MB each way, every 8 steps" in out
+    assert "parameters: 40.0 MB as float32; 20.0 MB each way to and from parameter servers, every 8 steps" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("STANDARD_1", "PREMIUM_1"))]
     assert [row[:4] for row in rows] == [
         ["STANDARD_1", "apart", "5", "3"],
@@ -123,7 +123,7 @@ def test_others_exchange_all_of_it_every_step_and_any_way_may_be_theirs(mine: Pa
     (mine / "task.py").write_text(re.sub("assert .*stop-at.*", "assert sys.argv[-2:] == ['--strategy', 'x']", TRAINER))
     plan.plan(call(mine, "--strategy x"), False)
     out = capsys.readouterr().out
-    assert "parameters: 40.0 MB as float32; 40.0 MB each way, every step" in out
+    assert "parameters: 40.0 MB as float32; 40.0 MB each way to and from parameter servers, every step" in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("STANDARD_1")] == ["servers", "all-reduce"]
     assert set(plan.MODELS) == set(EXCHANGES)
 

@@ -90,7 +90,7 @@ def test_figures_by_hand() -> None:
     machine = Machine.of(8, 16)  # 2 GB/s
     work = Work(cpu_seconds=0.8, parameters=40e6, period=4, share=0.5)  # 0.1 s a step; 20 MB each way, 10 ms
     assert asynchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + 2 * 0.01 + 4 * HOP_SECONDS))
-    reduced = 2 * 4 / 5 * 20e6 / 2e9 + 2 * 4 * HOP_SECONDS
+    reduced = 2 * 4 / 5 * 40e6 / 2e9 + 2 * 4 * HOP_SECONDS
     assert synchronous(work, shape(machine, 5)).rate == pytest.approx(5 * 4 / (4 * 0.1 + reduced))
     assert synchronous(replace(work, period=1), shape(machine, 5)).rate == pytest.approx(5 / (0.1 + reduced))
     here = asynchronous(work, Shape([Machine(4)] * 3, [Machine(4)], 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from scaletier.job import Job, JobError
 from scaletier.network import Batch, Network, Spec
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, partition, there_and_back, units
-from scaletier.synchronous import exact, exactly
 from scaletier.walk import Round, State
 
 tf = import_tensorflow()
@@ -265,17 +263,6 @@ def test_what_is_no_number_is_none_on_the_other_side(odd: float) -> None:
     sound = centre([np.ones(3, np.float32)], 1)
     sound.add(*both([np.array([0.0, odd, 1.0], np.float32)]), tf.constant(1.0), tf.constant(1, tf.int64))
     assert not np.isfinite(sound.pull()[0][0]).all()
-
-
-_told = st.floats(-1e6, 1e6, width=32).filter(lambda value: value == 0 or abs(value) > 1e-20)
-
-
-@given(st.lists(st.tuples(_told, _told), min_size=1, max_size=6))
-def test_what_replicas_tell_comes_through_a_sum_of_bfloat16_as_it_was(told: list[tuple[float, float]]) -> None:
-    sent = [exact(tf.constant(one), index, len(told)) for index, one in enumerate(told)]
-    assert {one.dtype for one in sent} == {tf.bfloat16}
-    total = functools.reduce(tf.add, sent)
-    assert np.array_equal(exactly(total, len(told)), np.array(told, np.float32))
 
 
 def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() -> None:
