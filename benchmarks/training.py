@@ -6,9 +6,10 @@ STANDARD_1's eight hosts share this machine's processors with the one process th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import BenchStack, say
@@ -20,7 +21,7 @@ _STEADY = "--eval-interval 100000 --checkpoint-steps 1000000 --checkpoint-second
 _CNN = f"--model cnn --max-steps 900 --log-interval 0.2 {_STEADY}"
 _MLP = f"--model mlp --max-steps 5000 --log-interval 0.2 {_STEADY}"
 _SEEDS_STEPS, _MWMS_STEPS = 2000, 900
-_SEEDS = (1, 2)
+_SEEDS = (1, 2, 3)
 # A model of 9,610 by 9,610 and a little more, and one of next to nothing, in the same program.
 _LARGE_MB, _LARGE, _SMALL = 400, "9610,9610", "8,8"
 _FEW = f"--model mlp --batch-size 10 --max-steps 60 --log-interval 0.2 {_STEADY}"
@@ -28,42 +29,56 @@ _ROOM = "10GiB"
 _LARGE_HOSTS = ("master-0", "worker-0", "ps-0")
 _LOOK_SECONDS = 0.5
 _WATCHED, _SAMPLE_SECONDS = ("ps-0", "worker-0"), 4.0
-_PAIRS, _STEPS, _TRACED = 3, 400, 100
+_PAIRS, _STEPS, _TRACED = len(_SEEDS), 400, 100
+
+
+class Turn(NamedTuple):
+    """One after the other, as the machine is not equally fast all the time: the cluster, one process, the seeds' design."""
+
+    ours: Trained
+    alone: Trained
+    seeds: Trained
 
 
 @cache
+def _turns(stack: BenchStack) -> list[Turn]:
+    """The cnn, of each seed; run once, whichever row asks."""
+    return [Turn(_together(stack, "async", cnn), _alone(cnn), _seeds_design(stack)) for cnn in _repeated(_CNN)]
+
+
+@cache
+def _mlps(stack: BenchStack) -> list[tuple[Trained, Trained]]:
+    """The mlp on the cluster and as one process, of each seed; run once, whichever row asks."""
+    return [(_together(stack, "mlp", mlp), _alone(mlp)) for mlp in _repeated(_MLP)]
+
+
 def _alone(arguments: str) -> Trained:
-    """One process, its output dropped; run once, whoever asks."""
     with tempfile.TemporaryDirectory() as folder:
         return alone(arguments, Path(folder))
 
 
-@cache
-def _together(stack: BenchStack, label: str, arguments: str) -> Trained:
-    return together(stack, label, arguments, watched=_WATCHED, every=_SAMPLE_SECONDS)
+def _together(stack: BenchStack, label: str, arguments: str, *options: str) -> Trained:
+    return together(stack, label, arguments, *options, watched=_WATCHED, every=_SAMPLE_SECONDS)
+
+
+def _seeds_design(stack: BenchStack) -> Trained:
+    package = "examples/cloudml"
+    arguments = f"--model cnn --max-steps {_SEEDS_STEPS}"
+    return _together(stack, "seeds", arguments, "--package", package, "--config", f"{package}/config.yaml")
 
 
 def _repeated(arguments: str) -> list[str]:
-    """The same training twice, of another seed."""
     return [f"{arguments} --seed {seed}" for seed in _SEEDS]
 
 
-def _medians(pairs: Sequence[tuple[float, float]]) -> Figure:
+def _medians(pairs: Iterable[tuple[float, float]]) -> Figure:
     """Ours and the peer's, as they were measured in turn."""
     return Figure.of(*zip(*pairs, strict=True))
 
 
-@cache
-def _seeds_design(stack: BenchStack) -> Trained:
-    package = "examples/cloudml"
-    options = ("--package", package, "--config", f"{package}/config.yaml")
-    arguments = f"--model cnn --max-steps {_SEEDS_STEPS}"
-    return together(stack, "seeds", arguments, *options, watched=_WATCHED, every=_SAMPLE_SECONDS)
-
-
 @benchmark(
     "async-rate",
-    what="examples/s of STANDARD_1, cnn, strategy async, once all replicas train, median of 2",
+    what="examples/s of STANDARD_1, cnn, strategy async, once all replicas train, median of 3",
     against="one process on the same cores",
     bar=0.9,
     aim=1.0,
@@ -71,17 +86,13 @@ def _seeds_design(stack: BenchStack) -> Trained:
     at_least=True,
 )
 def async_rate(stack: BenchStack) -> Figure:
-    """In turn, as the machine is not equally fast all the time."""
-    pairs = [
-        (_together(stack, "async", arguments).examples_per_second, _alone(arguments).examples_per_second)
-        for arguments in _repeated(_CNN)
-    ]
-    return _medians(pairs)
+    """Neither evaluates nor saves meanwhile."""
+    return _medians((turn.ours.examples_per_second, turn.alone.examples_per_second) for turn in _turns(stack))
 
 
 @benchmark(
     "async-rate-seeds",
-    what="examples/s of STANDARD_1, cnn, strategy async, once all replicas train",
+    what="examples/s of STANDARD_1, cnn, strategy async, once all replicas train, median of 3",
     against="examples/cloudml, between-graph replication of TensorFlow 1, on the same hosts",
     bar=1.3,
     aim=1.5,
@@ -90,12 +101,12 @@ def async_rate(stack: BenchStack) -> Figure:
 )
 def async_rate_seeds(stack: BenchStack) -> Figure:
     """Its workers come half a minute after its master; only what follows counts."""
-    return Figure(_together(stack, "async", _repeated(_CNN)[0]).examples_per_second, _seeds_design(stack).examples_per_second)
+    return _medians((turn.ours.examples_per_second, turn.seeds.examples_per_second) for turn in _turns(stack))
 
 
 @benchmark(
     "async-bytes",
-    what="bytes that all hosts send for each example, cnn, strategy async, a whole job",
+    what="bytes that all hosts send for each example, cnn, strategy async, a whole job, median of 3",
     against="examples/cloudml on the same hosts",
     bar=0.35,
     aim=0.15,
@@ -103,26 +114,28 @@ def async_rate_seeds(stack: BenchStack) -> Figure:
 )
 def async_bytes(stack: BenchStack) -> Figure:
     """By the counters of the hosts' network interfaces."""
-    ours, peer = _together(stack, "async", _repeated(_CNN)[0]), _seeds_design(stack)
-    sent, peers = (trained.sent / (trained.steps[-1][2] * BATCH) for trained in (ours, peer))
-    return Figure(sent, peers)
+    return _medians((_sent(turn.ours), _sent(turn.seeds)) for turn in _turns(stack))
+
+
+def _sent(trained: Trained) -> float:
+    return trained.sent / (trained.steps[-1][2] * BATCH)
 
 
 @benchmark(
     "last-worker",
-    what="seconds from the master's first Train line to the end of the last worker's first full round, cnn, strategy async",
+    what="seconds from the master's first Train line to the end of the last worker's first full round, cnn, async, median of 3",
     against=None,
     bar=3.0,
     aim=1.0,
 )
 def last_worker(stack: BenchStack) -> Figure:
     """By the second line of each: its first is of a single step."""
-    return Figure(_together(stack, "async", _repeated(_CNN)[0]).last_joined)
+    return Figure.of([turn.ours.last_joined for turn in _turns(stack)])
 
 
 @benchmark(
     "sync-rate",
-    what="examples/s of the master and 4 workers, cnn, strategy sync",
+    what="examples/s of the master and 4 workers, cnn, strategy sync, median of 3",
     against="examples/mwms, tf-keras and MultiWorkerMirroredStrategy, on the same hosts",
     bar=1.5,
     aim=1.9,
@@ -131,28 +144,30 @@ def last_worker(stack: BenchStack) -> Figure:
     unequal="ours meets every 4 steps, and the peer, whose optimizer is Adam, at each",
 )
 def sync_rate(stack: BenchStack) -> Figure:
-    """The same batch of 100 a replica."""
-    ours = together(stack, "sync", f"--strategy sync {_CNN}")
-    peer = together(stack, "mwms", f"--model cnn --max-steps {_MWMS_STEPS}", "--package", "examples/mwms")
-    return Figure(ours.examples_per_second, peer.examples_per_second)
+    """The same batch of 100 a replica; in turn."""
+    mwms = f"--model cnn --max-steps {_MWMS_STEPS}"
+    pairs = (
+        (together(stack, "sync", f"--strategy sync {cnn}"), together(stack, "mwms", mwms, "--package", "examples/mwms"))
+        for cnn in _repeated(_CNN)
+    )
+    return _medians((ours.examples_per_second, peer.examples_per_second) for ours, peer in pairs)
 
 
 @benchmark(
     "mlp-seconds",
-    what="seconds of 5,000 steps of the mlp on STANDARD_1, strategy async, first Train line to last, median of 2",
+    what="seconds of 5,000 steps of the mlp on STANDARD_1, strategy async, first Train line to last, median of 3",
     against="one process on the same cores",
     bar=1.5,
     aim=1.0,
 )
 def mlp_seconds(stack: BenchStack) -> Figure:
     """A model of 105,000 parameters: a step takes a millisecond, and all else shows."""
-    repeated = _repeated(_MLP)
-    return _medians([(_together(stack, "mlp", arguments).seconds, _alone(arguments).seconds) for arguments in repeated])
+    return _medians((ours.seconds, peer.seconds) for ours, peer in _mlps(stack))
 
 
 @benchmark(
     "accuracy-mlp",
-    what="test accuracy of the mlp after 5,000 steps on STANDARD_1, strategy async",
+    what="test accuracy of the mlp after 5,000 steps on STANDARD_1, strategy async, median of 3",
     against=None,
     bar=0.96,
     aim=0.98,
@@ -161,7 +176,7 @@ def mlp_seconds(stack: BenchStack) -> Figure:
 )
 def accuracy_mlp(stack: BenchStack) -> Figure:
     """As the job's last line has it."""
-    return Figure(_together(stack, "mlp", _repeated(_MLP)[0]).accuracy)
+    return Figure.of([ours.accuracy for ours, _ in _mlps(stack)])
 
 
 @benchmark(
@@ -176,7 +191,7 @@ def accuracy_mlp(stack: BenchStack) -> Figure:
 def job_step(stack: BenchStack) -> Figure:
     """In turn, each in a process of its own."""
     del stack
-    return _medians([(_step("job"), _step("fit")) for _ in range(_PAIRS)])
+    return _medians((_step("job"), _step("fit")) for _ in range(_PAIRS))
 
 
 def _step(way: str, steps: int = _STEPS, after: int = _TRACED) -> float:
@@ -187,13 +202,12 @@ def _step(way: str, steps: int = _STEPS, after: int = _TRACED) -> float:
 
 
 def _memory(stack: BenchStack, host: str) -> Figure:
-    ours, peer = _together(stack, "async", _repeated(_CNN)[0]).memory or {}, _seeds_design(stack).memory or {}
-    return Figure(ours[host], peer[host])
+    return _medians(((turn.ours.memory or {})[host], (turn.seeds.memory or {})[host]) for turn in _turns(stack))
 
 
 @benchmark(
     "memory-ps",
-    what="MB of the trainer's process at its peak on ps-0, cnn, strategy async",
+    what="MB of the trainer's process at its peak on ps-0, cnn, strategy async, median of 3",
     against="examples/cloudml on the same host",
     bar=1.0,
     aim=0.7,
@@ -206,7 +220,7 @@ def memory_ps(stack: BenchStack) -> Figure:
 
 @benchmark(
     "memory-worker",
-    what="MB of the trainer's process at its peak on worker-0, cnn, strategy async",
+    what="MB of the trainer's process at its peak on worker-0, cnn, strategy async, median of 3",
     against="examples/cloudml on the same host",
     bar=1.0,
     aim=0.7,
@@ -218,12 +232,14 @@ def memory_worker(stack: BenchStack) -> Figure:
 
 
 @cache
-def _large(stack: BenchStack) -> Mapping[str, float]:
-    """How many times a large model each host's trainer holds."""
+def _large(stack: BenchStack) -> list[Mapping[str, float]]:
+    """How many times a large model each host's trainer holds, of each seed."""
     stack.require(ScaleTier.STANDARD_1)
     with stack.limited("memory", _ROOM):
-        large, small = (_peaks(stack, f"{_FEW} --hidden-units {units}") for units in (_LARGE, _SMALL))
-    return times(large, small, _LARGE_MB)
+        return [
+            times(_peaks(stack, f"{few} --hidden-units {_LARGE}"), _peaks(stack, f"{few} --hidden-units {_SMALL}"), _LARGE_MB)
+            for few in _repeated(_FEW)
+        ]
 
 
 def _peaks(stack: BenchStack, arguments: str) -> Mapping[str, float]:
@@ -238,7 +254,7 @@ def times(large: Mapping[str, float], small: Mapping[str, float], size: float) -
     return {host: (large[host] - small[host]) / size for host in large}
 
 
-_OF_LARGE = f"mlp with one matrix that is most of its {_LARGE_MB} MB, async, master, 1 worker and 1 ps"
+_OF_LARGE = f"mlp with one matrix that is most of its {_LARGE_MB} MB, async, master, 1 worker and 1 ps; median of 3"
 
 
 @benchmark(
@@ -250,7 +266,7 @@ _OF_LARGE = f"mlp with one matrix that is most of its {_LARGE_MB} MB, async, mas
 )
 def memory_chief_400(stack: BenchStack) -> Figure:
     """VmHWM, which the kernel keeps, looked at twice a second until the end."""
-    return Figure(_large(stack)["master-0"])
+    return Figure.of([large["master-0"] for large in _large(stack)])
 
 
 @benchmark(
@@ -262,7 +278,7 @@ def memory_chief_400(stack: BenchStack) -> Figure:
 )
 def memory_worker_400(stack: BenchStack) -> Figure:
     """As memory-chief-400."""
-    return Figure(_large(stack)["worker-0"])
+    return Figure.of([large["worker-0"] for large in _large(stack)])
 
 
 @benchmark(
@@ -274,4 +290,4 @@ def memory_worker_400(stack: BenchStack) -> Figure:
 )
 def memory_ps_400(stack: BenchStack) -> Figure:
     """As memory-chief-400."""
-    return Figure(_large(stack)["ps-0"])
+    return Figure.of([large["ps-0"] for large in _large(stack)])

@@ -33,7 +33,7 @@ from replica.trainer import TAIL_CHARACTERS
 LIMIT = 1_000_000
 """Bytes of it at most: what does not fit of the log, its oldest lines, is left out, then what is largest."""
 LINES = 200
-SECONDS = 10.0
+SECONDS = 30.0
 """So long the host's next job waits for it at most."""
 SHORTEST = 4
 """Characters of a secret that is looked for: a shorter one is part of too many words."""

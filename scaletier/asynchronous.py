@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from scaletier.keeper import Keeper
 from scaletier.network import Network
 from scaletier.period import Period
 from scaletier.private import Workers
-from scaletier.replica import DivergedError, Progress, Replica, train
+from scaletier.replica import Progress, Replica, train
 from scaletier.runtime import (
     devices_of,
     here,
@@ -35,7 +36,7 @@ from scaletier.runtime import (
     say,
     say_device,
 )
-from scaletier.walk import Round, State, initial_own, numbers
+from scaletier.walk import DivergedError, Round, State, initial_own, numbers
 
 tf = import_tensorflow()
 
@@ -62,7 +63,13 @@ class Asynchronous:
         tf.random.set_seed(flags.seed)
         self._source = data.Source(job.data, portable=self._workers > 0)
         evaluated = data.evaluation(job.eval_data, self._workers > 0) if job.eval_data is not None else None
-        self._network = Network(job, self._source.element_spec, flags.seed, (1 + self._workers) * len(self._devices))
+        self._network = Network(
+            job,
+            self._source.element_spec,
+            flags.seed,
+            (1 + self._workers) * len(self._devices),
+            evaluated=evaluated.element_spec if evaluated else None,
+        )
         if self._workers:
             self._network.require_portable()
         reader = checkpoint.find(flags.job_dir, self._network)
@@ -100,6 +107,7 @@ class Asynchronous:
         return Centre(self._network, devices, [variable.numpy() for variable in self.shared], step)
 
     def _connect(self) -> Any:
+        tf.get_logger().addFilter(_on_one_line)
         await_peers(self._cluster.peers(), say)
         # The strategy connects with device filters: parameter servers see the workers and the chief, never each other.
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -132,6 +140,9 @@ class Asynchronous:
                     self._after(taken)
             except (tf.errors.UnavailableError, tf.errors.AbortedError):
                 self._rescue()
+                raise
+            except (data.DataError, tf.errors.OpError):
+                self._keeper.keep()
                 raise
             self._progress.stopped.set()
             self._raise_failure()
@@ -244,3 +255,10 @@ class Asynchronous:
             raise self._progress.failure
         if self._others and (error := self._others.failure):
             raise error
+
+
+def _on_one_line(record: logging.LogRecord) -> bool:
+    """What the coordinator logs of a worker's error has pages of the graph's nodes: one line of it is told."""
+    if "when processing closure" in (told := record.getMessage()):
+        record.msg, record.args = one_line(RuntimeError(told)), ()
+    return True

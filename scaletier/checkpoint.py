@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.data import fingerprint
+from scaletier.data import DataError, fingerprint
 from scaletier.network import Network, Spec
 from scaletier.runtime import import_tensorflow, one_line, say
 
@@ -19,6 +19,9 @@ _DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # The global step; where in its data the chief is, and of what data that is told.
 _STEP, _DATA, _DATA_OF = "global_step", "data", "data_of"
+# What a checkpoint, or TensorFlow's class of them, has under a name of its own.
+_RESERVED = frozenset({_STEP, _DATA, _DATA_OF, "root", "save_counter"})
+_NAME, _INDEX = "model", ".index"
 
 
 class CheckpointError(RuntimeError):
@@ -35,9 +38,34 @@ def directory(job_dir: str) -> str:
 
 
 def newest_first(job_dir: str) -> list[str]:
-    """The job's checkpoints."""
-    state = tf.train.get_checkpoint_state(directory(job_dir))
-    return list(reversed(state.all_model_checkpoint_paths)) if state else []
+    """The job's checkpoints: those of TensorFlow's list of them, and where that is damaged or gone all that are there."""
+    state = _listed(job_dir)
+    if state and state.all_model_checkpoint_paths:
+        return list(reversed(state.all_model_checkpoint_paths))
+    found = [path.removesuffix(_INDEX) for path in tf.io.gfile.glob(f"{directory(job_dir)}/{_NAME}-*{_INDEX}")]
+    numbered = [(int(number), path) for path in found if (number := path.rpartition("-")[2]).isdecimal()]
+    return [path for _, path in sorted(numbered, reverse=True)]
+
+
+def _listed(job_dir: str) -> Any:
+    """TensorFlow's list of checkpoints, None where there is none that can be read."""
+    try:
+        return tf.train.get_checkpoint_state(directory(job_dir))
+    except ValueError:
+        return None
+
+
+def _list_anew(job_dir: str) -> None:
+    """Makes a list that is damaged or gone of the checkpoints that are there."""
+    if _listed(job_dir) is not None:
+        return
+    if paths := newest_first(job_dir)[::-1]:
+        times = [tf.io.gfile.stat(f"{path}{_INDEX}").mtime_nsec / 1e9 for path in paths]
+        tf.compat.v1.train.update_checkpoint_state(
+            directory(job_dir), paths[-1], all_model_checkpoint_paths=paths, all_model_checkpoint_timestamps=times
+        )
+    elif tf.io.gfile.exists(listed := f"{directory(job_dir)}/checkpoint"):
+        tf.io.gfile.remove(listed)
 
 
 def latest(job_dir: str) -> str | None:
@@ -104,12 +132,27 @@ def _unreadable(path: str, error: Exception) -> UnreadableError:
     return UnreadableError(f"checkpoint {path} cannot be read: {one_line(error)}")
 
 
+def not_written(place: str, error: Exception) -> DataError:
+    """For what a job cannot write below its directory."""
+    return DataError(f"{place} cannot be written to: {one_line(error)}; make room there, and run the job again")
+
+
 def key_of(spec: Spec) -> str:
-    """A variable's name as a checkpoint has it, which keeps slashes for itself."""
-    return spec.name.replace("/", ":")
+    """A variable's name as a checkpoint has it, which keeps slashes and some words for itself."""
+    return f"{spec.name}:" if spec.name in _RESERVED else spec.name.replace("/", ":")
 
 
 def find(job_dir: str, network: Network) -> Reader | None:
+    """What the job goes on from, as `newest`, and a line about it."""
+    reader = newest(job_dir, network)
+    if reader:
+        say(f"Resuming from {reader.path}, step {reader.step}")
+        if reader.partly:
+            say(reader.partly)
+    return reader
+
+
+def newest(job_dir: str, network: Network) -> Reader | None:
     """The newest checkpoint that can be read, None where there is none at all.
 
     One that is damaged is passed over with a line about it. CheckpointError where it is another job's, or none can be read.
@@ -124,9 +167,6 @@ def find(job_dir: str, network: Network) -> Reader | None:
                 raise
             say(f"{error}; going on from an older one")
         else:
-            say(f"Resuming from {path}, step {reader.step}")
-            if reader.partly:
-                say(reader.partly)
             return reader
     return None
 
@@ -158,6 +198,7 @@ class Saver:
         self._place: Place | None = place
         # TensorFlow traces a save over several hosts anew each time, and warns of it.
         tf.get_logger().addFilter(lambda record: "MultiDeviceSaver.save" not in record.getMessage())
+        _list_anew(job_dir)
         self._manager = self._made()
 
     def _made(self) -> Any:
@@ -166,19 +207,27 @@ class Saver:
             with tf.device("/device:CPU:0"):
                 held |= {_DATA: self._place.iterator, _DATA_OF: tf.Variable(self._place.data_of)}
         saved = tf.train.Checkpoint(**held)
-        return tf.train.CheckpointManager(saved, directory(self._job_dir), max_to_keep=self._keep, checkpoint_name="model")
+        return tf.train.CheckpointManager(saved, directory(self._job_dir), max_to_keep=self._keep, checkpoint_name=_NAME)
 
     def save(self) -> None:
-        """Writes a checkpoint; older ones beyond the number to keep go. Half a checkpoint is never the latest."""
+        """Writes a checkpoint; older ones beyond the number to keep go. Half a checkpoint is never the latest.
+
+        DataError where it cannot be written, and what TensorFlow raises where a host is lost that holds some of it.
+        """
         try:
-            self._manager.save(checkpoint_number=int(self._step))
-        except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError) as error:
-            if not self._place:
-                raise
-            say(f"Checkpoints do not tell where in its data this job is: {one_line(error)}")
-            self._place = None
-            self._manager = self._made()
-            self._manager.save(checkpoint_number=int(self._step))
+            try:
+                self._manager.save(checkpoint_number=int(self._step))
+            except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError) as error:
+                if not self._place:
+                    raise
+                self._place = None
+                self._manager = self._made()
+                self._manager.save(checkpoint_number=int(self._step))
+                say(f"Checkpoints do not tell where in its data this job is: {one_line(error)}")
+        except (tf.errors.UnavailableError, tf.errors.AbortedError):
+            raise
+        except tf.errors.OpError as error:
+            raise not_written(directory(self._job_dir), error) from error
 
 
 class LocalCopy:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 CHIEF_TYPES = ("chief", "master")
 TASK_TYPES = (*CHIEF_TYPES, "worker", "ps", "evaluator")
@@ -47,9 +48,11 @@ def parse(tf_config: str | None) -> Cluster:
     """
     try:
         config = json.loads(tf_config or "{}")
-        jobs = {str(job): tuple(map(str, hosts)) for job, hosts in (config.get("cluster") or {}).items()}
+        jobs = {str(job): _addresses(str(job), hosts) for job, hosts in (config.get("cluster") or {}).items()}
         task = config.get("task") or {}
         task_type, task_index = str(task.get("type", "chief")), int(task.get("index", 0))
+    except ClusterError:
+        raise
     except (ValueError, TypeError, AttributeError) as error:
         raise ClusterError(f"TF_CONFIG is not a JSON object of cluster and task: {error}") from None
     if task_type not in TASK_TYPES:
@@ -64,6 +67,16 @@ def parse(tf_config: str | None) -> Cluster:
     if not 0 <= task_index < len(jobs.get(task_type, ())):
         raise ClusterError(f"TF_CONFIG's cluster has no {task_type} {task_index}")
     return Cluster(task_type, task_index, {job: jobs[job] for job in ("ps", "worker", "chief") if jobs.get(job)})
+
+
+def _addresses(job: str, hosts: Any) -> tuple[str, ...]:
+    """Of a list of `host:port`; ClusterError for anything else."""
+    if not isinstance(hosts, list):
+        raise ClusterError(f"TF_CONFIG's cluster has {hosts!r} for {job}; valid is a list of host:port")
+    for host in hosts:
+        if not str(host).rpartition(":")[2].isdecimal():
+            raise ClusterError(f"TF_CONFIG's cluster has {host!r} for {job}; valid is host:port")
+    return tuple(map(str, hosts))
 
 
 def cluster(environ: Mapping[str, str] | None = None) -> Cluster:

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from scaletier.job import Inspector
 from scaletier.network import Batch, Network
-from scaletier.runtime import import_tensorflow
+from scaletier.runtime import import_tensorflow, say
+from scaletier.summaries import Summaries
 
 tf = import_tensorflow()
 
+_TOLD_SECONDS = 60.0
 
-class Metrics(NamedTuple):
+
+class Measured(NamedTuple):
     """Mean loss, and metrics by name, over all samples; and who looked at the batches, or None."""
 
     loss: float
     metrics: Mapping[str, float]
     inspector: Inspector | None = None
 
+    def tell(self, step: int, summaries: Summaries, job_dir: str, last: bool = False) -> None:
+        """To TensorBoard, as of the model at this step, and to the inspector, which hears whether it was the job's last."""
+        figures = {"loss": self.loss, **self.metrics}
+        summaries.scalars(step, {f"eval/{name}": value for name, value in figures.items()})
+        if self.inspector:
+            self.inspector.done(step, figures, summaries, job_dir, last)
+
 
 def make_evaluate(
     network: Network, outputs: Callable[[Any], Any], batches: Any, inspector: Callable[[], Inspector] | None
-) -> Callable[[], Metrics]:
-    """The evaluation of `outputs`, of inputs, as it is at each call, on all of `batches`, in this process; traced once."""
+) -> Callable[[Callable[[], bool]], Measured | None]:
+    """The evaluation of `outputs`, of inputs, as it is at each call, on all of `batches`, in this process; traced once.
+
+    It is asked before each batch whether it is to go on no more, and is then None. One that takes long says so: only as batches
+    end to come is it known that data has an end.
+    """
 
     def totals(batch: Batch, state: Any) -> Any:
         found = outputs(batch.inputs)
@@ -32,10 +47,16 @@ def make_evaluate(
     traced = tf.function(totals, reduce_retracing=True, autograph=False)
     results = tf.function(network.results, autograph=False)
 
-    def evaluate() -> Metrics:
+    def evaluate(stopped: Callable[[], bool]) -> Measured | None:
         looks = inspector() if inspector else None
         state, loss, samples = network.metrics(), 0.0, 0
+        told = time.monotonic()
         for element in batches:
+            if stopped():
+                return None
+            if (now := time.monotonic()) - told >= _TOLD_SECONDS:
+                say(f"Still evaluates, {samples} samples so far; eval_data must come to an end")
+                told = now
             batch = Batch.of(element)
             mean, state, found = traced(batch, state)
             count = int(tf.shape(tf.nest.flatten(batch.inputs)[0])[0])
@@ -43,6 +64,6 @@ def make_evaluate(
             if looks:
                 looks.batch(*(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], found)))
         named = dict(zip(network.metric_names, map(float, results(state)), strict=True))
-        return Metrics(loss / max(samples, 1), named, looks)
+        return Measured(loss / max(samples, 1), named, looks)
 
     return evaluate

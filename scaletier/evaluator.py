@@ -10,28 +10,33 @@ from scaletier import checkpoint
 from scaletier.data import evaluation
 from scaletier.evaluation import make_evaluate
 from scaletier.flags import Flags
-from scaletier.job import Job, JobError
+from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line
 from scaletier.network import Network
 from scaletier.runtime import prepare_process, say
 from scaletier.summaries import Summaries
 
 
-def run(job: Job, flags: Flags) -> None:
-    """Evaluates until SIGTERM or SIGINT; DataError, JobError or CheckpointError where there is nothing to go on with."""
+def run(job: Job, flags: Flags, index: int) -> None:
+    """Evaluates until SIGTERM or SIGINT; DataError, JobError or CheckpointError where there is nothing to go on with.
+
+    Of several evaluators each has summaries of its own, by its index.
+    """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    prepare_process()
     if job.eval_data is None:
-        raise JobError("the job has no eval_data for an evaluator: pass Job(eval_data=…), or take a cluster without one")
+        say(f"Idle [evaluator/{index}]: the job has no eval_data; this one waits for the job's end")
+        stopped.wait()
+        return
+    prepare_process()
     batches = evaluation(job.eval_data)
     network = Network(job, batches.element_spec, flags.seed)
     copy = checkpoint.LocalCopy(network)
     evaluate = make_evaluate(network, copy.outputs, batches.once(), job.inspector)
-    summaries = Summaries(f"{flags.job_dir}/evaluator")
+    summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
     interval = EvalInterval(flags.eval_interval)
-    say(f"Started [evaluator/0], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
+    say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")
     seen = None
     while not stopped.wait(min(interval.seconds, 1.0)):
         found = checkpoint.latest(flags.job_dir)
@@ -40,15 +45,16 @@ def run(job: Job, flags: Flags) -> None:
         start = time.monotonic()
         try:
             step = copy.restore(checkpoint.Reader(found, network))
-        except checkpoint.CheckpointError:
-            if checkpoint.latest(flags.job_dir) == found:
-                raise
-            continue  # it was deleted for a newer one while it was read
-        metrics = evaluate()
-        say(eval_line(step, metrics.loss, metrics.metrics))
-        summaries.scalars(step, {"eval/loss": metrics.loss, **{f"eval/{name}": x for name, x in metrics.metrics.items()}})
-        if metrics.inspector:
-            metrics.inspector.done(step, {"loss": metrics.loss, **metrics.metrics}, summaries, flags.job_dir, False)
+        except checkpoint.UnreadableError as error:
+            if checkpoint.latest(flags.job_dir) == found:  # else it was deleted for a newer one while it was read
+                say(f"{error}; waits for the next one")
+                seen = found
+            continue
+        measured = evaluate(stopped.is_set)
+        if measured is None:
+            break
+        say(eval_line(step, measured.loss, measured.metrics))
+        measured.tell(step, summaries, flags.job_dir)
         adjusted = interval.record(start, time.monotonic())
         if adjusted:
             say(adjusted)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 
 STRATEGIES = ("async", "sync", "model-parallel")
 COMMUNICATION = ("auto", "ring", "nccl")
+# NumPy's and Keras's generators take 32 bits.
+_MOST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,13 @@ def share(text: str) -> float:
     value = _number(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be from 0 to below 1")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = at_least(0)(text)
+    if value > _MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{value} is too high; it must be at most {_MOST_SEED}")
     return value
 
 
@@ -128,7 +137,7 @@ def parser(environ: Mapping[str, str] | None = None, **settings: str) -> argpars
     )
     add("--communication", choices=COMMUNICATION, default="auto", help="sync: how replicas exchange what they learned")
     add("--microbatches", type=at_least(1), default=4, metavar="N", help="model-parallel: parts of a batch on their way")
-    add("--seed", type=at_least(0), default=0, metavar="N", help="of initial values, order of the data and dropout")
+    add("--seed", type=_seed, default=0, metavar="N", help="of initial values, order of the data and dropout")
     add("--log-interval", type=positive, default=1.0, metavar="SECONDS", help="between two Train lines of a replica")
     add("--allow-cpu", action="store_true", help="train on processors where the host's GPU does not load")
     return flags

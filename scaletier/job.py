@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,12 @@ def kind_of(value: Any) -> str:
     """A value's type, for a message."""
     module, name = type(value).__module__, type(value).__qualname__
     return f"of type {name if module == 'builtins' else f'{module}.{name}'}"
+
+
+def wants_argument(function: Callable[..., Any]) -> bool:
+    """Whether a function cannot be called without an argument by position."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
 
 
 Metrics = Sequence[Any] | Mapping[str, Sequence[Any]] | Callable[[], Any]
@@ -48,14 +55,15 @@ class Job:
         model's outputs to these. What layers add by `add_loss` and regularizers comes to it.
     metrics: names, `keras.metrics.Metric`s or functions of targets and outputs; a mapping of outputs to lists of them; or a
         function without arguments that makes these.
-    optimizer: a name, a `keras.optimizers.Optimizer`, or a function that makes one, of the number of replicas if it takes an
-        argument. Its learning rate schedule is asked at the global step: the batches that all replicas together have taken.
+    optimizer: a name, a `keras.optimizers.Optimizer`, or a function that makes one, of the number of replicas if it must have
+        an argument. Its learning rate schedule is asked at the global step: the batches that all replicas together have taken.
     eval_data: batches to evaluate on, as `data` without arguments; without it nothing is evaluated.
     serving: a function of `predict`, which maps inputs to outputs, to the `tf.function`, with its signature, that is exported;
         by default the model's inputs by name to its outputs.
     inspector: a function that makes an `Inspector` of each evaluation.
     explain: a function of the error that the job's data ended it with (`tf.errors.DataLossError` where it is damaged,
-        `OutOfRangeError` where a worker finds none) to the line that says what to do, or to None.
+        `OutOfRangeError` where a replica finds none, `InvalidArgumentError` and others where a batch is not as it should be) to
+        the line that says what to do, or to None.
     weighted_metrics: as `metrics`, of which samples count by their weights.
 
     Strategy `sync` must begin before TensorFlow computes anything, as it has for a model, a dataset, an optimizer or a metric

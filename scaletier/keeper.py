@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from scaletier import checkpoint
 from scaletier.data import DataError, Source
-from scaletier.evaluation import Metrics, make_evaluate
+from scaletier.evaluation import Measured, make_evaluate
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line, final_line
@@ -19,7 +19,7 @@ from scaletier.network import Network
 from scaletier.runtime import import_tensorflow, one_line, say
 from scaletier.savedmodel import export, served
 from scaletier.summaries import Summaries
-from scaletier.walk import Round
+from scaletier.walk import DivergedError, Round
 
 tf = import_tensorflow()
 
@@ -97,9 +97,7 @@ class Keeper:
 
         Raises PreemptedError, once a checkpoint is saved, where this process was told to end, and DivergedError.
         """
-        if self._preempted.is_set():
-            self.save()
-            raise PreemptedError(f"told to end at step {taken.global_step}; a checkpoint is saved")
+        self._end_if_told()
         now = time.monotonic()
         since, step = self._summarized
         if now - since >= self._flags.log_interval:
@@ -113,9 +111,14 @@ class Keeper:
             elif taken.global_step - self._evaluated_step >= self._flags.eval_steps:
                 with hold():
                     self._evaluated_step = self._evaluate_now()
+            self._end_if_told()
         saved_at, saved_step = self._saved
         if taken.global_step - saved_step >= self._flags.checkpoint_steps or now - saved_at >= self._flags.checkpoint_seconds:
             self.save()
+
+    def _end_if_told(self) -> None:
+        if self._preempted.is_set():
+            raise PreemptedError(f"told to end at step {self.save()}; a checkpoint is saved")
 
     def _evaluate_by_time(self, now: float) -> None:
         if self._interval.due(now):
@@ -126,20 +129,21 @@ class Keeper:
 
     def _evaluate_now(self) -> int:
         step = self._trained.refresh()
-        metrics = self._measure(step, last=False)
-        say(eval_line(step, metrics.loss, metrics.metrics))
+        if measured := self._measure(step, self._preempted.is_set):
+            say(eval_line(step, measured.loss, measured.metrics))
         return step
 
     def finish(self, loss: float | None) -> None:
         """Saves, exports and evaluates the model that the job came to; `loss` is the last of training, if there was any."""
         step = self.save()
-        exported = export(self._served, self._flags.job_dir)
-        say(f"Exporting prediction graph to {exported}")
-        if self._evaluate:
-            metrics = self._measure(step, last=True)
-            say(final_line(step, metrics.loss, metrics.metrics))
-        elif loss is not None:
-            say(final_line(step, loss, {}))
+        try:
+            exported = export(self._served, self._flags.job_dir)
+            say(f"Exporting prediction graph to {exported}")
+        finally:  # what it came to is told all the same
+            if measured := self._measure(step, last=True):
+                say(final_line(step, measured.loss, measured.metrics))
+            elif loss is not None:
+                say(final_line(step, loss, {}))
 
     def save(self) -> int:
         """Writes a checkpoint, unless there is one of this step; the step."""
@@ -149,6 +153,13 @@ class Keeper:
         self._saved = (time.monotonic(), step)
         return step
 
+    def keep(self) -> None:
+        """Saves what was trained before an error ends the job, which is to be raised after it: another is let go."""
+        with contextlib.suppress(DataError, DivergedError, tf.errors.OpError):
+            before = self._saved[1]
+            if (step := self.save()) > before:
+                say(f"A checkpoint of step {step} is saved")
+
     def rescue(self) -> None:
         """Saves what the chief holds once others are lost, where that goes further than the last checkpoint."""
         step = int(self._trained.step)
@@ -156,10 +167,9 @@ class Keeper:
             self._saver.save()
             say(f"A checkpoint of step {step} is saved, of what this host holds")
 
-    def _measure(self, step: int, last: bool) -> Metrics:
-        assert self._evaluate
-        metrics = self._evaluate()
-        self.summaries.scalars(step, {"eval/loss": metrics.loss, **{f"eval/{name}": x for name, x in metrics.metrics.items()}})
-        if metrics.inspector:
-            metrics.inspector.done(step, {"loss": metrics.loss, **metrics.metrics}, self.summaries, self._flags.job_dir, last)
-        return metrics
+    def _measure(self, step: int, stopped: Callable[[], bool] = lambda: False, last: bool = False) -> Measured | None:
+        """None where there is nothing to evaluate on, or it was stopped."""
+        measured = self._evaluate(stopped) if self._evaluate else None
+        if measured:
+            measured.tell(step, self.summaries, self._flags.job_dir, last)
+        return measured

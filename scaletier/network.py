@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier import private
-from scaletier.job import Job, JobError, Metrics, kind_of
+from scaletier.job import Job, JobError, Metrics, kind_of, wants_argument
 from scaletier.runtime import import_tensorflow, one_line
 
 tf = import_tensorflow()
@@ -25,6 +25,21 @@ import keras  # noqa: E402 - TensorFlow imports it, without its noise
 Values = Sequence[Any]
 _FLOAT = "float32"
 _HALVES = (tf.float16, tf.bfloat16)
+# Losses of Keras that compare each target with the output in its place.
+_BY_PLACE = (
+    keras.losses.mean_squared_error,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_absolute_percentage_error,
+    keras.losses.mean_squared_logarithmic_error,
+    keras.losses.log_cosh,
+    keras.losses.huber,
+    keras.losses.hinge,
+    keras.losses.squared_hinge,
+    keras.losses.categorical_hinge,
+    keras.losses.poisson,
+    keras.losses.kl_divergence,
+    keras.losses.cosine_similarity,
+)
 
 
 class Spec(NamedTuple):
@@ -79,8 +94,17 @@ class Network:
     `anew`: of these what the job says each time it starts, the learning rate.
     """
 
-    def __init__(self, job: Job, element: Any, seed: int, replicas: int = 1, place: Callable[[Any], Any] | None = None) -> None:
-        """`element` is the data's element_spec, `replicas` how many train, `place(variable)` where the optimizer updates it.
+    def __init__(
+        self,
+        job: Job,
+        element: Any,
+        seed: int,
+        replicas: int = 1,
+        place: Callable[[Any], Any] | None = None,
+        evaluated: Any = None,
+    ) -> None:
+        """`element` is the data's element_spec, `evaluated` that of the eval_data if there is any, `replicas` how many train,
+        `place(variable)` where the optimizer updates it.
 
         Raises JobError where model, data, loss and metrics do not go together.
         """
@@ -134,6 +158,10 @@ class Network:
         self.metric_names = _distinct(
             [metric.name if key is None else f"{key}_{metric.name}" for key, metric, _ in self._metrics]
         )
+        self._measure(spec, self._outputs)
+        if evaluated is not None and evaluated != element:
+            given = Batch.of(evaluated)
+            self._measure(given, self._look(given, " of eval_data"), " of eval_data")
 
     def require_portable(self) -> None:
         """JobError where the model has what no other host can be given."""
@@ -145,8 +173,10 @@ class Network:
 
     def _made(self, model: Any) -> Any:
         """The model of a function, without values for its variables; with them where its maker needs some."""
-        if not callable(model) or isinstance(model, keras.Model):
+        if not callable(model) or isinstance(model, keras.Model | keras.Layer):
             return model
+        if not inspect.isclass(model) and wants_argument(model):
+            raise JobError("the job's model is a function of an argument; valid is one of nothing, which makes a Keras model")
         for scope in (self._scope, None):
             keras.utils.clear_session()
             keras.utils.set_random_seed(self._seed)
@@ -175,7 +205,7 @@ class Network:
         try:
             given = optimizer
             if callable(optimizer):
-                given = optimizer(replicas) if inspect.signature(optimizer).parameters else optimizer()
+                given = optimizer(replicas) if wants_argument(optimizer) else optimizer()
             found = keras.optimizers.get(given)
         except ValueError as error:
             raise JobError(f"the optimizer cannot be had: {one_line(error)}") from None
@@ -252,6 +282,10 @@ class Network:
             loss = tf.add_n([self.loss(batch, outputs), *(tf.cast(term, tf.float32) for term in added)])
             scaled = self.scaled(loss, own[len(self._counts) :])
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
+        if all(change is None for change in changes):
+            raise JobError(
+                f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
+            )
         moved, slots = self.apply(trained, own[len(self._counts) :], changes, position)
         kept, counts = self._parted(others)
         return [*moved, *kept], [*counts, *slots], loss, outputs
@@ -281,24 +315,35 @@ class Network:
         kept = [value for spec, value in pairs if spec.dtype == _FLOAT]
         return kept, [value for spec, value in pairs if spec.dtype != _FLOAT]
 
-    def _look(self, spec: Batch) -> Any:
-        """The specs of the outputs; JobError where model, loss and data do not fit."""
+    def _look(self, spec: Batch, of: str = "") -> Any:
+        """The specs of the outputs; JobError where model, loss and data do not fit, `of` saying which data where it is not the
+        job's own.
+        """
         symbolic = tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), spec.inputs)
         try:
             with keras.StatelessScope(initialize_variables=False):  # Keras's own gives every variable a value as it ends
                 found = self.model.compute_output_spec(symbolic)
         except Exception as error:
             raise JobError(
-                f"the model {self.model.name} does not take inputs of {_shapes(spec.inputs)}: {one_line(error)}"
+                f"the model {self.model.name} does not take inputs{of} of {_shapes(spec.inputs)}: {one_line(error)}"
             ) from error
         outputs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), found)
         check = tf.function(lambda batch, outputs: self.loss(batch, outputs), autograph=False)
         try:
             check.get_concrete_function(spec, outputs)
         except Exception as error:
-            shapes = f"the model gives {_shapes(outputs)}, the targets are {_shapes(spec.targets)}"
+            shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(spec.targets)}"
             raise JobError(f"the loss does not fit: {shapes}: {one_line(error)}") from error
         return outputs
+
+    def _measure(self, spec: Batch, outputs: Any, of: str = "") -> None:
+        """JobError where the metrics and data do not fit, `of` as of `_look`."""
+        check = tf.function(lambda batch, found: self.measured(self.metrics(), batch, found), autograph=False)
+        try:
+            check.get_concrete_function(spec, outputs)
+        except Exception as error:
+            shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(spec.targets)}"
+            raise JobError(f"the metrics do not fit: {shapes}: {one_line(error)}") from error
 
     def _metric_objects(self, metrics: Any, spec: Batch, weighted: bool) -> list[tuple[Any, Any, bool]]:
         """Metrics with the key of their output, which is None where there is one output, and whether samples have weights."""
@@ -425,10 +470,10 @@ def _loss_function(given: Any) -> Callable[[Any, Any, Any], Any]:
     if isinstance(found, keras.losses.Loss):
         if found.reduction == "sum":
             raise JobError(f"the loss {found.name} is a sum over the batch; valid is the mean, without reduction='sum'")
-        return lambda targets, outputs, weights: _mean(found(targets, outputs, sample_weight=weights))
+        return lambda targets, outputs, weights: _mean(found(*_alike(found, targets, outputs), sample_weight=weights))
     reduced = _Reduced(name="loss", dtype=_FLOAT)
     return lambda targets, outputs, weights: _mean(
-        reduced(found(*_aligned(targets, _whole(outputs))), outputs, sample_weight=weights)
+        reduced(found(*_alike(found, *_aligned(targets, _whole(outputs)))), outputs, sample_weight=weights)
     )
 
 
@@ -439,6 +484,16 @@ def _mean(losses: Any) -> Any:
 def _whole(outputs: Any) -> Any:
     """Outputs in float32 where a layer gives them in half precision: a square of theirs may be larger than that can hold."""
     return tf.nest.map_structure(lambda one: tf.cast(one, tf.float32) if one.dtype in _HALVES else one, outputs)
+
+
+def _alike(loss: Any, targets: Any, outputs: Any) -> tuple[Any, Any]:
+    """Targets and outputs as they are; ValueError where a loss that compares them place by place would spread the one over the
+    other, as NumPy does: Keras's `fit` says nothing then, and learns something else.
+    """
+    function, (ours, theirs) = getattr(loss, "fn", loss), _aligned(targets, outputs)
+    if function in _BY_PLACE and tf.is_tensor(ours) and not ours.shape.is_compatible_with(theirs.shape):
+        raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
+    return targets, outputs
 
 
 def _aligned(targets: Any, outputs: Any) -> tuple[Any, Any]:

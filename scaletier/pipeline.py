@@ -24,10 +24,9 @@ from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Batch, Network, Spec
 from scaletier.private import brought
-from scaletier.replica import DivergedError
 from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, prepare_process, say, say_device
 from scaletier.stages import Stage, Unit, partition, there_and_back, units
-from scaletier.walk import Round, figures
+from scaletier.walk import DivergedError, Round, figures
 
 tf = import_tensorflow()
 
@@ -47,8 +46,11 @@ class ModelParallel:
         self._flags, self._devices = flags, dict[int, str]()
         source = data.Source(job.data, portable=True)
         evaluated = data.evaluation(job.eval_data, portable=True) if job.eval_data is not None else None
-        self._size = source.size
-        self._network = Network(job, source.element_spec, flags.seed, place=self._device_of)
+        self._size = source.largest()
+        if source.batch_size is None:
+            say(f"Trains on batches of {self._size}; smaller ones are left out")
+        of_evaluated = evaluated.element_spec if evaluated else None
+        self._network = Network(job, source.element_spec, flags.seed, place=self._device_of, evaluated=of_evaluated)
         self._network.require_portable()
         parts = units(self._network)
         reader = checkpoint.find(flags.job_dir, self._network)
@@ -92,7 +94,7 @@ class ModelParallel:
         step = last_step = int(self.step)
         loss: float | None = None
         while step < self._flags.max_steps:
-            done, now = Round.of(self._network, self._train(self._iterator).numpy()), time.monotonic()
+            done, now = self._one(), time.monotonic()
             loss = done.loss
             if not math.isfinite(done.loss):
                 raise DivergedError(f"the loss is {loss} at step {done.global_step}; try a lower learning rate")
@@ -106,6 +108,16 @@ class ModelParallel:
             step = done.global_step
             self._keeper.after(done)
         self._keeper.finish(loss)
+
+    def _one(self) -> Round:
+        """A step of all stages."""
+        try:
+            return Round.of(self._network, self._train(self._iterator).numpy())
+        except (tf.errors.UnavailableError, tf.errors.AbortedError):
+            raise
+        except tf.errors.OpError:
+            self._keeper.keep()
+            raise
 
     def outputs(self, inputs: Any) -> Any:
         """What the model makes of inputs, through all stages."""
@@ -170,7 +182,9 @@ class ModelParallel:
         for spec, variable in zip((*network.shared, *network.own), (*self.shared, *self.own), strict=True):
             with tf.device(variable.device):
                 variable.assign(after[spec.name], read_value=False)
-        return figures(1, self.step.assign_add(1), done.loss, 0, 0.0, network.results(done.metrics))
+        with tf.control_dependencies([done.loss]):  # a step that fails is none
+            step = self.step.assign_add(1)
+        return figures(1, step, done.loss, 0, 0.0, network.results(done.metrics))
 
     def _all_finite(self) -> Any:
         flags = []

@@ -1,4 +1,4 @@
-"""The life of one training replica, the master or a worker: rounds of steps, and a line about them every second."""
+"""The life of one training replica, the master or a worker: rounds of steps, and now and then a line about them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from typing import Any
 from scaletier.claims import Claims
 from scaletier.lines import train_line
 from scaletier.period import Period
-from scaletier.walk import Round
+from scaletier.walk import DivergedError, Round
 
 _PREPARE_SECONDS = 5.0
-
-
-class DivergedError(RuntimeError):
-    """The loss is no longer a number: the message is one line."""
 
 
 @dataclass
@@ -97,8 +93,8 @@ class Replica:
     devices: int = 1
 
 
-class Walk:
-    """A replica's rounds from `state` on, and its line every second about those since the last one."""
+class Rounds:
+    """A replica's rounds from `state` on, and now and then its line about those since the last one."""
 
     def __init__(self, replica: Replica, state: Any, progress: Progress) -> None:
         self._replica, self._progress, self.state = replica, progress, state
@@ -148,9 +144,9 @@ def train(replica: Replica, state: Any, progress: Progress) -> Iterator[Round]:
     The first is a single step, so that what is wrong with a host or its data shows at once. Raises DivergedError, and what
     TensorFlow raises where a host is lost.
     """
-    walk = Walk(replica, state, progress)
+    rounds = Rounds(replica, state, progress)
     with progress.training(replica.name):
-        taken = walk.take(1, progress.share)
+        taken = rounds.take(1, progress.share)
         while taken and not progress.stopped.is_set():
             yield taken
-            taken = walk.take(replica.period.steps, progress.share)
+            taken = rounds.take(replica.period.steps, progress.share)

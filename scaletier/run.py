@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from scaletier.cluster import Cluster, ClusterError, parse, unfit
 from scaletier.flags import Flags, flags_of
-from scaletier.flags import parser as flags_parser
+from scaletier.flags import parse as parse_flags
 from scaletier.job import Job, JobError
 
 # Codes of 128 and above mean "not the program's fault, run it again" to whoever supervises it. This one is SIGTERM's, 128 + 15.
@@ -74,9 +74,9 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     errors = import_tensorflow().errors
 
     from scaletier.checkpoint import CheckpointError
-    from scaletier.data import DataError
+    from scaletier.data import DataError, batch_errors
     from scaletier.keeper import PreemptedError
-    from scaletier.replica import DivergedError
+    from scaletier.walk import DivergedError
 
     try:
         _runner(job, flags, cluster)()
@@ -89,15 +89,18 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     except (errors.UnavailableError, errors.AbortedError) as error:
         return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
     except errors.DataLossError as error:
-        return _damaged(job, error)
+        return _blamed(job, error, "the job's data is damaged")
+    except batch_errors() as error:
+        return _blamed(job, error, "a batch of the job cannot be had, or does not go through its model")
     return 0
 
 
-def _damaged(job: Job, error: Exception) -> int:
+def _blamed(job: Job, error: Exception, what: str) -> int:
+    """Fails for the data's sake: by what the job itself says of that, if anything."""
     from scaletier.runtime import one_line
 
     told = job.explain(error) if job.explain else None
-    return _fail(told or f"the job's data is damaged: {one_line(error)}", 2)
+    return _fail(told or f"{what}: {one_line(error)}", 2)
 
 
 def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -> int:
@@ -119,12 +122,12 @@ def export(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None
     except (JobError, DataError, CheckpointError) as error:
         return _fail(str(error), 2)
     except errors.DataLossError as error:
-        return _damaged(job, error)
+        return _blamed(job, error, "the job's data is damaged")
     return 0
 
 
 def _flags(arguments: argparse.Namespace | Sequence[str] | None) -> Flags:
-    return flags_of(arguments if isinstance(arguments, argparse.Namespace) else flags_parser().parse_args(arguments))
+    return flags_of(arguments) if isinstance(arguments, argparse.Namespace) else parse_flags(arguments)
 
 
 def _runner(job: Job, flags: Flags, cluster: Cluster) -> Callable[[], None]:
@@ -132,7 +135,7 @@ def _runner(job: Job, flags: Flags, cluster: Cluster) -> Callable[[], None]:
     if cluster.task_type == "evaluator":
         from scaletier import evaluator
 
-        return functools.partial(evaluator.run, job, flags)
+        return functools.partial(evaluator.run, job, flags, cluster.task_index)
     if flags.strategy == "sync":
         from scaletier.synchronous import Synchronous
 

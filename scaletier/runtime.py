@@ -33,10 +33,15 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 def quiet_stderr() -> Iterator[None]:
     """Holds back what is written to file descriptor 2, and shows it only if the body raises.
 
-    TensorFlow's libraries write lines on import, before any level of logging applies to them.
+    TensorFlow's libraries write lines that no level of logging keeps away: on import, and of what is no error to who calls it.
     """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # a full disk is no reason to end a job: then nothing is held back
+            yield
+            return
         saved = os.dup(2)
         os.dup2(held.fileno(), 2)
         try:
@@ -189,6 +194,6 @@ def say(line: str) -> None:
 
 def one_line(error: Exception) -> str:
     """What an error says, on one line, without the graph's nodes and the lines of code that TensorFlow puts around it."""
-    message = _AROUND_ERROR.sub("", str(error))
+    message = _AROUND_ERROR.sub("", str(error).partition("Traceback (most recent call last)")[0])
     message = re.sub(r"\[*\{\{[^}]*\}\}\]*|\[Op:[^]]*\].*", " ", message, flags=re.DOTALL)
     return " ".join(message.split())[:_MESSAGE_LENGTH]

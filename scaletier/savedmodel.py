@@ -36,21 +36,25 @@ def served(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any]
 def export(module: Any, job_dir: str) -> str:
     """Writes what `served` made to `<job_dir>/export/Servo/<seconds since 1970>`, as a whole or not at all; the path.
 
-    JobError where TensorFlow cannot write the like.
+    JobError where TensorFlow cannot write the like, DataError where it cannot write there.
     """
     folder = f"{job_dir}/export/Servo"
     timestamp = int(time.time())
-    while tf.io.gfile.exists(f"{folder}/{timestamp}"):
-        timestamp += 1
-    # Readers of the folder, TensorFlow Serving among them, pass over what is no number.
-    scratch = f"{folder}/temp-{timestamp}"
-    if tf.io.gfile.exists(scratch):
-        tf.io.gfile.rmtree(scratch)
     try:
+        while tf.io.gfile.exists(f"{folder}/{timestamp}"):
+            timestamp += 1
+        # Readers of the folder, TensorFlow Serving among them, pass over what is no number.
+        scratch = f"{folder}/temp-{timestamp}"
+        if tf.io.gfile.exists(scratch):
+            tf.io.gfile.rmtree(scratch)
         tf.saved_model.save(module, scratch, signatures=module.serve)
+        tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
     except (AssertionError, ValueError, TypeError) as error:
         raise JobError(f"the model cannot be exported, only its checkpoints are there: {one_line(error)}") from error
-    tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
+    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+        raise
+    except tf.errors.OpError as error:
+        raise checkpoint.not_written(folder, error) from error
     return f"{folder}/{timestamp}"
 
 
@@ -78,15 +82,13 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
 
     CheckpointError where there is none of this model.
     """
-    found = checkpoint.latest(job_dir)
-    if found is None:
+    if checkpoint.latest(job_dir) is None:
         raise checkpoint.CheckpointError(f"there is no checkpoint in {checkpoint.directory(job_dir)}")
     spec = Source(job.data).element_spec
     network = Network(job, spec, seed)
+    found = checkpoint.newest(job_dir, network)
+    assert found
     copy = checkpoint.LocalCopy(network)
     copy.assign(*State.initial(network), 0)
-    copy.restore(checkpoint.Reader(found, network))
-    try:
-        return export(served(job, network, copy.shared, copy.own, spec[0]), job_dir)
-    except tf.errors.OpError as error:
-        raise checkpoint.CheckpointError(f"the model cannot be written to {job_dir}: {one_line(error)}") from None
+    copy.restore(found)
+    return export(served(job, network, copy.shared, copy.own, spec[0]), job_dir)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scaletier.runtime import import_tensorflow
+from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 
@@ -15,6 +16,7 @@ class Summaries:
 
     tf.summary's own scalar and image are TensorBoard's and import it, which takes seconds; what they write does not
     need it. Source of the formats: TensorBoard's plugins scalars and images, each in its metadata.py.
+    Where they cannot be written that is said, once, and nothing else is lost for it.
     """
 
     def __init__(self, job_dir: str) -> None:
@@ -32,23 +34,32 @@ class Summaries:
 
     def graph(self, traced: Any) -> None:
         """Writes a tf.Graph, or that of a concrete function, for the tab Graphs."""
-        with self._writer.as_default():
+        with self._writer() as writer, writer.as_default():
             tf.summary.graph(getattr(traced, "graph", traced))
-        self._writer.flush()
 
-    @property
-    def _writer(self) -> Any:
-        if self._opened is None:
-            self._opened = tf.summary.create_file_writer(self._path)
-        return self._opened
+    @contextlib.contextmanager
+    def _writer(self) -> Iterator[Any]:
+        try:
+            if self._opened is None:
+                self._opened = tf.summary.create_file_writer(self._path)
+        except tf.errors.OpError as error:
+            self._lose(error)
+        try:
+            yield self._opened
+            self._opened.flush()
+        except tf.errors.OpError as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self._opened = tf.summary.create_noop_writer()
+        say(f"There are no summaries from here on: {self._path} cannot be written to: {one_line(error)}")
 
     def _write(self, step: int, plugin: str, data_class: str, tags: dict[str, Any]) -> None:
         metadata = tf.compat.v1.SummaryMetadata(data_class=data_class)
         metadata.plugin_data.plugin_name = plugin
-        with self._writer.as_default(step=step):
+        with self._writer() as writer, writer.as_default(step=step):
             for tag, tensor in tags.items():
                 tf.summary.write(tag, tensor, metadata=metadata)
-        self._writer.flush()
 
 
 def _encoded(images: Any) -> Any:

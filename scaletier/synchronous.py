@@ -8,6 +8,7 @@ Source: Stich 2019, "Local SGD converges fast and communicates little".
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any
@@ -21,13 +22,14 @@ from scaletier.job import Job, JobError
 from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Network
-from scaletier.replica import DivergedError
-from scaletier.runtime import BEGUN, import_tensorflow, local_devices, prepare_process, say, say_device
-from scaletier.walk import Round, State, figures, initial_own, numbers, walk
+from scaletier.runtime import BEGUN, import_tensorflow, local_devices, prepare_process, quiet_stderr, say, say_device
+from scaletier.walk import DivergedError, Round, State, figures, initial_own, numbers, walk
 
 tf = import_tensorflow()
 
 _STEPS = 4
+# What TensorFlow raises where another replica has gone.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError)
 
 
 class Synchronous:
@@ -49,7 +51,13 @@ class Synchronous:
         tf.random.set_seed(flags.seed)
         source = data.Source(job.data)
         evaluated = data.evaluation(job.eval_data) if self._chief and job.eval_data is not None else None
-        self._network = Network(job, source.element_spec, flags.seed, self._count * len(self._devices))
+        self._network = Network(
+            job,
+            source.element_spec,
+            flags.seed,
+            self._count * len(self._devices),
+            evaluated=evaluated.element_spec if evaluated else None,
+        )
         reader = checkpoint.find(flags.job_dir, self._network) if self._chief else None
         say(f"Started [{self._name}], waits for the others to train with")
         self._copy = checkpoint.LocalCopy(self._network)
@@ -65,6 +73,7 @@ class Synchronous:
         self._keeper = Keeper(job, flags, *kept) if self._chief else None
         self._round = tf.function(self._replica_round, autograph=False)
         self._copy_chief = tf.function(self._take_over, autograph=False)
+        self._meet = tf.function(lambda: self._all_reduce(tf.constant(1)), autograph=False)
 
     def run(self) -> None:
         """Trains to the last step; the chief then exports and evaluates, and the others wait for that.
@@ -73,9 +82,13 @@ class Synchronous:
         """
         try:
             self._train()
-        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError):
+        except _LOST:
             if self._keeper:
                 self._keeper.rescue()
+            raise
+        except tf.errors.OpError:
+            if self._keeper:
+                self._keeper.keep()
             raise
 
     def _train(self) -> None:
@@ -96,7 +109,19 @@ class Synchronous:
                 self._keeper.after(done)
         if self._keeper:
             self._keeper.finish(loss)
-        self._copy_chief()  # nobody goes while others may still wait for a message of theirs
+        self._leave()
+
+    def _leave(self) -> None:
+        """Ends where every other replica can end too: who goes takes along what it has not yet sent them.
+
+        All come to the first sum; a worker waits there for the chief to be done, who then needs no one. Nobody has the second
+        before all have the first, and then nobody needs it any more.
+        """
+        lost = contextlib.suppress(*_LOST)
+        with quiet_stderr(), lost if self._chief else contextlib.nullcontext():
+            self._meet()
+        with quiet_stderr(), lost:
+            self._meet()
 
     def refresh(self) -> int:
         """The global step; the variables are always up to date. DivergedError where they are no longer numbers."""

@@ -14,6 +14,10 @@ from scaletier.runtime import import_tensorflow
 tf = import_tensorflow()
 
 
+class DivergedError(RuntimeError):
+    """The loss, or a parameter, is no longer a number: the message is one line."""
+
+
 class State(NamedTuple):
     """What a replica has between rounds: values of the network's `shared` and `own` variables, in their order.
 

@@ -26,7 +26,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "strategy": "how replicas share the work, by a name that the package declares: passed on as --strategy before --args",
         "labels": "labels of the job, key=value,key=value; may be given more than once",
         "job-dir": "where the output goes, in the bucket (default: jobs/ID/output there)",
-        "resume": "id of a job that has ended: go on in its output, from its checkpoints",
+        "resume": "id of a job that has ended: go on in its output, from its checkpoints, by the package and arguments of now",
         "env": "NAME=VALUE for the trainer's environment; may be given more than once, and is written down",
         "env-file": "file with a NAME=VALUE on each line; --env wins",
         "secret": "NAME of a variable of this shell for the trainer's environment; its value is written down nowhere",

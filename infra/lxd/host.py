@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import pylxd.exceptions
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import client, errors, missing, number
+from infra.lxd.api import client, errors, number
 from infra.lxd.layout import BUCKET, RUNTIMES
 from infra.runtime.build import VENV
 
@@ -21,6 +22,8 @@ REPLACE = frozenset(
 
 CPUS, ALLOWANCE = "limits.cpu", "limits.cpu.allowance"
 _PERIOD_MS = 100
+# Seconds between asking LXD to delete an instance and asking again.
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class Host(ModuleResource, module="lxd", name="Host"):
@@ -167,19 +170,25 @@ def delete(name: str, props: Props) -> None:
 
 
 def remove(project: str, name: str) -> None:
-    """Stops and deletes an instance, in whatever state it is; nothing to do where it is gone."""
-    try:
-        instance = client(project).instances.get(name)
-        if instance.status != "Stopped":
-            instance.stop(force=True, wait=True)
-        instance.delete(wait=True)
-    except pylxd.exceptions.LXDAPIException as error:
-        if missing(error):
+    """Stops and deletes an instance, in whatever state it is; nothing to do where it is gone.
+
+    What LXD refuses may be a matter of seconds, as while it is still busy with the instance or its disk: it is asked again
+    before its error is raised. Only who asks for the instance itself hears that it is gone: of an operation LXD says as much
+    a few seconds after its end.
+    """
+    for pause in (*_PAUSES, None):
+        try:
+            instance = client(project).instances.get(name)
+        except pylxd.exceptions.NotFound:
             return
-        instance = client(project).instances.get(name)
-        if instance.status != "Stopped":
-            raise
-        instance.delete(wait=True)
+        try:
+            if instance.status != "Stopped":
+                instance.stop(force=True, wait=True)
+            instance.delete(wait=True)
+        except pylxd.exceptions.LXDAPIException:
+            if pause is None:
+                raise
+            time.sleep(pause)
 
 
 def purge(project: str) -> None:

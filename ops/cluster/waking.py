@@ -15,6 +15,8 @@ from ops.errors import HostError, HostsError, UsageError
 
 _TOKEN_SECONDS = 60.0
 _PAUSE_SECONDS = 5.0
+# A start that was accepted may come to nothing, and one that is asked for twice does no harm.
+_AGAIN_SECONDS = 60.0
 SECONDS = 300.0
 """So long a host may take from its start until it answers."""
 
@@ -32,22 +34,27 @@ def wake(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Mapping[str, Exception]:
-    """Have these hosts started, and wait until they answer: why not, by host, of those that do not in time.
+    """Have these hosts started, those that stay away again each minute, and wait until they answer: why not, by host, of those
+    that do not in time.
 
-    HostsError where a start is refused.
+    HostsError where a start is refused at first.
     """
     ask = start or _start(fleet.inventory)
     with terminal.Step(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
         refused = {name: HostError(name, f"is not started: {why}") for name in names if (why := ask(name))}
         if refused:
             raise HostsError(refused, code=UsageError.code)
-        until, away = clock() + SECONDS, list(names)
+        until, again, away = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names)
         while True:
             failures = fleet.connect_each(away).failures
             away = [name for name in away if name in failures]
             step.count = f"{len(names) - len(away)} of {len(names)}"
             if not away or clock() >= until:
                 return failures
+            if clock() >= again:
+                again += _AGAIN_SECONDS
+                for name in away:
+                    ask(name)
             sleep(_PAUSE_SECONDS)
 
 

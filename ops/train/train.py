@@ -55,7 +55,7 @@ def train(
     """
 
     def prepared() -> Submission:
-        submission = prepare(cluster.inventory, resumed(cluster, flags) if flags.resume is not None else flags, folder)
+        submission = prepare(cluster.inventory, resumed(cluster, flags, folder) if flags.resume is not None else flags, folder)
         return with_earlier(cluster, submission)
 
     return run_told(cluster, prepared, may_wait, follow, as_json, plain)
@@ -73,8 +73,10 @@ def run_told(
     return code
 
 
-def resumed(cluster: Cluster, flags: Flags) -> Flags:
-    """The flags of a job that goes on where an earlier one has left its checkpoints; UsageError where there are none."""
+def resumed(cluster: Cluster, flags: Flags, folder: str | None = None) -> Flags:
+    """The flags of a job that goes on where an earlier one has left its checkpoints; UsageError where there are none, and where
+    the trainer of another package would go on, as no `folder` of one is named.
+    """
     if flags.job_dir is not None:
         raise UsageError("--resume goes on in the output of that job, and --job-dir names another: leave one of them out")
     record = existing_job(cluster.ledger, flags.resume)
@@ -85,6 +87,12 @@ def resumed(cluster: Cluster, flags: Flags) -> Flags:
     if "hyperparameters" in record.trainingInput:
         raise UsageError(
             f"job {record.jobId} tuned hyperparameters: --job-dir with the folder of a trial goes on with that one"
+        )
+    ran = str(record.trainingInput.get("pythonModule") or " ".join(record.trainingInput.get("command", ())))
+    if ran and not (folder or flags.script or flags.command) and ran.partition(".")[0] != program.SHIPPED.name:
+        raise UsageError(
+            f"job {record.jobId} ran {ran}, and package {program.SHIPPED.name} would go on with it: name its own by --package, "
+            "--script or --command"
         )
     found = find(cluster, record)
     if not found.checkpoints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -22,6 +23,8 @@ BIN = ROOT / ".venv" / "bin"
 ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.1"
 """What the job `original` is given."""
 _LIMIT = 600.0
+# `connecting to 6 hosts 5 of 6 … 2 s`, and at its end `(5.0 s)`, as ops.terminal has them.
+_PROGRESS = re.compile(r"(… |\()([\d.]+ min )?[\d.]+ s\)?$")
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
 
@@ -36,6 +39,11 @@ class Result:
     @property
     def text(self) -> str:
         return self.out + self.err
+
+    @property
+    def said(self) -> list[str]:
+        """The lines on stderr but for those of progress, of which a slow machine has some."""
+        return [line for line in self.err.strip().splitlines() if not _PROGRESS.search(line)]
 
 
 class Stack:

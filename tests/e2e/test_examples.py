@@ -182,6 +182,6 @@ def test_dependencies_that_cannot_be_change_nothing(cluster: Stack, tmp_path: Pa
         result = cluster.fab("train", "--job", "ex_bad", "--package", str(package))
         assert result.code == 2, result.text
         assert says in result.err
-        assert len(result.err.strip().splitlines()) == 1, result.err
+        assert len(result.said) == 1, result.err
     assert cluster.fab("jobs", "--json").out == before
     assert cluster.ssh("ps-0", "ls /var/lib/scaletier/jobs/ex_bad").code != 0

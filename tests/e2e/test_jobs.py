@@ -211,5 +211,5 @@ def test_bad_calls_end_with_one_line_and_change_nothing(cluster: Stack) -> None:
         assert result.code == 2, (arguments, result.text)
         assert word in result.err, (arguments, result.text)
         assert "Traceback" not in result.text
-        assert len(result.err.strip().splitlines()) == 1, (arguments, result.err)
+        assert len(result.said) == 1, (arguments, result.err)
     assert cluster.fab("jobs", "--json").out == before

@@ -180,4 +180,4 @@ def test_what_cannot_be_shown_is_one_line(cluster: Stack, tmp_path: Path) -> Non
             result = cluster.fab(*arguments, timeout=60)
             assert (result.code, result.out) == (code, ""), (arguments, result.text)
             assert says in result.err
-            assert len(result.err.splitlines()) == 1, result.err
+            assert len(result.said) == 1, result.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
@@ -9,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,3 +92,36 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def slow_answers(address: str, seconds: float) -> Iterator[str]:
+    """Another address of the same server, whose answers take so long; those on their way are lost when the server goes."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def ask(asked: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        while some := await asked.read(2**16):
+            server.write(some)
+            await server.drain()
+
+    async def answer(answered: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        while some := await answered.read(2**16):
+            loop.call_later(seconds, client.write, some)
+
+    async def relay(asked: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            answered, server = await asyncio.open_connection(*address.split(":"))
+            ways = asyncio.ensure_future(ask(asked, server)), asyncio.ensure_future(answer(answered, client))
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            server.transport.abort()
+        client.transport.abort()
+
+    listening = asyncio.run_coroutine_threadsafe(asyncio.start_server(relay, "127.0.0.1", 0), loop).result()
+    try:
+        host, port = listening.sockets[0].getsockname()
+        yield f"{host}:{port}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback import Job
+from loopback import Job, slow_answers
 
 from trainer import records
 from trainer.mnist import Split
@@ -54,6 +54,18 @@ def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
     (exported,) = (job.directory / "job/export/Servo").iterdir()
     assert b"/job:" not in (exported / "saved_model.pb").read_bytes()
     assert {job.end(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
+
+
+@pytest.mark.parametrize("job", [["--strategy=sync", "--max-steps=16"]], indirect=True)
+def test_no_replica_goes_before_the_others_have_what_it_sent(job: Job) -> None:
+    job.cluster = {role: hosts[:1] for role, hosts in job.cluster.items() if role != "ps"}
+    job.start("worker", 0)
+    with slow_answers(job.cluster["worker"][0], 0.3) as address:
+        job.cluster["worker"] = [address]
+        job.start("chief", 0)
+        assert job.wait("chief-0") == 0, job.log("chief-0")
+        assert job.wait("worker-0") == 0, job.log("worker-0")
+    assert job.log("chief-0").splitlines()[-1].startswith("Final metrics after 16 steps")
 
 
 @pytest.mark.parametrize("job", [["--max-steps=15000"]], indirect=True)

@@ -219,6 +219,13 @@ def test_a_job_that_goes_on_where_another_ended(cluster: Cluster, bucket: Path) 
         resumed(cluster, Flags("new", resume="job02"))
     with pytest.raises(UsageError, match="--resume goes on in the output of that job, and --job-dir names another"):
         resumed(cluster, Flags("new", resume="job00", job_dir="/bucket/x"))
+    for ran in ({"pythonModule": "mine.main"}, {"command": ["./run.sh", "-v"]}):
+        put_job(cluster.ledger, JobRecord("mine", JobState.FAILED, trainingInput=ran))
+        with pytest.raises(UsageError, match=r"job mine ran (mine.main|./run.sh -v), and package trainer would go on with it"):
+            resumed(cluster, Flags("new", resume="mine"))
+        for flags, folder in ((Flags("new", resume="mine"), "mine"), (Flags("new", resume="mine", command="./run.sh"), None)):
+            with pytest.raises(UsageError, match="left no checkpoint"):
+                resumed(cluster, flags, folder)
     put_job(cluster.ledger, JobRecord("empty", JobState.FAILED))
     with pytest.raises(
         UsageError, match=r"job empty left no checkpoint in .*/jobs/empty/output: there is nothing to go on from"

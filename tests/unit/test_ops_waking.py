@@ -39,6 +39,18 @@ def test_it_waits_until_all_answer_or_the_time_is_over() -> None:
     assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + waking.SECONDS)
 
 
+def test_who_stays_away_is_asked_for_again_each_minute_whatever_the_answer() -> None:
+    clock, asked = Clock(), list[tuple[str, float]]()
+
+    def start(name: str) -> str:
+        asked.append((name, clock() - 1000.0))
+        return "HTTP 400, not ready" if clock() > 1000.0 else ""
+
+    fleet: Any = Fleet(clock, worker=1010.0, ps=1150.0)
+    assert waking.wake(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
+    assert asked == [("worker-0", 0.0), ("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0)]
+
+
 def test_a_start_that_is_refused_is_one_line() -> None:
     with pytest.raises(HostsError, match=r"^ps-0 is not started: HTTP 403, no right$") as error:
         waking.wake(Fleet(Clock()), ["ps-0"], lambda _: "HTTP 403, no right")  # type: ignore[arg-type]

@@ -37,7 +37,9 @@ def test_success(make: Make) -> None:
     assert [(r["name"], r["state"], r["exitCode"], r["restarts"]) for r in job.replicas] == [("master-0", "EXITED", 0, 0)]
     log = cluster.log("master-0")
     assert '{"task": {"type": "master", "index": 0}}' in log
-    assert log[-2:] == ["trainer exited with status 0", "job SUCCEEDED"]
+    told = [line for line in log if line != "job RUNNING"]  # which a leader may see late, of so short a job
+    assert told[-2:] == ["trainer exited with status 0", "job SUCCEEDED"]
+    assert "job RUNNING" in log
     assert cluster.log("master-0", "WARNING") == ["WARNING:root:careful"]
     assert cluster.queue.entries == []
     local = cluster.host("master-0") / "state" / "logs"

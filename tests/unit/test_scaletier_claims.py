@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from scaletier.claims import Claims
 from scaletier.period import Period
-from scaletier.replica import DivergedError, Progress, Replica, Walk, train
-from scaletier.walk import Round
+from scaletier.replica import Progress, Replica, Rounds, train
+from scaletier.walk import DivergedError, Round
 
 GOING, STOPPED = threading.Event(), threading.Event()
 STOPPED.set()
@@ -118,14 +118,14 @@ def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> 
         return state + 1, Round(steps, position + steps, 1.0)
 
     progress = Progress(90, 100, 0)
-    walk = Walk(Replica("master/0", True, take, Period(8, True), 1.0, lambda line: None), 0, progress)
-    assert walk.take(8, 1.0)
+    rounds = Rounds(Replica("master/0", True, take, Period(8, True), 1.0, lambda line: None), 0, progress)
+    assert rounds.take(8, 1.0)
     with pytest.raises(ConnectionError):
-        walk.take(8, 1.0)
-    assert walk.take(8, 1.0)
-    assert walk.take(8, 1.0) is None
+        rounds.take(8, 1.0)
+    assert rounds.take(8, 1.0)
+    assert rounds.take(8, 1.0) is None
     assert asked == [(8, 90), (2, 98), (2, 98)]
-    assert walk.state == 2
+    assert rounds.state == 2
 
 
 def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> None:
@@ -150,10 +150,10 @@ def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> No
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_ends_the_walk(loss: float) -> None:
-    walk = Walk(
+    rounds = Rounds(
         Replica("worker/1", False, lambda state, *_: (state, Round(1, 7, loss)), Period(8, True), 1.0, lambda line: None),
         None,
         Progress(0, 20, 1),
     )
     with pytest.raises(DivergedError, match=rf"^the loss of worker/1 is {loss} at step 7; try a lower learning rate$"):
-        walk.take(8, 1.0)
+        rounds.take(8, 1.0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,10 +50,6 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
     return lambda made, *flags: scaletier.main(made, [f"--job-dir={tmp_path}", "--max-steps=4", *flags])
 
 
-def shared_dense() -> Any:
-    return make_model()
-
-
 class Subclassed(keras.Model):  # type: ignore[misc]
     """Without `build`: its variables come to be when it first sees data."""
 
@@ -73,6 +71,10 @@ def short() -> Any:
 
 def unbatched() -> Any:
     return tf.data.Dataset.from_tensors((tf.constant(1.0), tf.constant(1.0)))
+
+
+def shapeless() -> Any:
+    return tf.data.Dataset.from_generator(lambda: iter([(INPUTS, TARGETS)]), output_types=(tf.float32, tf.float32))
 
 
 def fails() -> Any:
@@ -99,7 +101,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no batches": (
         {"data": unbatched},
-        "a batch of the job's data has parts of 0 samples; all inputs, targets and weights have as many",
+        "the job's data has a single number where there is to be one for each sample: add .batch(…)",
+    ),
+    "no targets": (
+        {"data": lambda: dataset().map(lambda inputs, _: (inputs, None))},
+        "the job's data has no targets; valid are elements (inputs, targets)",
+    ),
+    "no shapes": (
+        {"data": shapeless},
+        "the job's data does not say how many dimensions it has; give from_generator an output_signature",
+    ),
+    "no files": (
+        {"data": lambda: tf.data.Dataset.list_files("/nowhere/*.tfrecord")},
+        "the job's data cannot be made: ",
     ),
     "empty": ({"data": lambda: dataset().take(0)}, "the job's data has no batch: it ends before the first one"),
     "unreadable": ({"data": fails}, "the job's data cannot be read: /nowhere/file; No such file or directory"),
@@ -108,8 +122,20 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the job's eval_data has no batch: it ends before the first one",
     ),
     "endless eval_data": ({"eval_data": endless}, "the job's eval_data has no end; pass a dataset without .repeat()"),
+    "other eval_data": (
+        {"eval_data": lambda: dataset(INPUTS[:, :2], TARGETS)},
+        "the model line does not take inputs of eval_data of float32 [?, 2]: ",
+    ),
+    "other targets to evaluate by": (
+        {"eval_data": lambda: dataset(INPUTS, np.zeros((24, 7), np.float32))},
+        "the loss does not fit: the model gives float32 [?, 1], the targets of eval_data are float32 [?, 7]: ",
+    ),
     "no model": ({"model": None}, "the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one"),
     "a number for a model": ({"model": 5}, "the model is of type int; valid is a Keras 3 model"),
+    "a model as a function of its inputs": (
+        {"model": lambda inputs: inputs},
+        "the job's model is a function of an argument; valid is one of nothing, which makes a Keras model",
+    ),
     "a layer": (
         {"model": lambda: keras.layers.Dense(1, name="only")},
         "the model is of type keras.src.layers.core.dense.Dense; valid is a Keras 3 model",
@@ -126,6 +152,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"data": lambda: dataset(INPUTS, np.zeros((24, 7), np.float32)), "loss": "categorical_crossentropy"},
         "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 7]: ",
     ),
+    "a loss by name that would be spread": (
+        {"data": lambda: dataset(INPUTS, np.zeros((24, 7), np.float32)), "loss": "mse", "metrics": ()},
+        "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 7]: mean_squared_error compares "
+        "place by place, so both must be of one shape",
+    ),
+    "a loss of Keras that would be spread": (
+        {"data": lambda: dataset(INPUTS, np.zeros((24, 2, 3), np.float32)), "loss": keras.losses.Huber(), "metrics": ()},
+        "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 2, 3]: huber compares ",
+    ),
     "a loss of another output": (
         {"loss": {"other": "mse"}},
         "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 1]: ",
@@ -141,6 +176,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a metric of several numbers": (
         {"metrics": [keras.metrics.F1Score(name="f1")]},
         "the metric f1 gives several numbers; valid is one, such as their mean",
+    ),
+    "a metric that does not fit": (
+        {"metrics": ["top_k_categorical_accuracy"], "data": lambda: dataset(INPUTS, TARGETS[:, 0])},
+        "the metrics do not fit: the model gives float32 [?, 1], the targets are float32 [?]: ",
+    ),
+    "a loss of no weight": (
+        {"loss": lambda targets, outputs: tf.reduce_mean(targets, -1)},
+        "the loss of the model line does not depend on any of its weights: nothing would train",
     ),
     "nothing to serve": (
         {"serving": lambda predict: predict},
@@ -162,6 +205,19 @@ def test_what_is_wrong_with_a_job_is_one_line_and_exit_code_2(
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_an_evaluator_of_a_job_without_eval_data_says_so_and_waits_for_its_end(
+    main: Main, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = queue.SimpleQueue[Callable[[], None]]()
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 1}}))
+    monkeypatch.setattr("signal.signal", lambda number, handler: told.put(handler))
+    ending = threading.Timer(0.2, lambda: told.get()())
+    ending.start()
+    assert main(job()) == 0
+    ending.join()
+    assert capfd.readouterr().out == "Idle [evaluator/1]: the job has no eval_data; this one waits for the job's end\n"
+
+
 def test_a_checkpoint_of_another_job_is_named_by_the_first_difference(
     main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,11 +229,11 @@ def test_a_checkpoint_of_another_job_is_named_by_the_first_difference(
 
     assert main(job()) == 0
     capfd.readouterr()
-    for made, difference in (
-        (wider, "wide has variable out/kernel (3, 2), it holds it as (3, 1)"),
-        (other, "other has variable in/kernel (3, 1), it has none"),
+    for made, targets, difference in (
+        (wider, np.hstack([TARGETS, TARGETS]), "wide has variable out/kernel (3, 2), it holds it as (3, 1)"),
+        (other, TARGETS, "other has variable in/kernel (3, 1), it has none"),
     ):
-        assert main(job(model=made)) == 2
+        assert main(job(model=made, data=dataset(INPUTS, targets))) == 2
         assert capfd.readouterr().err == (
             f"error: checkpoint {tmp_path}/checkpoints/model-4 is of another model: {difference}; "
             "pass another --job-dir, or the model that it is of\n"
@@ -209,6 +265,170 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     assert main(job(), "--max-steps=12") == 2
     shown = capfd.readouterr().err
     assert re.fullmatch(rf"error: checkpoint {tmp_path}/checkpoints/model-\d+ cannot be read: .*\n", shown)
+
+
+@pytest.mark.parametrize("torn", ["", 'model_checkpoint_path: "model-', None], ids=["empty", "cut short", "gone"])
+def test_where_tensorflow_s_list_of_checkpoints_is_damaged_those_that_are_there_count(
+    main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str], torn: str | None
+) -> None:
+    assert main(job()) == 0
+    assert main(job(), "--max-steps=12") == 0
+    listed = tmp_path / "checkpoints/checkpoint"
+    if torn is None:
+        listed.unlink()
+    else:
+        listed.write_text(torn)
+    capfd.readouterr()
+    assert main(job(), "--max-steps=16", "--keep-checkpoints=2") == 0
+    assert f"Resuming from {tmp_path}/checkpoints/model-12, step 12" in capfd.readouterr().out
+    assert sorted(path.stem for path in tmp_path.glob("checkpoints/*.index")) == ["model-12", "model-16"]
+
+
+def test_a_damaged_checkpoint_holds_up_no_export_and_no_evaluator(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(job()) == 0
+    assert main(job(), "--max-steps=8") == 0
+    damage(tmp_path, 8)
+    capfd.readouterr()
+    assert scaletier.export(job(), [f"--job-dir={tmp_path}"]) == 0
+    passed, exported = capfd.readouterr().out.splitlines()
+    assert passed.endswith("; going on from an older one")
+    assert exported.startswith(f"{tmp_path}/export/Servo/")
+    told = list[Callable[[], None]]()
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "evaluator", "index": 0}}))
+    monkeypatch.setattr("signal.signal", lambda number, handler: told.append(handler))
+    monkeypatch.setattr("scaletier.evaluator.say", lambda line: (print(line), line.endswith("the next one") and told[0]()))
+    assert main(job(eval_data=dataset()), "--eval-interval=0.1") == 0
+    assert re.search(
+        r"^checkpoint \S+/model-8 cannot be read: .*; waits for the next one$", capfd.readouterr().out, re.MULTILINE
+    )
+
+
+def late(good: Any, bad: Any, batches: int = 400) -> Any:
+    """So many batches of the one, then of the other."""
+    return tf.data.Dataset.from_tensors(good).repeat(batches).concatenate(tf.data.Dataset.from_tensors(bad).repeat())
+
+
+def generated() -> Any:
+    def batches() -> Any:
+        for _ in range(400):
+            yield INPUTS, TARGETS
+        raise KeyError("the source is gone")
+
+    return tf.data.Dataset.from_generator(
+        batches, output_signature=(tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32))
+    )
+
+
+def classes() -> Any:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+KINDS = np.zeros(24, np.int64)
+CROSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+LATE: dict[str, tuple[dict[str, Any], str]] = {
+    "a label that is no class": (
+        {"model": classes, "data": lambda: late((INPUTS, KINDS), (INPUTS, KINDS + 2)), "loss": CROSS},
+        "Received a label value of 2 which is outside the valid range of [0, 2)",
+    ),
+    "a program's own error": ({"data": generated}, "the source is gone"),
+}
+
+
+@pytest.mark.parametrize("what", LATE)
+def test_a_batch_that_is_wrong_late_is_one_line_and_what_was_trained_before_is_kept(
+    what: str, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changed, message = LATE[what]
+    assert main(job(**changed), "--max-steps=5000", "--checkpoint-steps=100000") == 2
+    said = capfd.readouterr()
+    *_, last = said.err.splitlines()
+    assert last.startswith("error: a batch of the job cannot be had, or does not go through its model: ")
+    assert message in last
+    assert "Traceback" not in said.err
+    saved = re.search(r"^A checkpoint of step (\d+) is saved$", said.out, re.MULTILINE)
+    assert saved
+    assert 100 < int(saved[1]) <= 400
+    assert (tmp_path / f"checkpoints/model-{saved[1]}.index").exists()
+
+
+def test_what_a_job_says_of_its_data_s_error_is_what_is_told(main: Main, capfd: pytest.CaptureFixture[str]) -> None:
+    changed, _ = LATE["a label that is no class"]
+    assert main(job(**changed, explain=lambda error: f"by {type(error).__name__}"), "--max-steps=5000") == 2
+    assert capfd.readouterr().err.splitlines()[-1] == "error: by InvalidArgumentError"
+
+
+class Odd(keras.Model):  # type: ignore[misc]
+    """Its variables have the names of what a checkpoint keeps beside them."""
+
+    def __init__(self) -> None:
+        super().__init__(name="odd")
+        names = ("data", "data_of", "global_step", "root", "save_counter")
+        self.parts = [self.add_weight(name=name, shape=(3, 1), initializer="zeros") for name in names]
+
+    def call(self, inputs: Any) -> Any:
+        return sum(inputs @ part for part in self.parts)
+
+
+def test_variables_of_any_name_are_gone_on_with(main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(job(model=Odd)) == 0
+    assert main(job(model=Odd), "--max-steps=8") == 0
+    assert f"Resuming from {tmp_path}/checkpoints/model-4, step 4" in capfd.readouterr().out
+    held = {key.partition("/")[0]: value for key, value in tensors(tmp_path, 8).items()}
+    assert all(held[name].any() for name in ("data:", "data_of:", "global_step:", "root:", "save_counter:"))
+
+
+def test_where_nothing_can_be_written_is_one_line_and_summaries_alone_end_no_job(
+    main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summaries").write_text("a file")
+    (tmp_path / "export").write_text("a file")
+    assert main(job(eval_data=dataset())) == 2
+    said = capfd.readouterr()
+    assert said.out.count(f"There are no summaries from here on: {tmp_path}/summaries cannot be written to: ") == 1
+    assert "Final metrics after 4 steps, loss: " in said.out
+    assert said.err.startswith(f"error: {tmp_path}/export/Servo cannot be written to: ")
+    assert said.err.endswith("; make room there, and run the job again\n")
+    for file in tmp_path.glob("checkpoints/*"):
+        file.unlink()
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").write_text("a file")
+    assert main(job()) == 2
+    said = capfd.readouterr()
+    assert said.err.startswith(f"error: {tmp_path}/checkpoints cannot be written to: ")
+    assert "do not tell where" not in said.out
+
+
+def test_an_optimizer_s_function_gets_the_number_of_replicas_where_it_must_have_an_argument(main: Main, tmp_path: Path) -> None:
+    given = list[Any]()
+    for function in (lambda rate=0.25: given.append(rate), lambda replicas: given.append(replicas)):
+        assert main(job(optimizer=function)) == 2
+    assert given == [0.25, 1]
+    assert main(job(optimizer=keras.optimizers.Adam)) == 0
+
+
+def test_who_is_told_to_end_does_not_evaluate_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, main: Main, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told, seen = list[Callable[[], None]](), list[int]()
+
+    class Looks:
+        def batch(self, *_: Any) -> None:
+            seen.append(len(seen))
+            if len(seen) == 3:
+                told[0]()
+
+        def done(self, *_: Any) -> None:
+            raise AssertionError("it was not evaluated")
+
+    monkeypatch.setattr("signal.signal", lambda number, handler: told.append(handler))
+    assert main(job(eval_data=dataset(), inspector=Looks), "--eval-steps=1", "--max-steps=1000") == 143
+    assert len(seen) == 3
+    said = capfd.readouterr()
+    assert "Eval" not in said.out
+    assert re.fullmatch(r"error: told to end at step (\d+); a checkpoint is saved\n", said.err)
+    assert [*tmp_path.glob("checkpoints/model-*.index")]
 
 
 def test_another_optimizer_begins_anew_and_says_so(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

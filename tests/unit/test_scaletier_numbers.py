@@ -389,7 +389,8 @@ def test_an_evaluation_is_that_of_keras(case: str) -> None:
     data = dataset(*parts, batch=7)
     network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
     state = State.initial(network)
-    found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)()
+    found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)(lambda: False)
+    assert found
     model.compile("sgd", loss, metrics=metrics, jit_compile=False)
     wanted = model.evaluate(data, verbose=0, return_dict=True)
     added = float(sum(model.losses)) if model.losses else 0.0
@@ -625,5 +626,6 @@ def test_a_compiled_model_s_metrics_are_weighted_where_it_says_so() -> None:
     model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], jit_compile=False)
     network = Network(Job(model, data), data.element_spec, 0)
     state = State.initial(network)
-    found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)()
+    found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)(lambda: False)
+    assert found
     assert {"loss": found.loss, **found.metrics} == pytest.approx(model.evaluate(data, verbose=0, return_dict=True), rel=1e-4)

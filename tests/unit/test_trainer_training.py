@@ -87,9 +87,9 @@ def test_evaluations_come_by_steps_where_they_are_asked_for_and_nobody_goes_on_m
 ) -> None:
     measure, held = Keeper._measure, list[bool]()
 
-    def watched(self: Any, step: int, last: bool) -> Any:
+    def watched(self: Any, *given: Any, **more: Any) -> Any:
         held.append(self._trained._progress.claims._held)
-        return measure(self, step, last)
+        return measure(self, *given, **more)
 
     monkeypatch.setattr(Keeper, "_measure", watched)
     assert train("--max-steps=40", "--eval-steps=8", "--eval-interval=0.000001") == 0

@@ -1,0 +1,36 @@
+"""A batch that is wrong late in a job of several hosts: each strategy says it in a line, and what was trained is kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from late import GOOD
+from loopback import Job
+
+ROLES = {
+    "async": [("ps", 0), ("worker", 0), ("chief", 0)],
+    "sync": [("worker", 0), ("chief", 0)],
+    "model-parallel": [("worker", 0), ("chief", 0)],
+}
+
+
+@pytest.mark.parametrize("strategy", ROLES)
+def test_a_batch_that_is_wrong_late_is_one_line(tmp_path: Path, strategy: str) -> None:
+    flags = [f"--strategy={strategy}", "--max-steps=100000", "--checkpoint-steps=100000"]
+    job = Job(tmp_path, "late", ROLES[strategy], *flags, PYTHONPATH=str(Path(__file__).parent))
+    try:
+        job.start_all()
+        assert job.wait("chief-0") == 2, job.log("chief-0")
+        said = job.log("chief-0")
+        *_, last = said.splitlines()
+        assert last.startswith("error: a batch of the job cannot be had, or does not go through its model: ")
+        assert "Received a label value of 2 which is outside the valid range of [0, 2)" in last
+        assert "Traceback" not in said
+        assert not re.search(r"^Graph execution error", said, re.MULTILINE)
+        step = int(job.await_line("chief-0", r"^A checkpoint of step (\d+) is saved$")[1])
+        assert GOOD / 2 < step <= GOOD * (1 if strategy == "model-parallel" else 2)
+        assert (tmp_path / f"job/checkpoints/model-{step}.index").exists()
+    finally:
+        job.stop()

@@ -1,0 +1,83 @@
+"""How a host goes, whatever LXD says meanwhile; LXD is a fake here, a real one is asked in tests/e2e."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pylxd.exceptions import LXDAPIException, NotFound
+
+from infra.lxd import host
+from infra.lxd.api import LxdError
+
+
+def _refusal(status: int, text: str) -> Any:
+    return SimpleNamespace(status_code=status, text=text, json=lambda: {"error": text})
+
+
+BUSY = LXDAPIException(_refusal(400, "Failed to remove subvolume: device or resource busy"))
+OPERATION = NotFound(_refusal(404, "Operation not found"))
+
+
+class Instance:
+    """One that is there and runs; stopping and deleting it says these errors first, though it may have done it."""
+
+    def __init__(self, *stops: Exception, deletes: list[Exception] | None = None) -> None:
+        self.status, self.there = "Running", True
+        self.stops, self.deletes = list(stops), deletes or []
+
+    def get(self, name: str) -> Instance:
+        if not self.there:
+            raise NotFound(_refusal(404, "Instance not found"))
+        return self
+
+    def stop(self, force: bool, wait: bool) -> None:
+        assert (force, wait) == (True, True)
+        if self.stops:
+            raise self.stops.pop(0)
+        self.status = "Stopped"
+
+    def delete(self, wait: bool) -> None:
+        assert self.status == "Stopped", "LXD deletes none that runs"
+        if self.deletes:
+            raise self.deletes.pop(0)
+        self.there = False
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr("time.sleep", found.append)
+    return found
+
+
+def _delete(monkeypatch: pytest.MonkeyPatch, instance: Instance) -> None:
+    monkeypatch.setattr(host, "client", lambda project: SimpleNamespace(instances=instance))
+    host.delete("serving-0", {"project": "scaletier-local-abcdef"})
+
+
+@pytest.mark.parametrize(
+    ("instance", "pauses"),
+    [
+        (Instance(), 0),
+        (Instance(BUSY, BUSY), 2),
+        (Instance(OPERATION), 1),
+        (Instance(deletes=[BUSY, OPERATION]), 2),
+        (Instance(BUSY, deletes=[BUSY]), 2),
+    ],
+    ids=["at once", "busy as it stops", "an operation that ended long ago", "busy as it goes", "both"],
+)
+def test_a_host_goes_though_lxd_is_busy_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, slept: list[float], instance: Instance, pauses: int
+) -> None:
+    _delete(monkeypatch, instance)
+    assert (instance.there, len(slept)) == (False, pauses)
+    _delete(monkeypatch, instance)
+    assert len(slept) == pauses, "one that is gone is gone"
+
+
+def test_what_lxd_refuses_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+    with pytest.raises(LxdError, match="host serving-0: Failed to remove subvolume: device or resource busy"):
+        _delete(monkeypatch, Instance(deletes=[BUSY] * 10))
+    assert 10 < sum(slept) < 30
