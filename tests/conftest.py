@@ -1,0 +1,13 @@
+"""Settings of all tests: modules of this folder can be imported, and a test's time limit follows the machine's speed."""
+
+from __future__ import annotations
+
+import pytest
+from waiting import limit, scale
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Scale the time limit of a single test, which ends a test that hangs and proves nothing."""
+    scale()
+    if config.getini("timeout") and not config.getoption("timeout", None):
+        config.option.timeout = limit(float(config.getini("timeout")))
