@@ -1,0 +1,45 @@
+"""Run the story in the order it is written, on one stack, and stop at the first step that fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
+
+from stacks import Stack
+
+CONFIG = {
+    "scaleTier": "CUSTOM",
+    "masterType": "n1-highcpu-8",
+    "parameterServerType": "n1-standard-4",
+    "parameterServerCount": "1",
+    "workerType": "n1-highcpu-8",
+    "workerCount": "1",
+}
+_failed: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """A stack with nothing in it yet; whatever happens, it is destroyed and removed at the end."""
+    with Stack("story", CONFIG) as stack:
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def after_a_failure() -> None:
+    """Fail at once after a failed step: what follows would wait for what will not come."""
+    if _failed:
+        pytest.fail(f"not tried: {_failed[0]} failed", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        _failed.append(item.name)
+    return report

@@ -1,0 +1,171 @@
+"""Follow one user's day on real hosts: a ps, a master and a worker come up, train, fail, answer, and go away.
+
+Each step builds on those before it. Every mechanism is here once; tests/e2e has the other cases of each.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from reaching import listening, mistakes
+from stacks import Stack
+from waiting import limit, wait_for
+
+from infra.lxd.leftovers import leftovers
+from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
+
+HOSTS = ["ps-0", "master-0", "worker-0"]
+TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
+HOSTILE = ("--package", "tests/trainers/hostile", "--module", "hostile.task", "--scale-tier", "BASIC")
+REFUSED = ("forge", "alter", "read", "keys", "rise", "ask", "reach", "swap")
+_OTHER_PORT = 8080
+# Of the host: records, secrets, code and units that no trainer may change.
+_STATE = (
+    "cd /bucket && sudo sha256sum jobs/mnist/*.json jobs/mnist/*.gz /usr/lib/scaletier/* /etc/ssh/* /opt/scaletier/replica/* "
+    "/etc/systemd/system/scaletier* 2>/dev/null; ls /bucket"
+)
+
+
+def messages(stack: Stack, replica: str, job: str) -> list[str]:
+    """Return the messages of a replica's log."""
+    logs = stack.fab("logs", replica, "--job", job, "--lines", "all", "--json")
+    return [json.loads(line)["message"] for line in logs.out.splitlines()]
+
+
+def test_up_makes_the_hosts(stack: Stack) -> None:
+    stack.up()
+    assert stack.hosts() == HOSTS
+    assert stack.ssh("worker-0", "hostname; systemctl is-system-running --wait").out.split() == ["worker-0", "running"]
+
+
+def test_a_second_up_changes_nothing(stack: Stack) -> None:
+    summary = stack.up().partition("Resources:")[2]
+    assert " unchanged" in summary
+    assert not [word for word in ("created", "updated", "deleted", "replaced") if word in summary], summary
+
+
+def test_mnist_trains_on_all_of_them(stack: Stack) -> None:
+    trained = stack.fab("train", "--job", "mnist", "--labels", "owner=story", "--", "--model", "mlp", "--max-steps", "800")
+    assert trained.code == 0, trained.text
+    record = stack.describe("mnist")
+    assert (record["state"], record["labels"]) == ("SUCCEEDED", {"owner": "story"})
+    assert {replica["name"] for replica in record["replicas"]} == set(HOSTS)
+    assert record["createTime"] < record["startTime"] < record["endTime"]
+
+
+def test_every_replica_has_logged(stack: Stack) -> None:
+    for replica, start in (("ps-0", "Started [ps/0]"), ("master-0", "Train [master/0]"), ("worker-0", "Train [worker/0]")):
+        assert [message for message in messages(stack, replica, "mnist") if message.startswith(start)], replica
+    final = [message for message in messages(stack, "master-0", "mnist") if message.startswith("Final metrics")]
+    assert float(final[-1].rpartition("accuracy: ")[2]) >= 0.9
+
+
+def test_its_output_is_fetched(stack: Stack, tmp_path: Path) -> None:
+    assert stack.fab("get", "mnist", str(tmp_path / "output")).code == 0
+    assert list((tmp_path / "output" / "export" / "Servo").glob("*/saved_model.pb"))
+
+
+def test_its_model_is_deployed_and_predicts(stack: Stack, tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    assert stack.fab("make-request", "--output", str(request)).code == 0
+    deployed = stack.fab("deploy", "--job", "mnist", "--model", "digits", "--version", "v1")
+    assert deployed.code == 0, deployed.text
+    answered = stack.fab("predict", "--model", "digits", "--json-instances", str(request), "--json")
+    assert answered.code == 0, answered.text
+    predictions = json.loads(answered.out)["predictions"]
+    assert len(predictions) == len(request.read_text().splitlines())
+    assert all(len(prediction["probabilities"]) == 10 for prediction in predictions)
+
+
+def test_a_killed_worker_returns(stack: Stack) -> None:
+    endless = ("--model", "mlp", "--max-steps", "10000000")
+    assert stack.fab("train", "--job", "endless", "--no-follow", "--", *endless).code == 0
+
+    def has_trained() -> bool:
+        return any(message.startswith("Train [worker/0]") for message in messages(stack, "worker-0", "endless"))
+
+    wait_for(has_trained, "worker-0 trains", poll=1)
+    assert stack.ssh("worker-0", "sudo pkill -KILL -f [t]rainer.task").code == 0
+
+    def has_returned() -> dict[str, Any] | None:
+        (worker,) = [replica for replica in stack.describe("endless")["replicas"] if replica["name"] == "worker-0"]
+        lines = messages(stack, "worker-0", "endless")
+        starts = [place for place, line in enumerate(lines) if line.startswith("started trainer")]
+        trains = len(starts) == 2 and any(line.startswith("Train [worker/0]") for line in lines[starts[1] :])
+        return worker if worker["restarts"] and trains else None
+
+    assert wait_for(has_returned, "worker-0 trains again", poll=1)["restarts"] == 1
+    assert stack.describe("endless")["state"] == "RUNNING"
+
+
+def test_the_next_job_waits_until_that_one_is_cancelled(stack: Stack) -> None:
+    queued = stack.fab("train", "--job", "raises", *TINY, "--no-follow", "--", "--raise", "worker-0", "--seconds", "600")
+    assert queued.code == 0, queued.text
+    assert stack.describe("raises")["state"] == "QUEUED"
+    assert stack.fab("cancel", "endless").code == 0
+    assert stack.describe("endless")["state"] == "CANCELLED"
+
+
+def test_a_failed_job_is_explained_in_one_file(stack: Stack, tmp_path: Path) -> None:
+    waited = stack.fab("wait", "raises", timeout=limit(300))
+    assert waited.code == 1, waited.text
+    record = stack.describe("raises")
+    assert record["state"] == "FAILED"
+    assert record["errorMessage"].startswith("The replica worker 0 exited with a non-zero status of 1.")
+    assert "RuntimeError: worker-0 was told to raise" in record["errorMessage"]
+    file = tmp_path / "bundle.tar.gz"
+    bundled = stack.fab("bundle", "raises", str(file))
+    assert (bundled.code, "no diagnosis" in bundled.err) == (0, False), bundled.text
+    with tarfile.open(file) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+        summary = tar.extractfile(next(name for name in tar.getnames() if name.endswith("/summary.txt")))
+        assert summary is not None
+        first = summary.read().decode().splitlines()[0]
+    for host in HOSTS:
+        assert {f"diagnosis/{host}.json", f"logs/{host}.log", f"hosts/{host}.txt"} <= names
+    assert first.endswith(": RuntimeError: worker-0 was told to raise")
+
+
+def test_a_hostile_trainer_is_refused_everything(stack: Stack) -> None:
+    before = stack.ssh("master-0", _STATE).out
+    ran = stack.fab("train", "hostile", *HOSTILE, "--", "--victim", "mnist", "--try", *REFUSED)
+    assert ran.code == 0, ran.text
+    outcomes: dict[str, str] = json.loads(stack.ssh("master-0", "cat /bucket/jobs/hostile/output/told.json").out)
+    assert set(outcomes) == set(REFUSED)
+    assert {way: outcome for way, outcome in outcomes.items() if not outcome.startswith("refused: ")} == {}
+    assert stack.ssh("master-0", _STATE).out == before
+
+
+def test_the_firewall_is_its_table(stack: Stack) -> None:
+    ports = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, _OTHER_PORT)
+    hosts = json.loads((stack.folder / "inventory.json").read_text())["hosts"]
+    addresses = {host["name"]: host["address"] for host in hosts}
+    with listening(stack, HOSTS, ports[1:]):
+        assert mistakes(stack, addresses, ports) == []
+
+
+def test_the_doctor_finds_nothing_wrong(stack: Stack) -> None:
+    looked = stack.fab("doctor", "--json")
+    assert "Traceback" not in looked.text
+    findings = json.loads(looked.out)["findings"]
+    assert (looked.code, [finding for finding in findings if finding["severity"] == "broken"]) == (0, [])
+    checks = {finding["check"] for finding in findings if finding["severity"] == "ok"}
+    assert {"daemon", "firewall", "hosts", "keys", "pulumi", "ssh"} <= checks
+
+
+def test_bad_calls_end_with_one_line(stack: Stack) -> None:
+    before = stack.fab("jobs", "--json").out
+    for arguments, word in [(("train", "--job", "mnist"), "mnist"), (("logs", "worker-9", "--job", "mnist"), "worker-0")]:
+        refused = stack.fab(*arguments)
+        assert (refused.code, word in refused.err, "Traceback" in refused.text) == (2, True, False), refused.text
+        assert len([line for line in refused.err.splitlines() if line.startswith("error: ")]) == 1, refused.err
+    assert stack.fab("jobs", "--json").out == before
+
+
+def test_destroy_leaves_nothing(stack: Stack) -> None:
+    stack.pulumi("destroy", "--yes", "--skip-preview")
+    assert leftovers(stack.name) == []
+    assert not stack.folder.exists()
