@@ -30,6 +30,7 @@ from scaletier.runtime import (
     here,
     import_tensorflow,
     local_devices,
+    lost_host_errors,
     one_line,
     prepare_process,
     quiet_stderr,
@@ -138,7 +139,7 @@ class Asynchronous:
                         say(told)
                     loss = taken.loss
                     self._after(taken)
-            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+            except lost_host_errors():
                 self._rescue()
                 raise
             except (data.DataError, tf.errors.OpError):

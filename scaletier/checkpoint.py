@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scaletier.data import DataError, fingerprint
 from scaletier.network import Network, Spec
-from scaletier.runtime import import_tensorflow, one_line, say
+from scaletier.runtime import import_tensorflow, lost_host_errors, one_line, say
 
 tf = import_tensorflow()
 
@@ -224,7 +224,7 @@ class Saver:
                 self._manager = self._made()
                 self._manager.save(checkpoint_number=int(self._step))
                 say(f"Checkpoints do not tell where in its data this job is: {one_line(error)}")
-        except (tf.errors.UnavailableError, tf.errors.AbortedError):
+        except lost_host_errors():
             raise
         except tf.errors.OpError as error:
             raise not_written(directory(self._job_dir), error) from error

@@ -24,7 +24,15 @@ from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Batch, Network, Spec
 from scaletier.private import brought
-from scaletier.runtime import devices_of, give_memory_back, import_tensorflow, prepare_process, say, say_device
+from scaletier.runtime import (
+    devices_of,
+    give_memory_back,
+    import_tensorflow,
+    lost_host_errors,
+    prepare_process,
+    say,
+    say_device,
+)
 from scaletier.stages import Stage, Unit, partition, there_and_back, units
 from scaletier.walk import DivergedError, Round, figures
 
@@ -113,7 +121,7 @@ class ModelParallel:
         """A step of all stages."""
         try:
             return Round.of(self._network, self._train(self._iterator).numpy())
-        except (tf.errors.UnavailableError, tf.errors.AbortedError):
+        except lost_host_errors():
             raise
         except tf.errors.OpError:
             self._keeper.keep()

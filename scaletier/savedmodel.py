@@ -11,7 +11,7 @@ from scaletier.data import Source
 from scaletier.job import Job, JobError
 from scaletier.network import Network
 from scaletier.private import tables
-from scaletier.runtime import import_tensorflow, one_line
+from scaletier.runtime import import_tensorflow, lost_host_errors, one_line
 from scaletier.walk import State
 
 tf = import_tensorflow()
@@ -51,7 +51,7 @@ def export(module: Any, job_dir: str) -> str:
         tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
     except (AssertionError, ValueError, TypeError) as error:
         raise JobError(f"the model cannot be exported, only its checkpoints are there: {one_line(error)}") from error
-    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+    except lost_host_errors():
         raise
     except tf.errors.OpError as error:
         raise checkpoint.not_written(folder, error) from error

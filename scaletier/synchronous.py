@@ -22,14 +22,21 @@ from scaletier.job import Job, JobError
 from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Network
-from scaletier.runtime import BEGUN, import_tensorflow, local_devices, prepare_process, quiet_stderr, say, say_device
+from scaletier.runtime import (
+    BEGUN,
+    import_tensorflow,
+    local_devices,
+    lost_host_errors,
+    prepare_process,
+    quiet_stderr,
+    say,
+    say_device,
+)
 from scaletier.walk import DivergedError, Round, State, figures, initial_own, numbers, walk
 
 tf = import_tensorflow()
 
 _STEPS = 4
-# What TensorFlow raises where another replica has gone.
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError)
 
 
 class Synchronous:
@@ -82,7 +89,7 @@ class Synchronous:
         """
         try:
             self._train()
-        except _LOST:
+        except lost_host_errors():
             if self._keeper:
                 self._keeper.rescue()
             raise
@@ -112,15 +119,16 @@ class Synchronous:
         self._leave()
 
     def _leave(self) -> None:
-        """Ends where every other replica can end too: who goes takes along what it has not yet sent them.
+        """End when every other replica can end too: a process that exits takes along what it has not yet sent.
 
-        All come to the first sum; a worker waits there for the chief to be done, who then needs no one. Nobody has the second
-        before all have the first, and then nobody needs it any more.
+        All replicas take part in two sums. In the first one a worker waits for the chief to finish. No replica has the second
+        sum before all have the first one, and then it is not needed any more. The job is done when the chief comes here: no
+        error of another host changes that.
         """
-        lost = contextlib.suppress(*_LOST)
-        with quiet_stderr(), lost if self._chief else contextlib.nullcontext():
+        done = contextlib.suppress(tf.errors.OpError)
+        with quiet_stderr(), done if self._chief else contextlib.nullcontext():
             self._meet()
-        with quiet_stderr(), lost:
+        with quiet_stderr(), done:
             self._meet()
 
     def refresh(self) -> int:

@@ -41,5 +41,7 @@ def optimizer() -> Any:
     return keras.optimizers.SGD(RATE, MOMENTUM, nesterov=True)
 
 
+job = scaletier.Job(model=model, data=data, loss="mse", optimizer=optimizer)
+
 if __name__ == "__main__":
-    scaletier.run(scaletier.Job(model=model, data=data, loss="mse", optimizer=optimizer))
+    scaletier.run(job)

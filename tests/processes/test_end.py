@@ -1,0 +1,23 @@
+"""The end of a synchronous job: a worker that is lost once the chief has finished changes nothing."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from loopback import Job
+
+
+@pytest.mark.parametrize("meetings", [0, 1])
+def test_a_finished_job_ends_well_without_its_worker(tmp_path: Path, meetings: int) -> None:
+    flags = ("--strategy=sync", "--max-steps=16")
+    environ = {"MEETINGS": str(meetings), "PYTHONPATH": str(Path(__file__).parent)}
+    job = Job(tmp_path, "leaving", (("chief", 0), ("worker", 0)), *flags, **environ)
+    try:
+        job.start_all()
+        assert job.wait("worker-0") == -signal.SIGKILL, job.log("worker-0")
+        assert job.wait("chief-0") == 0, job.log("chief-0")
+        assert job.log("chief-0").splitlines()[-1].startswith("Final metrics after 16 steps")
+    finally:
+        job.stop()
