@@ -1,4 +1,4 @@
-# make demo: the whole story, from nothing to destroyed. make test: all tests. make help: every target.
+# make demo: the whole story, from nothing to destroyed. make test: what a change must pass. make help: every target.
 # Each recipe is one command, as GNU make 3.81 has it, which comes with macOS.
 MAKEFLAGS += --no-print-directory
 
@@ -10,11 +10,11 @@ export PYTHON STACK
 TOGETHER = SETUP_LINES=1 $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
 
-.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test lint unit e2e rehearsal soak fuzz audit versions bench clean
+.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test test-load test-all lint unit soak fuzz audit versions bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: ## everything that a new machine needs; quick when it is there
 	@setup/needs.sh
@@ -71,20 +71,19 @@ demo: ## STANDARD_1 up, train MNIST, show its logs, destroy, in a stack of its o
 lint: dev ## ruff and mypy --strict
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 
-unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks
-	@$(BIN)/pytest tests/unit tests/stack
+unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" for some
+	@$(BIN)/pytest -n auto -m "not full" tests/unit tests/stack $(PYTEST)
 
-e2e: setup dev browser ## tests on real hosts
-	@$(BIN)/pytest tests/e2e
-
-rehearsal: setup dev gcs ## a Google cluster, from its first boot to a model, without Google
-	@$(BIN)/pytest tests/rehearsal
-
-test: ## everything: ruff, mypy, unit, contract, simulation, stack, processes, rehearsal and e2e tests
+test: ## what a change must pass: lint, tests without hosts, and one story on real hosts
 	@setup/needs.sh
-	@$(TOGETHER) $(LOCAL) dev browser gcs
-	@$(MAKE) lint
-	@setup/test.sh
+	@$(TOGETHER) $(LOCAL) dev
+	@$(BIN)/python tests/run.py test
+
+test-load: setup dev ## make test beside four busy loops
+	@$(BIN)/python tests/run.py test --load 4
+
+test-all: setup dev ## every test, shard after shard; SHARD=serving for one
+	@$(BIN)/python tests/run.py all $(addprefix --shard ,$(SHARD))
 
 soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow
 	@$(BIN)/python tests/simulation/soak.py --seconds $(SECONDS) --first $$(date +%s)

@@ -1,0 +1,261 @@
+"""Run the tests, phase after phase: `python tests/run.py test`, or `all` with `--shard NAME` for some of its shards.
+
+A phase is lint or one call of pytest, whose output is live. The run ends with a summary, whichever way it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+from xml.etree import ElementTree
+
+from shards import SHARDS, Shard
+from waiting import scale
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = ROOT / ".venv" / "bin"
+CACHE = ROOT / ".cache" / "tests"
+CORES = os.cpu_count() or 1
+QUICK = Shard(
+    paths=("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes"),
+    options=("-m", "not full"),
+    parallel=True,
+)
+STORY = Shard(paths=("tests/story",), needs=("hosts",))
+_LEAST_GIB = 4
+_SLOWEST = 10
+
+
+@dataclass
+class Outcome:
+    """Hold how a phase ended.
+
+    Attributes:
+        seconds: of each test that ran, by its name.
+        skipped: the reason for each test that was skipped.
+    """
+
+    name: str
+    code: int = 0
+    minutes: float = 0.0
+    failed: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def read(self, report: Path) -> None:
+        """Read pytest's report of this phase, which is missing if pytest was killed."""
+        with contextlib.suppress(OSError, ElementTree.ParseError):
+            for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314  written by our own pytest
+                name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+                if (skip := case.find("skipped")) is not None:
+                    self.skipped[name] = skip.get("message") or "no reason"
+                else:
+                    self.seconds[name] = float(case.get("time", 0))
+                    self.failed += any(case.find(kind) is not None for kind in ("failure", "error"))
+
+
+class Run:
+    """Run phases one after another until all have run or a signal ends it."""
+
+    def __init__(self, lock: int) -> None:
+        self.locks = (lock,)
+        self.outcomes: list[Outcome] = []
+        self.signal = 0
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def interrupt(self, number: int, _: FrameType | None) -> None:
+        """End the run: pytest is interrupted, so that its fixtures clean up, and no further phase begins."""
+        if self.signal:
+            return
+        self.signal = number
+        print(f"\n{signal.Signals(number).name}: cleaning up", flush=True)
+        if self._child is not None:
+            self._child.send_signal(signal.SIGINT)
+
+    def phase(self, name: str, *commands: Sequence[str]) -> Outcome:
+        """Run the commands of a phase, all of them even if one fails."""
+        outcome = Outcome(name)
+        self.outcomes.append(outcome)
+        report = CACHE / f"{name}.xml"
+        report.unlink(missing_ok=True)
+        began = time.monotonic()
+        for command in commands:
+            if self.signal:
+                break
+            print(f"\n== {name}: {' '.join(command)}", flush=True)
+            # In a session of its own: Ctrl-C reaches pytest from here, once, and none of what its tests have started.
+            self._child = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]], cwd=ROOT, start_new_session=True, pass_fds=self.locks
+            )
+            if self.signal:
+                self._child.send_signal(signal.SIGINT)
+            code = self._child.wait()
+            self._child = None
+            outcome.code = outcome.code or code
+        outcome.minutes = (time.monotonic() - began) / 60
+        outcome.read(report)
+        return outcome
+
+    def shard(self, name: str, shard: Shard) -> Outcome:
+        """Run a shard's tests by pytest, on all cores if they may run side by side."""
+        options = ["-n", str(CORES), "--dist", "worksteal"] if shard.parallel else ["--durations=5", "--durations-min=10"]
+        return self.phase(name, ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *shard.options, *shard.paths])
+
+    def lint(self) -> None:
+        """Run ruff and mypy."""
+        self.phase("lint", ["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"])
+
+    @property
+    def failed(self) -> list[str]:
+        return [outcome.name for outcome in self.outcomes if outcome.code]
+
+    @property
+    def tests(self) -> int:
+        return sum(len(outcome.seconds) for outcome in self.outcomes)
+
+
+def count_all() -> int:
+    """Return how many tests there are in all, by letting pytest collect those of each phase."""
+    count = 0
+    for paths in (QUICK.paths, *([shard.paths] for shard in ())):
+        command = [BIN / "pytest", "--collect-only", "-qq", *paths]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+        count += sum(int(line.rpartition(": ")[2]) for line in listed.splitlines() if line.startswith("tests/"))
+    return count
+
+
+def table(run: Run) -> Iterator[str]:
+    """Yield the lines of the summary: each phase, the slowest tests, and the reasons for what was skipped."""
+    yield f"{'shard':<12} {'tests':>6} {'failed':>6} {'skipped':>7} {'minutes':>7}"
+    for each in run.outcomes:
+        yield f"{each.name:<12} {len(each.seconds):>6} {each.failed:>6} {len(each.skipped):>7} {each.minutes:>7.1f}"
+    seconds = {name: taken for each in run.outcomes for name, taken in each.seconds.items()}
+    yield f"\nslowest {_SLOWEST}"
+    for name in sorted(seconds, key=lambda name: -seconds[name])[:_SLOWEST]:
+        yield f"{seconds[name]:>7.1f} s {name}"
+    skipped = {name: reason for each in run.outcomes for name, reason in each.skipped.items()}
+    if skipped:
+        yield "\nskipped"
+        yield from (f"  {name}: {reason}" for name, reason in skipped.items())
+
+
+def refuse(reason: str) -> NoReturn:
+    """Exit with 2 and one line."""
+    print(f"error: {reason}", file=sys.stderr)
+    sys.exit(2)
+
+
+@contextlib.contextmanager
+def only_run(what: str) -> Iterator[int]:
+    """Hold the lock of this checkout's test runs; exit with 2, naming the other run, if there is one.
+
+    Yields:
+        The lock's file descriptor, for child processes: if this run is killed, the lock is free once they have ended too.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            refuse(f"another test run of this checkout is active: {lock.read().strip()}. Wait for it, or end it by `kill -INT`")
+        lock.truncate(0)
+        lock.write(f"{what}, process {os.getpid()}, since {time.strftime('%H:%M:%S')}")
+        lock.flush()
+        yield lock.fileno()
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep this many processes busy while in the context."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def check_disk() -> None:
+    """Exit with 2 if the disk has too little room, for tests would fail for that reason in many ways."""
+    free = shutil.disk_usage(ROOT).free / 2**30
+    if free < _LEAST_GIB:
+        refuse(f"{free:.1f} GiB of disk are free in {ROOT}, and the tests need {_LEAST_GIB}: make room first")
+
+
+def set_up(shards: Sequence[Shard]) -> None:
+    """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails."""
+    targets = {"browser": "browser", "go": "gcs"}
+    for need in sorted({targets[need] for shard in shards for need in shard.needs if need in targets}):
+        if code := subprocess.run(["make", "--no-print-directory", need], cwd=ROOT, check=False).returncode:
+            sys.exit(code)
+
+
+def test(run: Run) -> int:
+    """Run what `make test` runs, and return how many tests there are in all."""
+    run.lint()
+    run.shard("here", QUICK)
+    if run.signal:
+        return 0
+    with ThreadPoolExecutor(1) as beside:
+        counted = beside.submit(count_all)  # the story waits for hosts most of the time
+        run.shard("story", STORY)
+        return counted.result()
+
+
+def test_all(run: Run, names: Sequence[str]) -> int:
+    """Run shards, one after another, with their needs made first, and return 0."""
+    shards = {name: SHARDS[name] for name in names}
+    set_up([*shards.values()])
+    if names == [*SHARDS]:
+        run.lint()
+    for name, shard in shards.items():
+        if not run.signal:
+            run.shard(name, shard)
+    return 0
+
+
+def main() -> int:
+    """Run as the command line says; the exit code is 0 if all passed, 1 if not, 130 or 143 after a signal."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["test", "all"])
+    parser.add_argument("--shard", action="append", choices=[*SHARDS], help="one shard of all; may be repeated")
+    parser.add_argument("--load", type=int, default=0, help="busy loops beside the tests")
+    given = parser.parse_args()
+    check_disk()
+    with only_run(f"make {'test' if given.what == 'test' else 'test-all'}") as lock, busy_loops(given.load):
+        run = Run(lock)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, run.interrupt)  # heard even if the shell that started this ignores it
+        began = time.monotonic()
+        print(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}", flush=True)
+        everything = test(run) if given.what == "test" else test_all(run, given.shard or [*SHARDS])
+    print("\n" + "\n".join(table(run)))
+    minutes = (time.monotonic() - began) / 60
+    if run.signal:
+        ended = f"ended by {signal.Signals(run.signal).name}"
+    else:
+        ended = f"failed: {', '.join(run.failed)}" if run.failed else "all passed"
+    of, more = "", ""
+    if everything > run.tests:
+        of, more = f" of {everything:,}", f"; `make test-all` runs the other {everything - run.tests:,} too"
+    print(f"\n{run.tests:,}{of} tests ran in {minutes:.1f} min, {ended}{more}")
+    return 128 + run.signal if run.signal else 1 if run.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
