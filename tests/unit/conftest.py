@@ -18,8 +18,15 @@ from replicahosts import Cluster, Make
 from ops import terminal
 from ops.cluster.inventory import Inventory, parse
 
-# Whatever else the machine does meanwhile, a property holds or does not.
-hypothesis.settings.register_profile("scaletier", deadline=None)
+# The same examples on every machine and in every run, however long one takes, and nothing kept for other processes.
+hypothesis.settings.register_profile(
+    "scaletier",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=100,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("scaletier")
 # Fixtures and tests of this folder alone are guarded: other folders' tests may run in the same process.
 _guarded = False

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from pathlib import Path
+
 import pytest
 
+import scaletier
 from scaletier.flags import Flags, flags_of, parse, parser
 
 
@@ -75,3 +80,12 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(
     assert message in shown
     assert shown.startswith("error: ")
     assert shown.count("\n") == 1
+
+
+def test_the_manual_has_every_flag_and_every_field() -> None:
+    manual = (Path(__file__).resolve().parents[2] / "docs/trainers.md").read_text().partition("## The library")[2]
+    rows = re.findall(r"^\| (`[^|]+`) \|", manual, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    flags = {action.option_strings[0] for action in scaletier.parser()._actions if action.dest != "help"}
+    assert {name for name in told if name.startswith("--")} == flags
+    assert {field.name for field in dataclasses.fields(scaletier.Job)} <= told

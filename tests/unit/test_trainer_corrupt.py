@@ -43,7 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("corrupt")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_all_that_is_sound_comes_through_once(directory: Path, data: st.DataObject) -> None:
     payloads = data.draw(st.lists(st.binary(max_size=40), min_size=1, max_size=8))

@@ -136,7 +136,7 @@ def test_no_image_is_in_both_splits(examples: list[tuple[bytes, int]], share: fl
 _rows = st.lists(st.tuples(st.integers(0, 9), st.binary(min_size=PIXELS, max_size=PIXELS)), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(_rows, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", '"', " "]), st.booleans())
 def test_csv_is_read_however_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: Any, header: bool, end: str, around: str, mark: bool
@@ -148,7 +148,6 @@ def test_csv_is_read_however_it_was_written(
     assert table.read(path) == [(pixels, label) for label, pixels in rows]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
 def test_csv_that_is_none_is_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "none.csv"

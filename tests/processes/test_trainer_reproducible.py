@@ -1,4 +1,4 @@
-"""One process with one seed: whenever it runs, the same numbers come out, down to the bytes of the checkpoint."""
+"""Train twice from one seed: the same numbers come out, down to the bytes of the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import limit
 
 from trainer import records
 from trainer.mnist import Split
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = 200
-STEPS = 60
+STEPS = 40
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def run(data: Path, folder: Path, seed: int) -> tuple[list[str], bytes]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limit(),
         check=True,
     )
     lines = [line for line in ran.stdout.splitlines() if re.match(r"(Eval|Final)", line)]
