@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hosts_report import FAILED, pytest_runtest_makereport
 from stacks import ORIGINAL, Stack
 
+__all__ = ["pytest_runtest_makereport"]
 CUSTOM = {
     "scaleTier": "CUSTOM",
     "masterType": "n1-highcpu-8",
@@ -20,11 +22,32 @@ CUSTOM = {
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Stack]:
+def _shared() -> list[Stack]:
+    """The cluster that many tests share, once one of them has asked for it."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def cluster(_shared: list[Stack]) -> Iterator[Stack]:
     """A CUSTOM cluster, up: 2 ps, 1 master, 2 workers, 1 evaluator. What a test changes it puts back."""
     with Stack("e2e", CUSTOM) as stack:
         stack.up()
+        _shared.append(stack)
         yield stack
+        _shared.clear()
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_cluster_as_it_was(_shared: list[Stack], request: pytest.FixtureRequest) -> Iterator[None]:
+    """Cancel the jobs that a test leaves, and after one that failed put back its hosts: the next one waits for neither."""
+    before = [(stack, stack.settings, stack.host_names) for stack in _shared]
+    yield
+    for stack in _shared:
+        for job in stack.active_jobs():
+            stack.fab("cancel", job)
+    if request.node.stash.get(FAILED, False):
+        for stack, settings, hosts in before:
+            stack.restore(settings, hosts)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stacks import Stack
+from waiting import limit
 
 from infra.spec import FIREWALL, Role
 
@@ -16,24 +17,25 @@ CONNECT = """
 import json, socket, sys
 from concurrent.futures import ThreadPoolExecutor
 def reach(end):
+    address, port, *seconds = end
     try:
-        socket.create_connection(end, timeout=2).close()
+        socket.create_connection((address, port), timeout=(seconds or [2])[0]).close()
         return True
     except OSError:
         return False
-ends = [tuple(end) for end in json.loads(sys.argv[1])]
 with ThreadPoolExecutor(32) as pool:
-    print(json.dumps(list(pool.map(reach, ends))))
+    print(json.dumps(list(pool.map(reach, json.loads(sys.argv[1])))))
 """
+"""Whether each end, an address, a port and perhaps seconds, can be connected to; by default what is shut is waited for 2 s."""
 _LISTEN = """
-import socket, time
+import signal, socket
 held = []
 for port in %s:
     try:
         held.append(socket.create_server(("0.0.0.0", port), backlog=64))
     except OSError:
         pass
-time.sleep(90)
+signal.pause()
 """
 _OPERATOR = "the operator"
 
@@ -46,11 +48,13 @@ def listening(cluster: Stack, hosts: Sequence[str], ports: Sequence[int]) -> Ite
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda host: cluster.ssh(host, command), hosts))
 
-    on_all(f"sudo systemd-run --quiet --unit listen python3 -c '{_LISTEN % list(ports)}'")
+    stop = "sudo systemctl stop listen"
+    bound = "".join(f"until ss -Hltn 'sport = {port}' | grep -q .; do sleep 0.1; done; " for port in ports)
     try:
+        on_all(f"{stop}; sudo systemd-run --quiet --unit listen python3 -c '{_LISTEN % list(ports)}'; {bound}")
         yield
     finally:
-        on_all("sudo systemctl stop listen")
+        on_all(stop)
 
 
 def mistakes(cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int]) -> list[str]:
@@ -63,18 +67,20 @@ def mistakes(cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int])
     def of(source: str) -> list[str]:
         ends = [(name, port) for name in addresses for port in ports if name != source]
         role = None if source == _OPERATOR else _role(source)
+        wanted = [(role, _role(name), port) in table for name, port in ends]
+        # What is to answer may take its time; from what is not to, an answer would come at once.
+        there = [(addresses[name], port, limit(60) if open_ else 3) for (name, port), open_ in zip(ends, wanted, strict=True)]
         return [
             f"{source} {'reaches' if reached else 'does not reach'} {name}:{port}"
-            for (name, port), reached in zip(ends, asked(source, ends), strict=True)
-            if reached != ((role, _role(name), port) in table)
+            for (name, port), open_, reached in zip(ends, wanted, asked(source, there), strict=True)
+            if reached != open_
         ]
 
-    def asked(source: str, ends: Sequence[tuple[str, int]]) -> list[bool]:
-        there = [(addresses[name], port) for name, port in ends]
+    def asked(source: str, there: Sequence[tuple[str, int, float]]) -> list[bool]:
         if source == _OPERATOR:
             with ThreadPoolExecutor(32) as pool:
                 return list(pool.map(_reach, there))
-        answer: list[bool] = json.loads(cluster.ssh(source, f"python3 -c '{CONNECT}' '{json.dumps(there)}'").out)
+        answer: list[bool] = json.loads(cluster.ssh(source, f"python3 -c '{CONNECT}' '{json.dumps(there)}'", 300).out)
         return answer
 
     with ThreadPoolExecutor(8) as pool:
@@ -85,9 +91,10 @@ def _role(name: str) -> Role:
     return Role(name.rpartition("-")[0])
 
 
-def _reach(end: tuple[str, int]) -> bool:
+def _reach(end: tuple[str, int, float]) -> bool:
+    address, port, seconds = end
     try:
-        socket.create_connection(end, timeout=2).close()
+        socket.create_connection((address, port), timeout=seconds).close()
     except OSError:
         return False
     return True

@@ -5,26 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import hosts_report
+import pylxd.exceptions
+from waiting import limit, wait_for
+
+from infra.lxd.api import client
 from infra.lxd.layout import Names
 from infra.lxd.leftovers import own
+from infra.lxd.seal import running
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv" / "bin"
 ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.1"
 """What the job `original` is given."""
-_LIMIT = 600.0
-# `connecting to 6 hosts 5 of 6 … 2 s`, and at its end `(5.0 s)`, as ops.terminal has them.
-_PROGRESS = re.compile(r"(… |\()([\d.]+ min )?[\d.]+ s\)?$")
+_SECONDS = 600.0
+"""The limit of a command on a usual machine."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
 
@@ -41,9 +45,9 @@ class Result:
         return self.out + self.err
 
     @property
-    def said(self) -> list[str]:
-        """The lines on stderr but for those of progress, of which a slow machine has some."""
-        return [line for line in self.err.strip().splitlines() if not _PROGRESS.search(line)]
+    def errors(self) -> list[str]:
+        """Return stderr from its first line `error: ` on: one line for an error as it has to be, with progress before it."""
+        return list(dropwhile(lambda line: not line.startswith("error: "), self.err.strip().splitlines()))
 
 
 class Stack:
@@ -64,13 +68,17 @@ class Stack:
         self._call(name)
 
     def __enter__(self) -> Self:
-        if (ROOT / f"Pulumi.{self.name}.yaml").exists():
+        if self._file.exists():
             self._remove()
         self.pulumi("stack", "init", self.name, "--no-select")
         self.configure(**self.config)
+        hosts_report.WATCHED.append(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error:
+            error.add_note(hosts_report.write(self.name))
+        hosts_report.WATCHED.remove(self)
         self._remove()
 
     @property
@@ -89,9 +97,11 @@ class Stack:
             self.pulumi("destroy", "--yes", "--skip-preview")
         self.pulumi("stack", "rm", self.name, "--yes")
 
-    def run(self, *command: str, timeout: float = _LIMIT) -> Result:
-        """Runs a command as a user of this stack would, outside a terminal."""
-        done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
+    def run(self, *command: str, timeout: float = _SECONDS) -> Result:
+        """Run a command as a user of this stack would, outside a terminal; its timeout is that of a usual machine."""
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=limit(timeout), check=False
+        )
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -129,7 +139,8 @@ class Stack:
                 counts[step["op"]] = counts.get(step["op"], 0) + 1
         return counts
 
-    def fab(self, *arguments: str, timeout: float = _LIMIT) -> Result:
+    def fab(self, *arguments: str, timeout: float = _SECONDS) -> Result:
+        """Run a command of fab."""
         return self.run("fab", *arguments, timeout=timeout)
 
     def hosts(self) -> list[str]:
@@ -138,15 +149,15 @@ class Stack:
         assert result.code == 0, result.text
         return [host["name"] for host in json.loads(result.out)["hosts"] if host["answers"]]
 
-    def ssh(self, host: str, command: str, timeout: float = 60, user: str = "admin") -> Result:
-        """A command on a host as whom `fab shell` logs in, or as another."""
+    def ssh(self, host: str, command: str, timeout: float = 120, user: str = "admin") -> Result:
+        """Run a command on a host as whom `fab shell` logs in, or as another."""
         return self.run("ssh", "-F", str(self.folder / "ssh_config"), "-l", user, host, command, timeout=timeout)
 
     def enough(self, job: str, replicas: int = 1) -> None:
         """End a job of the tiny trainer, once so many replicas have begun, as if its time were over."""
         told = f"/bucket/jobs/{job}/output"
         begun = f"until [ $(ls {told} 2>/dev/null | grep -c json) -ge {replicas} ]; do sleep 0.2; done"
-        assert self.ssh("master-0", f"{begun}; sudo touch {told}/enough", timeout=120).code == 0
+        assert self.ssh("master-0", f"{begun}; sudo touch {told}/enough", timeout=300).code == 0
 
     def describe(self, job: str) -> dict[str, Any]:
         result = self.fab("describe", job, "--json")
@@ -154,27 +165,88 @@ class Stack:
         record: dict[str, Any] = json.loads(result.out)
         return record
 
-    def wait(self, job: str, *states: str, timeout: float = 600) -> dict[str, Any]:
-        """The record of a job once it is in one of the states; AssertionError after the timeout."""
-        deadline = time.monotonic() + timeout
+    def wait(self, job: str, *states: str, timeout: float = _SECONDS) -> dict[str, Any]:
+        """Return the record of a job once it is in one of the states."""
         if _ENDED.issuperset(states):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.fab("wait", job, timeout=timeout)
-        return self.until(job, lambda record: record["state"] in states, f"in {states}", deadline - time.monotonic())
+        return self.until(job, lambda record: record["state"] in states, f"in {states}", timeout)
 
-    def until(self, job: str, seen: Callable[[dict[str, Any]], bool], what: str, timeout: float = 600) -> dict[str, Any]:
-        """The record of a job once it is as told; AssertionError that says `what` was waited for after the timeout."""
-        deadline = time.monotonic() + timeout
-        record = self.describe(job)
-        while not seen(record):
-            assert time.monotonic() < deadline, f"{job} is {record['state']}, not {what}: {record}"
-            time.sleep(1)
-            record = self.describe(job)
+    def until(self, job: str, seen: Callable[[dict[str, Any]], bool], what: str, timeout: float = _SECONDS) -> dict[str, Any]:
+        """Return the record of a job once `seen` is true of it; AssertionError says `what` was waited for."""
+        record: dict[str, Any] = {}
+
+        def is_so() -> bool:
+            record.update(self.describe(job))
+            return seen(record)
+
+        try:
+            wait_for(is_so, f"{job} {what}", timeout, poll=0.5)
+        except AssertionError as error:
+            error.add_note(f"its record: {record}")
+            raise
         return record
 
+    def wait_for_state(self, state: str, *jobs: str) -> str:
+        """Return which of these jobs, that are being submitted, is in a state, once one is."""
 
-def interrupt(process: subprocess.Popen[str], seconds: float) -> int:
-    """Ctrl-C for a command's whole process group after some seconds; its exit code."""
-    time.sleep(seconds)
+        def first() -> str | None:
+            for job in jobs:
+                result = self.fab("describe", job, "--json")
+                if result.code == 0 and json.loads(result.out)["state"] == state:
+                    return job
+            return None
+
+        return wait_for(first, f"one of {jobs} is {state}", poll=0.2)
+
+    def instances(self) -> list[str]:
+        """Return the names of the hosts that LXD has by now, whatever state they are in."""
+        return [instance.name for names in own(self.name) for instance in client(names.project).instances.all()]
+
+    # What hosts_report needs of a stack: to tell why a test failed, and to put back what it left.
+
+    @property
+    def settings(self) -> str:
+        """Return the configuration as it is written down."""
+        return self._file.read_text()
+
+    def restore(self, settings: str, hosts: list[str]) -> None:
+        """Bring a stack back to this configuration and these hosts, if a test left it otherwise."""
+        if self.settings != settings or self.hosts() != hosts:
+            self._file.write_text(settings)
+            self.up()
+
+    @property
+    def host_names(self) -> list[str]:
+        """Return the names of all its hosts, as the last update wrote them down."""
+        hosts = json.loads((self.folder / "inventory.json").read_text())["hosts"]
+        return [host["name"] for host in hosts]
+
+    def active_jobs(self) -> list[str]:
+        """Return the jobs that run or wait, by the bucket as a host that runs has it; none if no host runs."""
+        for names in own(self.name):
+            if host := running(names.project):
+                queue = _read(host, "cluster/queue.json") or {"entries": []}
+                jobs = [entry["jobId"] for entry in queue["entries"]]
+                return [job for job in jobs if (_read(host, f"jobs/{job}/job.json") or {}).get("state") not in _ENDED]
+        return []
+
+    @property
+    def _file(self) -> Path:
+        return ROOT / f"Pulumi.{self.name}.yaml"
+
+
+def _read(host: Any, name: str) -> dict[str, Any] | None:
+    """Return a record of the bucket through LXD, which takes a fraction of a command's time; None if it is not there."""
+    try:
+        record: dict[str, Any] = json.loads(host.files.get(f"/bucket/{name}"))
+    except (pylxd.exceptions.NotFound, ValueError):
+        return None
+    return record
+
+
+def interrupt(process: subprocess.Popen[str]) -> int:
+    """Send Ctrl-C to a command's whole process group; its exit code."""
     os.killpg(process.pid, signal.SIGINT)
-    return process.wait(timeout=120)
+    process.communicate(timeout=limit(600))
+    return process.returncode

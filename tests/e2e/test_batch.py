@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from stacks import ROOT, Stack
+from waiting import limit, wait_for
 
 from ops.models.request import images
 
 MNIST = ROOT / ".cache" / "mnist"
 _OUTPUT = "/bucket/predictions/test"
-# The second worker is the third replica, so this is the first of its shards; it has three more.
+# Three replicas have four shards each, and each of the images' files is one. The second worker is the third replica: these are
+# the first two of its shards, and the file of the second, which it finds to be a pipe that nobody writes into.
+_FILES = 12
 _FIRST = f"{_OUTPUT}/.parts/00002.json"
+_SECOND = "/bucket/data/batch/test-05.tfrecord"
+_HOLD = f"""
+import os, time
+while not os.path.exists("{_OUTPUT}/.parts/plan.json"):
+    time.sleep(0.01)
+os.rename("{_SECOND}", "{_SECOND}.kept")
+os.mkfifo("{_SECOND}", 0o644)
+"""
+
+
+def framed(content: bytes) -> list[bytes]:
+    """Return the records of a TFRecord file, each as it stands there: with its length before it, and checksums."""
+    found, at = [], 0
+    while at < len(content):
+        end = at + 16 + int.from_bytes(content[at : at + 8], "little")
+        found.append(content[at:end])
+        at = end
+    return found
 
 
 @pytest.fixture(scope="module")
 def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A model `batched`, and below data/batch the images as records, and two as lines, of five."""
+    """A model `batched`, and below data/batch the images as records in files of one shard each, and two as lines, of five."""
     folder = tmp_path_factory.mktemp("batch") / "batch"
     folder.mkdir()
-    shutil.copy(MNIST / "test-00000-of-00001.tfrecord", folder)
+    records = framed((MNIST / "test-00000-of-00001.tfrecord").read_bytes())
+    for number in range(_FILES):
+        part = records[len(records) * number // _FILES : len(records) * (number + 1) // _FILES]
+        (folder / f"test-{number:02}.tfrecord").write_bytes(b"".join(part))
     pixels = [round(byte / 255, 4) for byte in next(images(MNIST))[0]]
     good = [json.dumps({"key": 20000 + key, "image": pixels}) for key in range(2)]
     lines = [good[0], "no JSON", '{"key": 1, "image": [1]}', "", '{"image": 7}', good[1]]
@@ -42,16 +65,19 @@ def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_every_instance_has_one_result_though_a_worker_is_killed(model: Stack, tmp_path: Path) -> None:
-    kill = f"until [ -e {_FIRST} ]; do sleep 0.01; done; sudo pkill -KILL -f [p]redictor.task"
-    killer = subprocess.Popen(["ssh", "-F", str(model.folder / "ssh_config"), "-l", "admin", "worker-1", kill], env=model.env)
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        # It begins to look before the job begins: a replica that has the plan has yet to load its model.
+        hold = pool.submit(model.ssh, "ps-0", f"sudo python3 -c '{_HOLD}'", 600)
+        wait_for(lambda: model.ssh("ps-0", "pgrep -f [p]lan.json").code == 0, "the plan is looked for")
         flags = ("--input", "/bucket/data/batch/*", "--output", _OUTPUT, "--job", "batch", "--replicas", "3")
-        said = model.fab("predict", "batched", "--batch", *flags)
-        assert said.code == 0, said.text
-        assert killer.wait(timeout=10) == 0
-    finally:
-        killer.kill()
-    assert "Predicted 10002 instances, 3 errors (" in said.text
+        batch = model.start("fab", "predict", "batched", "--batch", *flags)
+        assert hold.result().code == 0, hold.result().text
+    first_is_done = f"until [ -e {_FIRST} ]; do sleep 0.1; done"
+    assert model.ssh("worker-1", f"{first_is_done}; sudo mv {_SECOND}.kept {_SECOND}", timeout=600).code == 0
+    assert model.ssh("worker-1", "sudo pkill -KILL -f [p]redictor.task").code == 0
+    said, _ = batch.communicate(timeout=limit(600))
+    assert batch.returncode == 0, said
+    assert "Predicted 10002 instances, 3 errors (" in said
     (worker,) = (replica for replica in model.describe("batch")["replicas"] if replica["name"] == "worker-1")
     assert worker["restarts"] >= 1, "it was killed in the middle"
     log = model.fab("logs", "worker-1", "--job", "batch", "--lines", "all").out

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any
 
 from stacks import Stack
 from test_jobs import TINY
+from waiting import wait_for
 
 from infra.lxd import quotas
 
@@ -50,7 +50,7 @@ def test_a_job_that_fills_the_bucket_fills_no_other_stacks(cluster: Stack) -> No
         cluster.up()
         train = cluster.fab("train", "--job", "fills_the_bucket", "--no-follow", *_FILLING, "--on worker-0 --bucket")
         assert train.code == 0, train.text
-        assert _until_full(cluster)
+        wait_for(lambda: _FULL in logs(cluster), "the bucket is full", 300, poll=1)
         assert int(cluster.ssh("worker-0", f"sudo du -s --block-size=1M {_INTO}").out.split()[0]) < 1100
         said = json.loads(cluster.fab("doctor", "--json").out)["findings"]
         assert [each["what"] for each in said if each["severity"] == "broken"] == ["the bucket is 100% full"]
@@ -65,10 +65,6 @@ def test_a_job_that_fills_the_bucket_fills_no_other_stacks(cluster: Stack) -> No
     assert cluster.fab("train", "--job", "after_a_full_bucket", *TINY, "--args", "--seconds 1").code == 0
 
 
-def _until_full(cluster: Stack) -> bool:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if _FULL in cluster.fab("logs", "worker-0", "--job", "fills_the_bucket", "--lines", "9").out:
-            return True
-        time.sleep(1)
-    return False
+def logs(cluster: Stack) -> str:
+    """Return the newest lines of the worker that fills the bucket."""
+    return cluster.fab("logs", "worker-0", "--job", "fills_the_bucket", "--lines", "9").out

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 from stacks import Stack
+from waiting import wait_for
 
 _SECRET = "s3cr3t-of-ann"
 _PROGRAM = "#!/bin/sh\necho run by itself\n"
@@ -64,10 +64,8 @@ def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tm
     assert cluster.describe("looks")["trainingInput"]["environment"] == {"GREETING": "good day"}
     left = "sudo ls -A /var/lib/scaletier/secrets; sudo grep -rlF s3cr3t-of-ann /var/lib/scaletier /etc /bucket/jobs || true"
     for host in ("master-0", "worker-1"):
-        deadline = time.monotonic() + 60  # a host forgets them when its job has ended and it looks for the next
-        while (found := cluster.ssh(host, left).out) and time.monotonic() < deadline:
-            time.sleep(1)
-        assert found == ""
+        # a host forgets them when its job has ended and it looks for the next
+        wait_for(lambda host=host: cluster.ssh(host, left).out == "", f"{host} has forgotten secrets")
 
 
 def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: Path) -> None:
@@ -77,10 +75,13 @@ def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: P
     assert cluster.fab("train", "resumed", "--resume", "goes", *flags).code == 0
     refused = cluster.fab("delete", "goes")
     assert (refused.code, "job resumed has its output in that of goes" in refused.err) == (2, True)
-    deadline = time.monotonic() + 60
-    while (deleted := cluster.fab("delete", "resumed", "--yes")).code and time.monotonic() < deadline:
-        assert "its replicas have not all stopped: try again" in deleted.err
-    assert deleted.code == 0
+
+    def deleted() -> bool:
+        result = cluster.fab("delete", "resumed", "--yes")
+        assert result.code == 0 or "its replicas have not all stopped: try again" in result.err, result.text
+        return result.code == 0
+
+    wait_for(deleted, "resumed is deleted")
     asked = cluster.fab("delete", "goes")
     assert (asked.code, "say --yes, as there is no terminal to ask on" in asked.err) == (2, True)
     assert cluster.fab("delete", "goes", "--yes").code == 0

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from reaching import CONNECT, listening, mistakes
 from stacks import Stack
+from waiting import limit
 
 from infra.lxd import nft
 from infra.lxd.api import client
@@ -89,7 +90,7 @@ def test_without_the_firewall_the_hosts_refuse_the_same(cluster: Stack, addresse
         assert True not in json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{asked}'").out)
         # It is the wall that keeps the stranger out, and nothing else.
         assert cluster.ssh("ps-0", "sudo nft flush ruleset").code == 0
-        open_ = json.dumps([[addresses["ps-0"], TENSORFLOW_PORT]])
+        open_ = json.dumps([[addresses["ps-0"], TENSORFLOW_PORT, limit(60)]])
         assert json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{open_}'").out) == [True]
     finally:
         cluster.ssh("ps-0", "sudo systemctl restart scaletier-wall")

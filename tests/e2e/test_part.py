@@ -18,7 +18,7 @@ def placement(cluster: Stack, job_id: str) -> dict[str, str]:
 
 def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack) -> None:
     for job_id in ("side1", "side2"):
-        ran = cluster.fab("train", job_id, *TINY, "--scale-tier", "BASIC", "--no-follow", "--", "--seconds", "600")
+        ran = cluster.fab("train", job_id, *TINY, "--scale-tier", "BASIC", "--no-follow", "--", "--seconds", "36000")
         assert f"{job_id} is started" in ran.out, ran.text
     assert [placement(cluster, job_id) for job_id in ("side1", "side2")] == [
         {"master-0": "master-0"},
@@ -26,7 +26,7 @@ def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack)
     ]
     has = {host["name"]: (host["job"], host["replica"]) for host in json.loads(cluster.fab("hosts", "--json").out)["hosts"]}
     assert (has["worker-0"], has["worker-1"]) == (("side2", "master-0"), (None, None))
-    queued = cluster.fab("train", "side3", *TINY, "--replicas", "worker=1,ps=1", "--no-follow", "--", "--seconds", "600")
+    queued = cluster.fab("train", "side3", *TINY, "--replicas", "worker=1,ps=1", "--no-follow", "--", "--seconds", "36000")
     assert "side3 is QUEUED behind side1, side2" in queued.out
     last = cluster.fab("train", "side4", *TINY, "--replicas", "master", "--no-follow", "--", "--seconds", "1")
     assert "side4 is QUEUED" in last.out, "it may not take what side3 waits for"
@@ -58,7 +58,7 @@ def test_a_host_that_is_off_is_done_without(cluster: Stack) -> None:
 
 
 def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> None:
-    ran = cluster.fab("train", "shrinks", *TINY, "--replicas", "worker", "--no-follow", "--", "--seconds", "600")
+    ran = cluster.fab("train", "shrinks", *TINY, "--replicas", "worker", "--no-follow", "--", "--seconds", "36000")
     assert ran.code == 0, ran.text
     cluster.configure(workerCount="1")
     try:

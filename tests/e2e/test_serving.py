@@ -19,6 +19,7 @@ import pytest
 from browser import Browser
 from reaching import listening, mistakes
 from stacks import Result, Stack
+from waiting import limit, wait_for
 
 from infra.lxd.api import client
 from infra.spec import SERVING_PORT
@@ -68,14 +69,14 @@ def tunnel(cluster: Stack, command: str = "serve") -> Iterator[int]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
         try:
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=limit()) == 0
         except subprocess.TimeoutExpired:
             process.kill()
             raise
 
 
 def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit())
     with contextlib.closing(connection):
         connection.request("POST" if body is not None else "GET", path, None if body is None else json.dumps(body))
         answer = connection.getresponse()
@@ -108,14 +109,19 @@ def available(cluster: Stack, version: str = "v1") -> dict[str, str]:
 
 
 def await_available(cluster: Stack, version: str = "v1", count: int = 2) -> None:
-    deadline = time.monotonic() + 60
-    while list((seen := available(cluster, version)).values()) != ["AVAILABLE"] * count:
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.5)
+    """Wait until all servers have loaded a version."""
+    wait_for(
+        lambda: [*available(cluster, version).values()] == ["AVAILABLE"] * count, f"{version} is AVAILABLE on {count}", 300
+    )
 
 
 def kill_server(cluster: Stack, host: str) -> None:
     assert cluster.ssh(host, "sudo systemctl kill --signal SIGKILL scaletier-serving").code == 0
+
+
+def default(port: int) -> str:
+    """Return the version by which the server answers who names none."""
+    return str(ask(port, "/v1/models/digits/metadata")[1]["model_spec"]["version"])
 
 
 def digits(cluster: Stack) -> dict[str, Any]:
@@ -172,12 +178,11 @@ def test_no_request_fails_while_the_default_changes(deployed: Stack, request_fil
             client.start()
         for version in ("v2", "v1", "v2"):
             assert deployed.fab("set-default", "digits", version).code == 0
-            time.sleep(1.5)  # the server looks once a second
+            wait_for(lambda version=version: default(port) == version, f"the server's default is {version}")
+            answered = len(answers)
+            wait_for(lambda answered=answered: len(answers) > answered + 20, "it has answered by it")
         assert deployed.fab("undeploy", "digits", "v1").code == 0
-        deadline = time.monotonic() + 30
-        while ask(port, "/v1/models/digits/versions/v1")[0] != 404:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(lambda: ask(port, "/v1/models/digits/versions/v1")[0] == 404, "the server has dropped v1")
         ended.set()
         for client in clients:
             client.join()
@@ -252,12 +257,13 @@ def test_a_request_is_asked_again_of_the_other_server_when_one_is_killed(apart: 
         clients = [threading.Thread(target=load) for _ in range(4)]
         for thread in clients:
             thread.start()
-        time.sleep(1)
+        wait_for(lambda: len(answers) > 50, "there is load")
         kill_server(apart, "serving-0")
         assert predict(apart, request_file).code == 0
         await_available(apart)
         kill_server(apart, "serving-1")
-        time.sleep(2)
+        answered = len(answers)
+        wait_for(lambda: len(answers) > answered + 50, "the other answers")
         ended.set()
         for thread in clients:
             thread.join()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stacks import BIN, ROOT, Stack
+from stacks import BIN, ROOT, Result, Stack
+from waiting import limit
 
 NAME = "e2e-team"
 
@@ -23,10 +24,13 @@ class Colleague:
     root: Path
     env: dict[str, str]
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=120, check=False)
+    def run(self, *command: str) -> Result:
+        done = subprocess.run(
+            command, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=limit(600), check=False
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
 
-    def fab(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def fab(self, *arguments: str) -> Result:
         return self.run("fab", "--project", str(self.root), *arguments)
 
 
@@ -58,21 +62,21 @@ def colleague(shared: Stack, tmp_path: Path) -> Colleague:
 
 def test_a_colleague_works_on_hosts_that_another_made(shared: Stack, colleague: Colleague, state: Path) -> None:
     assert not list((ROOT / ".pulumi-state").glob(f".pulumi/stacks/*/{NAME}*")), "the state is the team's alone"
-    assert "no stack is up here" in colleague.fab("hosts").stderr
-    assert colleague.run("pulumi", "stack", "select", NAME).returncode == 0
+    assert "no stack is up here" in colleague.fab("hosts").err
+    assert colleague.run("pulumi", "stack", "select", NAME).code == 0
 
     first = colleague.fab("hosts", "--json")
-    assert [host["answers"] for host in json.loads(first.stdout)["hosts"]] == [True], first.stderr
-    assert "stack e2e-team was made elsewhere: 1 hosts, by its state" in first.stderr
+    assert [host["answers"] for host in json.loads(first.out)["hosts"]] == [True], first.err
+    assert "stack e2e-team was made elsewhere: 1 hosts, by its state" in first.err
     assert shared.ssh("master-0", "sudo tee /bucket/from-the-other </dev/null").code == 0
-    assert "from-the-other" in colleague.fab("shell", "--", "ls /bucket").stdout
+    assert "from-the-other" in colleague.fab("shell", "--", "ls /bucket").out
     jobs = colleague.fab("jobs", "--json")
-    assert (jobs.returncode, jobs.stderr) == (0, ""), "asked once"
+    assert (jobs.code, jobs.errors, "made elsewhere" in jobs.err) == (0, [], False), "asked once"
     key = colleague.root / ".scaletier" / NAME / "id_ed25519"
     assert key.read_text() == (shared.folder / "id_ed25519").read_text()
     assert key.stat().st_mode & 0o777 == 0o600
 
-    outputs = json.loads(colleague.run("pulumi", "stack", "output", "--json").stdout)
+    outputs = json.loads(colleague.run("pulumi", "stack", "output", "--json").out)
     assert outputs["operatorKey"] == outputs["inventory"] == "[secret]"
 
 
@@ -87,11 +91,11 @@ def test_the_key_is_nowhere_in_the_state_to_be_read(shared: Stack, state: Path) 
 
 def test_what_one_changes_the_other_learns(shared: Stack, colleague: Colleague) -> None:
     colleague.run("pulumi", "stack", "select", NAME)
-    assert colleague.fab("connect").returncode == 0
+    assert colleague.fab("connect").code == 0
     shared.configure(servingCount="1")
     shared.up()
-    before = json.loads(colleague.fab("hosts", "--json").stdout)["hosts"]
-    connected = json.loads(colleague.fab("connect", "--json").stdout)["hosts"]
+    before = json.loads(colleague.fab("hosts", "--json").out)["hosts"]
+    connected = json.loads(colleague.fab("connect", "--json").out)["hosts"]
     assert (len(before), connected) == (1, ["master-0", "serving-0"])
 
     mine = shared.folder / "inventory.json"
@@ -101,5 +105,5 @@ def test_what_one_changes_the_other_learns(shared: Stack, colleague: Colleague) 
 
     shared.pulumi("destroy", "--yes", "--skip-preview")
     gone = colleague.fab("connect")
-    assert (gone.returncode, gone.stderr) == (2, f"error: stack {NAME} is not up: run pulumi up\n")
+    assert (gone.code, gone.errors) == (2, [f"error: stack {NAME} is not up: run pulumi up"])
     assert not (colleague.root / ".scaletier").exists()

@@ -10,12 +10,12 @@ import re
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from browser import Browser
 from stacks import Stack
+from waiting import limit, wait_for
 
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 LOSS = """
@@ -50,24 +50,17 @@ def tensorboard(cluster: Stack, *arguments: str) -> Iterator[tuple[subprocess.Po
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=limit())
 
 
 def fetch(url: str, path: str) -> str:
     """A page of TensorBoard, or what its data say, at once and without a proxy."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=limit())
     with contextlib.closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
         assert answer.status == 200, path
         return answer.read().decode()
-
-
-def await_true(what: str, check: Callable[[], object], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"not after {seconds:.0f} s: {what}"
-        time.sleep(0.5)
 
 
 def runs_there(cluster: Stack) -> bool:
@@ -91,10 +84,10 @@ def test_the_curve_the_digits_and_the_graph_are_in_the_browser(cluster: Stack, o
         assert all(re.fullmatch(r"mistakes/\d taken for \d", tag) for tag in tags), tags
         browser.await_value(f"{url}#graphs", NODES, lambda count: count > 0)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=limit()) == 0
         assert process.stdout is not None
         assert "Traceback" not in process.stdout.read()
-    await_true("TensorBoard ended on the host", lambda: not runs_there(cluster))
+    wait_for(lambda: not runs_there(cluster), "TensorBoard ended on the host", 300)
 
 
 def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp_path: Path) -> None:
@@ -105,7 +98,7 @@ def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp
     assert (early.code, early.out) == (1, "")
     assert early.err.endswith("and exports at its end: wait for it, or fab cancel live\n")
     events = "ls /bucket/jobs/live/output/summaries/*tfevents*"
-    await_true("the job has summaries", lambda: cluster.ssh("master-0", events).code == 0)
+    wait_for(lambda: cluster.ssh("master-0", events).code == 0, "the job has summaries", 300)
     with tensorboard(cluster) as (process, url):  # of the newest job
 
         def steps() -> list[int]:
@@ -114,12 +107,12 @@ def test_a_running_job_grows_and_a_cancelled_one_is_exported(cluster: Stack, tmp
                 return []
             return [point[1] for point in json.loads(fetch(url, "/data/plugin/scalars/scalars?tag=loss&run=summaries"))]
 
-        await_true("there is a point", steps)
+        wait_for(lambda: steps() or None, "there is a point", 300, poll=0.5)
         before = steps()
-        await_true("there are more", lambda: len(steps()) > len(before))
+        wait_for(lambda: len(steps()) > len(before), "there are more", 300, poll=0.5)
         assert steps()[-1] > before[-1]
         process.kill()  # as when the laptop dies: nothing is said to the host
-        await_true("TensorBoard ended on the host", lambda: not runs_there(cluster))
+        wait_for(lambda: not runs_there(cluster), "TensorBoard ended on the host", 300)
     assert cluster.fab("cancel", "live").code == 0
     shown = cluster.fab("export", "live", "--dest", str(tmp_path / "live"), "--json")
     assert shown.code == 0, shown.text
@@ -139,9 +132,9 @@ def test_a_connection_that_breaks_off_is_made_again_behind_the_same_port(cluster
                 assert process.poll() is None, "it goes on"
                 return False
 
-        await_true("TensorBoard answers again", answers)
+        wait_for(answers, "TensorBoard answers again", 300, poll=0.5)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=limit()) == 0
         assert process.stdout is not None
         assert "master-0 broke off: " in process.stdout.read()
 
@@ -161,7 +154,7 @@ def test_the_export_of_a_job_comes_once(cluster: Stack, original: str, tmp_path:
     }
     assert {path.name for path in dest.iterdir()} >= {"saved_model.pb", "variables"}
     again = cluster.fab("export", original, "--dest", str(dest))
-    assert (again.code, again.err) == (2, f"error: {dest} is there already: remove it, or give another --dest\n")
+    assert (again.code, again.errors) == (2, [f"error: {dest} is there already: remove it, or give another --dest"])
 
 
 def test_what_cannot_be_shown_is_one_line(cluster: Stack, tmp_path: Path) -> None:
@@ -177,7 +170,7 @@ def test_what_cannot_be_shown_is_one_line(cluster: Stack, tmp_path: Path) -> Non
             (("export", "nobody"), 2, "there is no job 'nobody'"),
             (("export", "bare"), 1, "job bare (SUCCEEDED) has neither an exported model nor a checkpoint in"),
         ]:
-            result = cluster.fab(*arguments, timeout=60)
+            result = cluster.fab(*arguments)
             assert (result.code, result.out) == (code, ""), (arguments, result.text)
             assert says in result.err
-            assert len(result.said) == 1, result.err
+            assert len(result.errors) == 1, result.err

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from stacks import Stack
+from waiting import limit
 
 from infra.lxd.api import client
 
@@ -60,7 +61,7 @@ def replica(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_clocks_that_are_ten_minutes_off_change_nothing(skewed: Stack) -> None:
-    assert skewed.fab("train", "--job", "skewed", *TINY, "--no-follow", "--", "--seconds", "600").code == 0
+    assert skewed.fab("train", "--job", "skewed", *TINY, "--no-follow", "--", "--seconds", "36000").code == 0
     skewed.wait("skewed", "RUNNING")
     _skew(skewed, "worker-0", 600)
     assert skewed.ssh("worker-0", "sudo systemctl restart scaletier").code == 0  # its clock jumps in mid-job
@@ -76,18 +77,15 @@ def test_clocks_that_are_ten_minutes_off_change_nothing(skewed: Stack) -> None:
 
 def test_a_host_that_is_gone_for_a_while_is_waited_for(cluster: Stack, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("trainingInput:\n  scheduling:\n    lostAfterSeconds: 10\n    heartbeatSeconds: 2\n")
-    arguments = ("--config", str(config), "--no-follow", "--", "--seconds", "600", "--rate", "1")
+    lost = int(limit(10))  # far more than a busy machine holds up a heartbeat
+    config.write_text(f"trainingInput:\n  scheduling:\n    lostAfterSeconds: {lost}\n    heartbeatSeconds: 2\n")
+    arguments = ("--config", str(config), "--no-follow", "--", "--seconds", "36000", "--rate", "1")
     assert cluster.fab("train", "--job", "host_away", *TINY, *arguments).code == 0
     cluster.wait("host_away", "RUNNING")
     host = client(cluster.names.project).instances.get("worker-1")
     host.stop(force=True, wait=True)
     try:
-        deadline = time.monotonic() + 180
-        while "worker-1" not in cluster.describe("host_away")["lost"]:
-            assert time.monotonic() < deadline, "nobody says that worker-1 is lost"
-            time.sleep(1)
-        away = cluster.describe("host_away")
+        away = cluster.until("host_away", lambda record: "worker-1" in record["lost"], "with worker-1 lost")
         assert away["state"] == "RUNNING"
         assert replica(away, "worker-1")["state"] == "LOST"
         assert "worker-1 is lost" in cluster.fab("describe", "host_away").out
@@ -113,7 +111,7 @@ def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
         assert result.code == 0, result.text
         return result.out
 
-    assert cluster.fab("train", "--job", "queue0", *TINY, "--no-follow", "--", "--seconds", "600").code == 0
+    assert cluster.fab("train", "--job", "queue0", *TINY, "--no-follow", "--", "--seconds", "36000").code == 0
     assert "queue1 is QUEUED behind queue0" in submit("queue1")
     submit("queue2", "--priority", "5")
     submit("queue3")
@@ -129,7 +127,7 @@ def test_jobs_wait_their_turn_and_start_with_no_laptop(cluster: Stack) -> None:
     assert any("queue5 is QUEUED behind" in line for line in seen)
     cluster.enough("queue0")
     assert any("Final metrics" in line for line in seen)
-    assert follower.wait(timeout=300) == 0
+    assert follower.wait(timeout=limit(600)) == 0
     records = {job: cluster.describe(job) for job in ("queue0", "queue1", "queue2", "queue5")}
     assert {record["state"] for record in records.values()} == {"SUCCEEDED"}
     assert sorted(records, key=lambda job: records[job]["startTime"]) == ["queue0", "queue2", "queue1", "queue5"]
@@ -145,7 +143,7 @@ def test_a_submission_that_is_killed_anywhere_blocks_nobody(cluster: Stack) -> N
         process = cluster.start(*command)
         time.sleep(chosen.uniform(0.3, 3.0))
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=limit())
     result = cluster.fab("train", "--job", "after_the_cuts", *TINY, "--", "--seconds", "1")
     assert result.code == 0, result.text
     for record in (
@@ -155,7 +153,7 @@ def test_a_submission_that_is_killed_anywhere_blocks_nobody(cluster: Stack) -> N
 
 
 def test_the_same_crash_again_and_again_ends_the_job(cluster: Stack) -> None:
-    result = cluster.fab("train", "--job", "crashes", *TINY, "--", "--seconds", "300", "--exit", "worker-0=-9")
+    result = cluster.fab("train", "--job", "crashes", *TINY, "--", "--seconds", "36000", "--exit", "worker-0=-9")
     assert result.code == 1
     message = cluster.describe("crashes")["errorMessage"]
     assert message.startswith(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 from stacks import Stack
+from waiting import limit
 
 from infra.lxd.api import client
 
@@ -34,20 +34,22 @@ def trials(cluster: Stack, job_id: str) -> dict[int, dict[str, Any]]:
 def test_every_trial_comes_to_its_end_whatever_dies(cluster: Stack, tmp_path: Path) -> None:
     path = config(
         tmp_path,
-        ["--steps", "8", "--seconds", "1"],
-        {"lostAfterSeconds": 8, "heartbeatSeconds": 2},
+        ["--steps", "8", "--hold", "3"],
+        {"lostAfterSeconds": int(limit(10)), "heartbeatSeconds": 2},
         maxTrials=7,
         maxParallelTrials=3,
     )
     assert cluster.fab("train", "tuned", *TUNED, "--config", path, "--no-follow").code == 0
-    deadline = time.monotonic() + 60
-    while {trial["replica"] for trial in trials(cluster, "tuned").values()} != {"master-0", "worker-0", "worker-1"}:
-        assert time.monotonic() < deadline, "not every host has a trial"
-        time.sleep(0.5)
-    (lost,) = (number for number, trial in trials(cluster, "tuned").items() if trial["replica"] == "worker-1")
+    output = "/bucket/jobs/tuned/output"
+    held = f"until [ $(ls {output}/*/holds 2>/dev/null | wc -l) = 3 ]; do sleep 0.2; done"
+    assert cluster.ssh("master-0", held, timeout=600).code == 0
+    running = trials(cluster, "tuned")
+    assert {trial["replica"] for trial in running.values()} == {"master-0", "worker-0", "worker-1"}
+    (lost,) = (number for number, trial in running.items() if trial["replica"] == "worker-1")
     try:
         client(cluster.names.project).instances.get("worker-1").stop(force=True, wait=True)
         assert cluster.ssh("worker-0", "sudo pkill -KILL -f [t]uned.task").code == 0
+        assert cluster.ssh("master-0", f"sudo touch {output}/1/go {output}/2/go {output}/3/go").code == 0
         record = cluster.wait("tuned", "SUCCEEDED", "FAILED")
     finally:
         cluster.up()

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from stacks import ROOT, Stack
+from waiting import limit
 
 DIGITS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
 """What the first ten test images of MNIST show."""
@@ -26,7 +27,7 @@ def test_the_tutorial(cluster: Stack, tmp_path: Path) -> None:
     said = {}
     for line in commands():
         ran = subprocess.run(
-            line, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
+            line, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(600), check=False
         )
         assert ran.returncode == 0, f"{line} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}"
         said[line] = ran.stdout

@@ -19,6 +19,9 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=32)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a step")
+    parser.add_argument(
+        "--hold", type=int, default=0, help="trials up to this number wait after half of their steps for JOB_DIR/go"
+    )
     parser.add_argument("--tag", default="accuracy")
     parser.add_argument("--job-dir", required=True)
     args = parser.parse_args()
@@ -29,9 +32,18 @@ def main() -> None:
     tuner = hypertune.HyperTune()
     for step in range(1, args.steps + 1):
         time.sleep(args.seconds)
+        if step > args.steps / 2 and int(os.environ["CLOUD_ML_TRIAL_ID"]) <= args.hold:
+            hold(Path(args.job_dir))
         tuner.report_hyperparameter_tuning_metric(args.tag, best * (1 - 0.5**step), step)
     told = {"trial": os.environ["CLOUD_ML_TRIAL_ID"], "units": args.units}
     Path(args.job_dir, "done.json").write_text(json.dumps(told))
+
+
+def hold(folder: Path) -> None:
+    """Say so by a file, and wait for another."""
+    (folder / "holds").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""Write down what hosts, jobs and logs were like when a test on hosts failed.
+
+A conftest takes part by importing `pytest_runtest_makereport` and by having what it makes in WATCHED. Nothing here raises, and
+nothing needs a stack that is up: what does not answer in time is one line of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "failures"
+FAILED = pytest.StashKey[bool]()
+"""Whether a test has failed by now, for fixtures that clean up behind it."""
+_FAB_SECONDS, _HOST_SECONDS = 120.0, 40.0
+_ON_HOST = (
+    "systemctl list-units 'scaletier*' --all --no-pager; systemctl --failed --no-pager; uptime; free -m; "
+    "sudo -n journalctl --no-pager -n 200 -u 'scaletier*'"
+)
+
+
+class Answer(Protocol):
+    """What a command printed."""
+
+    out: str
+
+    @property
+    def text(self) -> str: ...
+
+
+class Watched(Protocol):
+    """A stack that is up, or has been tried to bring up."""
+
+    name: str
+
+    @property
+    def host_names(self) -> list[str]: ...
+    def fab(self, *arguments: str, timeout: float) -> Answer: ...
+    def ssh(self, host: str, command: str, timeout: float) -> Answer: ...
+
+
+WATCHED: list[Watched] = []
+"""Stacks of this process, from their making until they are destroyed."""
+
+
+def write(name: str) -> str:
+    """Write the report of all stacks that are watched; a line with its path, or empty if there is no stack."""
+    if not WATCHED:
+        return ""
+    base = FOLDER / re.sub(r"[^\w.-]+", "_", name)[-150:]
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        path = base.with_name(f"{base.name}.txt")
+        path.write_text("\n".join(part for stack in list(WATCHED) for part in _describe(stack, base)))
+    except Exception as error:  # noqa: BLE001  the test's own failure is what counts
+        return f"its hosts could not be looked at: {error!r}"
+    return f"fab doctor, jobs, bundle and the journals of its hosts: {path}"
+
+
+def _describe(stack: Watched, base: Path) -> Iterator[str]:
+    bundle = base.with_name(f"{base.name}.{stack.name}.tar.gz")
+    bundle.unlink(missing_ok=True)  # fab bundle overwrites nothing
+    try:
+        hosts = stack.host_names
+    except (OSError, ValueError, KeyError):
+        hosts = []
+    asked: dict[str, Callable[[], str]] = {
+        "fab doctor": lambda: stack.fab("doctor", timeout=_FAB_SECONDS).text,
+        "fab jobs": lambda: stack.fab("jobs", "--limit", "20", timeout=_FAB_SECONDS).text,
+        f"fab bundle, of the last job: {bundle}": lambda: _bundle(stack, bundle),
+        **{host: lambda host=host: stack.ssh(host, _ON_HOST, timeout=_HOST_SECONDS).text for host in hosts},  # type: ignore[misc]
+    }
+    with ThreadPoolExecutor(max(1, len(asked))) as pool:
+        answers = pool.map(_try, asked.values())
+        for what, answer in zip(asked, answers, strict=True):
+            yield f"===== stack {stack.name}: {what}\n{answer}"
+
+
+def _bundle(stack: Watched, path: Path) -> str:
+    jobs: Sequence[dict[str, str]] = json.loads(stack.fab("jobs", "--limit", "1", "--json", timeout=_FAB_SECONDS).out)
+    return stack.fab("bundle", jobs[0]["jobId"], str(path), timeout=_FAB_SECONDS).text if jobs else "there is no job"
+
+
+def _try(ask: Callable[[], str]) -> str:
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001  each answer stands for itself
+        return f"no answer: {error!r}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Write the report of a test that failed, and name its path below the failure."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+        if told := write(f"{item.nodeid.rpartition('/')[2]}.{report.when}"):
+            report.sections.append(("hosts", told))
+    return report
