@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import limit
 
 from ops.cluster.inventory import connect, load
 from ops.errors import UsageError
@@ -35,7 +36,7 @@ def checkout(bucket: str, gcs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def pulumi(checkout: Path, *arguments: str, given: str | None = None) -> str:
     argv = [str(PULUMI), *arguments, "--non-interactive"]
-    ran = subprocess.run(argv, cwd=checkout, input=given, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(argv, cwd=checkout, input=given, capture_output=True, text=True, timeout=limit(), check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
