@@ -20,7 +20,7 @@ from ops.errors import HostError, OpsError, UsageError
 from ops.models import drawing, reach, trying
 from ops.models.drawing import Question
 from ops.models.known import catalog_of
-from ops.models.site import Handler, Site
+from ops.models.site import Handler, Site, SiteServer
 from serving.records import Model, Version, VersionState
 
 PORT = 8700
@@ -306,23 +306,34 @@ def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return made
 
 
-def free() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> list[SiteServer]:
+    """Fills with the servers that are made; each listens on a port that was free, whichever was asked for."""
+    made: list[SiteServer] = []
+
+    def listen(address: str, _: int) -> SiteServer:
+        made.append(SiteServer(address, 0))
+        return made[-1]
+
+    monkeypatch.setattr(trying, "SiteServer", listen)
+    return made
 
 
-def test_the_address_is_said(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    port = free()
+def test_the_address_is_said(
+    cluster: Cluster, listening: list[SiteServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(OpsError, match="the connection to the host broke off: run fab try again"):
-        trying.trying(cluster, None, port, tmp_path)
-    assert capsys.readouterr().out == f"http://127.0.0.1:{port}/\n"
+        trying.trying(cluster, None, None, tmp_path)
+    assert [f"http://127.0.0.1:{server.port}/\n" for server in listening] == [capsys.readouterr().out]
 
 
+@pytest.mark.usefixtures("listening")
 def test_ctrl_c_ends_it(cluster: Cluster, fake: FakeServer, tmp_path: Path) -> None:
     fake.ends = KeyboardInterrupt()
-    assert trying.trying(cluster, "m", free(), tmp_path) == 0
+    assert trying.trying(cluster, "m", None, tmp_path) == 0
 
 
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize(
     ("path", "answer", "kind", "says"),
     [
@@ -349,7 +360,7 @@ def test_what_cannot_be_shown(
 ) -> None:
     fake.answers[f"/v1/models/m{path}"] = answer
     with pytest.raises(OpsError, match=re.escape(says)) as caught:
-        trying.trying(cluster, "m", free(), tmp_path)
+        trying.trying(cluster, "m", None, tmp_path)
     assert type(caught.value) is kind
 
 
@@ -359,7 +370,7 @@ def test_wrong_calls(cluster: Cluster, fake: FakeServer, tmp_path: Path) -> None
         for model, given, says in [
             ("m", "0", "--port '0' is no port; valid are 1 to 65535"),
             ("m", port, f"port {port} is taken on this machine: give another --port"),
-            ("n", free(), "there is no model 'n'; there are m"),
+            ("n", None, "there is no model 'n'; there are m"),
         ]:
             with pytest.raises(UsageError, match=re.escape(says)):
                 trying.trying(cluster, model, given, tmp_path)
@@ -367,5 +378,5 @@ def test_wrong_calls(cluster: Cluster, fake: FakeServer, tmp_path: Path) -> None
     with pytest.raises(
         UsageError, match="no version of model m is served: v1 is UNDEPLOYED; fab deploy --model m brings one back"
     ):
-        trying.trying(cluster, None, free(), tmp_path)
+        trying.trying(cluster, None, None, tmp_path)
     assert fake.asked == []

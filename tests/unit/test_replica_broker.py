@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import select
+import socket
 import threading
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_for
 
 from jobs.records import Plan, Task
 from replica.broker import MOST_BUCKETS, Access, Broker, access, boundary
 
 PLAN = Plan("job02", ["master-0"], "trainer.task", [], {})
 TASK = Task(tfConfig="{}", environment={"JOB_DIR": "gs://mine/jobs/job02/output", "SCALETIER_DATA": "gs://mine/data"})
-
-
-_HOLD = """
-import socket, sys, time
-held = [socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) for _ in range(200)]
-time.sleep(0.5)
-print(len(held), flush=True)
-time.sleep(60)
-"""
 
 
 def of(*args: str, **environment: str) -> Access:
@@ -89,16 +82,29 @@ def test_a_name_that_begins_like_another_is_another() -> None:
         assert all(start.endswith(("/", ".")) for start in starts)
 
 
-def test_who_asks_for_ever_leaves_its_replica_room_for_all_else() -> None:
+def test_who_asks_for_ever_leaves_its_replica_room_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replica.broker._Handler.disable_nagle_algorithm", False)  # a pair of sockets has none
+    monkeypatch.setattr("replica.broker._Handler.timeout", None)  # nobody is hung up on for being slow
     broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
+    pairs = [socket.socketpair() for _ in range(200)]
     before = threading.active_count()
     try:
-        with subprocess.Popen([sys.executable, "-c", _HOLD, str(broker.port)], stdout=subprocess.PIPE) as holds:
-            assert holds.stdout is not None
-            assert holds.stdout.readline() == b"200\n"
-            assert threading.active_count() - before <= 32
-            holds.kill()
+        for there, _ in pairs:
+            broker._server.process_request(there, ("127.0.0.1", 1))
+        assert threading.active_count() - before == 32
+        heard = [here for _, here in pairs if select.select([here], [], [], 0)[0]]
+        assert heard == [here for _, here in pairs[32:]]
+        assert {here.recv(1) for here in heard} == {b""}, "who finds no room is hung up on"
+        for _, here in pairs:
+            here.close()
+        wait_for(lambda: threading.active_count() == before, "the end of those who asked")
+        pairs.append(socket.socketpair())
+        broker._server.process_request(pairs[-1][0], ("127.0.0.1", 1))
+        assert not select.select([pairs[-1][1]], [], [], 0)[0], "there is room again"
+        assert threading.active_count() == before + 1
     finally:
+        for _, here in pairs:
+            here.close()
         broker.close()
 
 
