@@ -5,12 +5,13 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STACK ?= local
 SECONDS ?= 600
+COUNT ?= 100
 export PYTHON STACK
 # Parts of set-up that need nothing of one another are made side by side, and say how far they are in lines.
 TOGETHER = SETUP_LINES=1 $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
 
-.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test test-load test-all lint unit soak fuzz audit versions bench clean
+.PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test test-load test-all lint unit mutants soak fuzz audit versions bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -84,6 +85,9 @@ test-load: setup dev ## make test beside four busy loops
 
 test-all: setup dev ## every test, shard after shard; SHARD=serving for one
 	@$(BIN)/python tests/run.py all $(addprefix --shard ,$(SHARD))
+
+mutants: dev ## how many of COUNT (100) changed lines make test notices
+	@$(BIN)/python tests/mutants.py --count $(COUNT)
 
 soak: dev ## schedules of the simulated world, as many as SECONDS (600) allow
 	@$(BIN)/python tests/simulation/soak.py --seconds $(SECONDS) --first $$(date +%s)

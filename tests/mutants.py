@@ -1,0 +1,243 @@
+"""Measure what the tests catch: `python tests/mutants.py --count 100` changes one line at a time and runs the tests of that line.
+
+The changes are drawn by a seed from the code of the packages below, in copies of the working tree. A mutant is caught if a test
+that runs its line, or that names its module, fails, or mypy does: both are part of `make test`. The others are listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = ROOT / ".venv" / "bin"
+CACHE = ROOT / ".cache" / "mutants"
+PACKAGES = ("infra", "jobs", "ops", "replica", "scaletier")
+PATHS = ("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes")
+_FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+# Lines that a change makes no wrong, but a little later or sooner.
+_NO_MATTER = ("monotonic()", "sleep(", ".flush()")
+_TIMEOUT_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Describe one change of one line."""
+
+    path: str
+    line: int
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.before.strip()}  ->  {self.after.strip()}"
+
+
+def mutate(node: ast.AST) -> ast.AST | None:
+    """Return a changed copy of a node, or None if this kind of node is left alone."""
+    changed = copy.copy(node)
+    match changed:
+        case ast.Compare(ops=[only]) if type(only) in _FLIPPED:
+            changed.ops = [_FLIPPED[type(only)]()]
+        case ast.BoolOp(op=ast.And()):
+            changed.op = ast.Or()
+        case ast.BoolOp(op=ast.Or()):
+            changed.op = ast.And()
+        case ast.UnaryOp(op=ast.Not()):
+            return changed.operand
+        case ast.BinOp(op=ast.Add()):
+            changed.op = ast.Sub()
+        case ast.BinOp(op=ast.Sub()):
+            changed.op = ast.Add()
+        case ast.Constant(value=bool()):
+            changed.value = not changed.value
+        case ast.Constant(value=0 | 1):
+            changed.value += 1
+        case ast.Return(value=ast.expr()) if not isinstance(changed.value, ast.Constant):
+            changed.value = ast.Constant(None)
+        case ast.Expr(value=ast.Call()):
+            return ast.Pass()
+        case _:
+            return None
+    return changed
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Yield every mutant of a module."""
+    text = path.read_text()
+    lines = text.splitlines()
+    tree = ast.parse(text)
+    skipped = {id(inner) for node in ast.walk(tree) for part in _unrun(node) for inner in ast.walk(part)}
+    for node in ast.walk(tree):
+        single = getattr(node, "lineno", 0) and node.lineno == node.end_lineno  # type: ignore[attr-defined]
+        if not single or id(node) in skipped or (changed := mutate(node)) is None:
+            continue
+        line = lines[node.lineno - 1]  # type: ignore[attr-defined]
+        if any(word in line for word in _NO_MATTER):
+            continue
+        raw = line.encode()
+        start, end = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
+        new = (raw[:start] + f"({ast.unparse(changed)})".encode() + raw[end:]).decode()
+        if isinstance(node, ast.stmt):
+            new = (raw[:start] + ast.unparse(changed).encode() + raw[end:]).decode()
+        try:
+            ast.parse("\n".join([*lines[: node.lineno - 1], new, *lines[node.lineno :]]))  # type: ignore[attr-defined]
+        except SyntaxError:
+            continue
+        yield Mutant(path.relative_to(ROOT).as_posix(), node.lineno, line, new)  # type: ignore[attr-defined]
+
+
+def _unrun(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node that are for type checkers and readers alone."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield from (
+            argument.annotation for argument in ast.walk(node.args) if isinstance(argument, ast.arg) and argument.annotation
+        )
+        yield from filter(None, [node.returns])
+    if isinstance(node, ast.AnnAssign):
+        yield node.annotation
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'"):
+        yield node
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """Draw mutants, as many of a package as it has of all, at most one of a line."""
+    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if file.name != "__main__.py")
+    every = [mutant for file in files for mutant in mutants_of(file)]
+    random.Random(seed).shuffle(every)
+    return list({(mutant.path, mutant.line): mutant for mutant in every[: 2 * count]}.values())[:count]
+
+
+def coverage() -> Path:
+    """Run all of these tests once, and return the file that says which of them run which line."""
+    data = CACHE / "coverage"
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    if data.exists() and (CACHE / "head").read_text() == head:
+        return data
+    CACHE.mkdir(parents=True, exist_ok=True)
+    data.unlink(missing_ok=True)
+    command = [BIN / "pytest", "-q", "-n", str(os.cpu_count()), "-m", "not full", "--cov-context=test", "--cov-report="]
+    done = subprocess.run(
+        [*command, *(f"--cov={package}" for package in PACKAGES), *PATHS],
+        cwd=ROOT,
+        env=os.environ | {"COVERAGE_FILE": str(data)},
+        check=False,
+    )
+    if done.returncode:
+        sys.exit("the tests fail without a mutant")
+    (CACHE / "head").write_text(head)
+    return data
+
+
+def tests_of(mutant: Mutant, data: Path) -> list[str]:
+    """Return the tests that run a line, and the files of tests that name its module."""
+    from coverage.numbits import numbits_to_nums
+
+    with sqlite3.connect(data) as database:
+        rows = database.execute(
+            "select context.context, line_bits.numbits from line_bits join file on file.id = line_bits.file_id "
+            "join context on context.id = line_bits.context_id where file.path = ?",
+            (str(ROOT / mutant.path),),
+        )
+        tests = {context.partition("|")[0] for context, bits in rows if context and mutant.line in numbits_to_nums(bits)}
+    module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    parent, _, name = module.rpartition(".")
+    words = (module, f"from {parent} import {name}")
+    files = [
+        file
+        for part in PATHS
+        for file in sorted((ROOT / part).glob("test_*.py"))
+        if any(word in file.read_text() for word in words)
+    ]
+    return [*sorted(tests), *(file.relative_to(ROOT).as_posix() for file in files)]
+
+
+def is_caught(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> bool:
+    """Put a mutant into a copy of the tree, and return whether a command fails for it; the copy is as before afterwards."""
+    file = tree / mutant.path
+    text = file.read_text()
+    lines = text.splitlines(keepends=True)
+    lines[mutant.line - 1] = mutant.after + "\n"
+    file.write_text("".join(lines))
+    try:
+        for command in commands:
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=tree,
+                    env=os.environ | {"PYTHONPATH": str(tree)},
+                    capture_output=True,
+                    timeout=_TIMEOUT_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return True
+            if done.returncode not in (0, 5):
+                return True
+        return False
+    finally:
+        file.write_text(text)
+
+
+def copy_tree(number: int) -> Path:
+    """Make a copy of the working tree's files, with the same environment."""
+    tree = CACHE / f"tree{number}"
+    shutil.rmtree(tree, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    (tree / ".cache").mkdir()
+    for kept in ("mnist", "pulumi", "hosts", "image", "lxd"):
+        if (ROOT / ".cache" / kept).exists():
+            (tree / ".cache" / kept).symlink_to(ROOT / ".cache" / kept)
+    (tree / ".venv").symlink_to(ROOT / ".venv")
+    return tree
+
+
+def main() -> int:
+    """Print each mutant that survives, and how many were caught; the exit code is 1 if that is less than 95 %."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    drawn, data = draw(given.count, given.seed), coverage()
+    trees: Queue[Path] = Queue()
+    for number in range(os.cpu_count() or 1):
+        trees.put(copy_tree(number))
+
+    def judge(mutant: Mutant) -> bool:
+        tree = trees.get()
+        try:
+            tests = tests_of(mutant, data)
+            pytest = [str(BIN / "pytest"), "-qx", "-p", "no:cacheprovider", "-m", "not full", *tests]
+            caught = is_caught(tree, mutant, [[str(BIN / "mypy")], *([pytest] if tests else [])])
+        finally:
+            trees.put(tree)
+        print(f"{'caught  ' if caught else 'SURVIVED'} {len(tests):>4} tests  {mutant}", flush=True)
+        return caught
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        caught = sum(pool.map(judge, drawn))
+    print(f"{caught} of {len(drawn)} mutants caught, seed {given.seed}")
+    return 0 if caught >= 0.95 * len(drawn) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
