@@ -1,4 +1,4 @@
-"""Measure what the tests catch: `python tests/mutants.py --count 100` changes one line at a time and runs the tests of that line.
+"""Measure what the tests catch: `python tests/mutants.py` changes one line at a time and runs the tests of that line.
 
 The changes are drawn by a seed from the code of the packages below, in copies of the working tree. A mutant is caught if a test
 that runs its line, or that names its module, fails, or mypy does: both are part of `make test`. The others are listed.
