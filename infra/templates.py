@@ -8,11 +8,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 ROOT = Path(__file__).resolve().parents[1]
+# Made once: it keeps each template as it was compiled.
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
+)
 
 
 def render(template: str, **values: Any) -> str:
     """The text of `templates/<template>` with these values."""
-    environment = Environment(
-        loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
-    )
-    return environment.get_template(template).render(**values)
+    return _ENVIRONMENT.get_template(template).render(**values)
