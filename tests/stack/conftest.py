@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import ipaddress
 import json
 import os
-import pickle
 import re
 import runpy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from gcpcases import ALL
@@ -21,41 +23,61 @@ from infra.lxd.layout import Names
 from infra.lxd.preflight import Found
 from infra.templates import ROOT
 
+_STACKS: dict[str, Stack] = {}
+"""What the program declared in this process, by configuration."""
+
 
 @pytest.fixture(autouse=True)
-def no_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked of LXD or of Google."""
+def no_outside() -> Iterator[None]:
+    """Replace all that asks LXD or Google; not by `monkeypatch`, which says that a test replaces more than this."""
     found = Found(Names("scaletier-dev-abcdef"), "scaletier-image", Path("/runtime"), ipaddress.IPv4Network("10.77.0.0/24"))
-    monkeypatch.setattr(lxd_target, "preflight", lambda *_: found)
-    monkeypatch.setattr(gcp_target, "survey", unseen)
-    monkeypatch.setattr(gcp_target, "preflight", lambda *_: None)
-    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCLOUD_", "CLOUDSDK_"))]:
-        monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lxd_target, "preflight", lambda *_: found)
+        patch.setattr(gcp_target, "survey", unseen)
+        patch.setattr(gcp_target, "preflight", lambda *_: None)
+        for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCLOUD_", "CLOUDSDK_"))]:
+            patch.delenv(name)
+        yield
 
 
-@pytest.fixture(autouse=True)
-def as_deep_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pulumi wraps this once more for each dynamic resource, and a process of many programs comes to the end of its stack."""
-    monkeypatch.setattr(pickle._Pickler, "_batch_setitems", pickle._Pickler._batch_setitems)  # type: ignore[attr-defined]
+def run_program(config: str) -> Stack:
+    """Run the program itself with a configuration in JSON."""
+    with mock.patch.dict(os.environ, PULUMI_CONFIG=config):
+        stack = declared(lambda: runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__"))
+    stack.files = operator_files(stack)
+    return stack
+
+
+def make_config(target: str, provider: Mapping[str, str] | None = None, **raw: str) -> str:
+    """Return the configuration of a stack in JSON; `provider` is that of `gcp:`."""
+    place = {"project": PROJECT, "zone": ZONE} if provider is None else provider
+    config = {f"scaletier:{key}": value for key, value in {"target": target, **raw}.items()}
+    return json.dumps(config | ({f"gcp:{key}": value for key, value in place.items()} if target == "gcp" else {}))
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Runs the program itself with a configuration: `program("gcp", scaleTier="BASIC")`; `provider` is that of `gcp:`."""
+def fresh_program() -> Program:
+    """Run the program itself, whatever ran before: `fresh_program("gcp", scaleTier="BASIC")`."""
+    return lambda *args, **raw: run_program(make_config(*args, **raw))
 
-    def run(target: str, provider: Mapping[str, str] | None = None, **raw: str) -> Stack:
-        place = {"project": PROJECT, "zone": ZONE} if provider is None else provider
-        config = {f"scaletier:{key}": value for key, value in {"target": target, **raw}.items()}
-        config |= {f"gcp:{key}": value for key, value in place.items()} if target == "gcp" else {}
-        monkeypatch.setenv("PULUMI_CONFIG", json.dumps(config))
-        stack = declared(lambda: runpy.run_path(str(ROOT / "infra" / "__main__.py"), run_name="infra.__main__"))
-        stack.files = operator_files(stack)
-        return stack
 
-    return run
+@pytest.fixture
+def program(request: pytest.FixtureRequest, fresh_program: Program) -> Program:
+    """Return what the program declares with a configuration: `program("gcp", scaleTier="BASIC")`.
+
+    It runs once in a process for each configuration, and a test gets a copy. A test with `monkeypatch` has runs of its own.
+    """
+
+    def find(*args: Any, **raw: str) -> Stack:
+        config = make_config(*args, **raw)
+        if config not in _STACKS:
+            _STACKS[config] = run_program(config)
+        return copy.deepcopy(_STACKS[config])
+
+    return fresh_program if "monkeypatch" in request.fixturenames else find
 
 
 @pytest.fixture(params=ALL, ids=lambda config: "-".join(re.findall(r"\w+", str([*config.values()])))[:60])
 def stack(request: pytest.FixtureRequest, program: Program) -> Stack:
-    """Each of the clusters of the Google Cloud target in turn."""
+    """Return each of the clusters of the Google Cloud target in turn."""
     return program("gcp", **request.param)

@@ -53,5 +53,5 @@ class FakeGoogle:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.port = server.server_address[1]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # looks so often whether it shall end
         return server

@@ -18,8 +18,8 @@ from infra.state import State
 from infra.targets import TargetError
 
 
-def test_nothing_changes_by_itself(program: Program) -> None:
-    first, second = program("gcp", **GPUS), program("gcp", **GPUS)
+def test_nothing_changes_by_itself(program: Program, fresh_program: Program) -> None:
+    first, second = program("gcp", **GPUS), fresh_program("gcp", **GPUS)
     assert {item.urn: item.inputs for item in first.resources} == {item.urn: item.inputs for item in second.resources}
 
 

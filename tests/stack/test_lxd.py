@@ -128,8 +128,8 @@ def test_hosts_for_models_are_as_the_workers_where_nothing_is_said(
     assert program("lxd", **config, servingCount="1").inventory["hosts"][-1]["machineType"] == machine_type
 
 
-def test_nothing_changes_by_itself(program: Program) -> None:
-    first, second = program("lxd", scaleTier="PREMIUM_1"), program("lxd", scaleTier="PREMIUM_1")
+def test_nothing_changes_by_itself(program: Program, fresh_program: Program) -> None:
+    first, second = program("lxd", scaleTier="PREMIUM_1"), fresh_program("lxd", scaleTier="PREMIUM_1")
     assert {item.urn: item.inputs for item in first.resources} == {item.urn: item.inputs for item in second.resources}
 
 

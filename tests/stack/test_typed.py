@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from infra.templates import ROOT
 
 # What a hurried edit would write: a slip in a name, a value of the wrong kind, and a property that is not there.
@@ -27,7 +25,6 @@ def errors(*folders: Path) -> str:
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
-@pytest.mark.timeout(600)
 def test_a_property_outside_the_typed_arguments_fails(tmp_path: Path) -> None:
     copies = []
     for name, (good, bad) in FAULTS.items():
