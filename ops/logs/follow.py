@@ -23,6 +23,8 @@ from ops.logs.merge import WINDOW_SECONDS, Merge
 
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
+_LOOK_SECONDS, _LAST_LOOK_SECONDS = 1.0, 0.25
+"""Between two looks at the job's record while it goes on, and once it has ended."""
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
 # So often a host is asked for its last lines where the connection breaks at the end; one that never answered once.
@@ -205,7 +207,7 @@ class Follower:
                     self._merge.tell(record)  # once more, with what became of each replica
                     self._end()
                     return
-            self._look.wait(0.25 if final_since else 1.0)
+            self._look.wait(_LAST_LOOK_SECONDS if final_since else _LOOK_SECONDS)
 
     def _queued(self) -> None:
         """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
+from waiting import limit
 
+from ops.cluster import fanout
 from ops.cluster.fanout import Background, fan_out, first_of
 from ops.errors import HostError, HostsError, UsageError
 
@@ -18,7 +20,7 @@ def test_every_host_runs_to_its_end() -> None:
         return name.upper()
 
     done: list[str] = []
-    outcome = fan_out("abc", work, 5, done.append)
+    outcome = fan_out("abc", work, limit(), done.append)
     assert outcome.results == {"a": "A", "c": "C"}
     assert list(outcome.failures) == ["b"]
     assert str(outcome.failures["b"]) == "no"
@@ -27,27 +29,34 @@ def test_every_host_runs_to_its_end() -> None:
 
 def test_all_at_once_and_in_the_order_asked() -> None:
     barrier = threading.Barrier(20)
-    outcome = fan_out(map(str, range(20)), lambda _: barrier.wait(5) >= 0, 10)
+    outcome = fan_out(map(str, range(20)), lambda _: barrier.wait(limit()) >= 0, limit())
     assert list(outcome.results) == [str(n) for n in range(20)]
 
 
-def test_a_host_that_hangs_holds_up_nobody() -> None:
-    gone = threading.Event()
-    outcome = fan_out(["a", "b"], lambda name: gone.wait(60) if name == "a" else True, 2)
+def test_a_host_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once b has ended, all of the time has passed."""
+    gone, now = threading.Event(), [100.0]
+    monkeypatch.setattr(fanout, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    outcome = fan_out(
+        ["a", "b"], lambda name: gone.wait() if name == "a" else True, limit(), lambda _: now.append(now.pop() + limit())
+    )
     assert outcome.results == {"b": True}
-    assert str(outcome.failures["a"]) == "a did not finish within 2 s"
+    assert str(outcome.failures["a"]) == f"a did not finish within {limit():.0f} s"
     gone.set()
 
 
 def test_the_first_that_answers() -> None:
+    ended = threading.Event()
+
     def work(name: str) -> str:
         if name == "a":
             raise HostError(name, "does not answer")
         if name == "b":
-            time.sleep(3)
+            ended.wait()
         return name
 
-    assert first_of("abc", work, 0.05, 10) == "c"
+    assert first_of("abc", work, 0.05, limit()) == "c"
+    ended.set()
 
 
 def test_none_that_answers() -> None:
@@ -55,7 +64,7 @@ def test_none_that_answers() -> None:
         raise HostError(name, "does not answer")
 
     with pytest.raises(HostError, match="a does not answer"):
-        first_of("abc", work, 0.05, 10)
+        first_of("abc", work, 0.05, limit())
 
 
 def test_how_failures_are_told() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from opsdata import put_job
+from waiting import limit
 
 from jobs.queue import Entry
 from jobs.records import JobRecord
@@ -93,12 +94,12 @@ def test_the_command_reads_any_bucket_and_serves_the_host_alone(inventory: Inven
     ]
 
 
-@pytest.mark.parametrize("how", ["ended", "silent", "still there"])
+@pytest.mark.parametrize("how", ["ended", "silent"])
 def test_what_runs_there_ends_with_whoever_started_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorBoard's place is taken by a module that runs until it is told to end."""
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "__init__.py").touch()
-    serve = "def run_main():\n    print('up', flush=True)\n    import time\n    time.sleep(60)\n"
+    serve = "def run_main():\n    print('up', flush=True)\n    import time\n    time.sleep(6000)\n"
     (tmp_path / "tensorboard" / "main.py").write_text(serve)
     code = module._SERVE.replace(f"{module._SILENCE_SECONDS})", "0.5)")
     command = [sys.executable, "-c", code]
@@ -106,17 +107,33 @@ def test_what_runs_there_ends_with_whoever_started_it(how: str, tmp_path: Path, 
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, **pipes) as process:
         try:
             assert process.stdout.readline() == b"up\n"
-            if how == "still there":
-                for _ in range(8):
-                    process.stdin.write(b"\n")
-                    process.stdin.flush()
-                    with pytest.raises(subprocess.TimeoutExpired):
-                        process.wait(0.1)
-            if how != "silent":
+            if how == "ended":
                 process.stdin.close()
-            assert process.wait(20) == -signal.SIGTERM
+            assert process.wait(limit()) == -signal.SIGTERM
         finally:
             process.kill()
+
+
+def test_what_runs_there_stays_for_as_long_as_somebody_says_something() -> None:
+    """Watch with a select and an os of our own: nine words, each within the silence, then none."""
+    waits, killed = list[int](), list[int]()
+
+    def select(*asked: Any) -> tuple[list[int], list[int], list[int]]:
+        waits.append(asked[3])
+        return ([0] if len(waits) < 10 else []), [], []
+
+    fakes = {
+        "select": SimpleNamespace(select=select),
+        "os": SimpleNamespace(
+            read=lambda *_: b"\n", getpid=lambda: 7, kill=lambda pid, _: killed.append(pid), _exit=killed.append
+        ),
+        "signal": signal,
+        "time": SimpleNamespace(sleep=lambda _: None),
+    }
+    exec("def watch" + module._SERVE.partition("def watch")[2].partition("threading.")[0], fakes)  # noqa: S102
+    fakes["watch"]()  # type: ignore[operator]
+    assert waits == [module._SILENCE_SECONDS] * 10
+    assert killed == [7, 1]
 
 
 def test_the_port_is_what_tensorboard_says() -> None:
