@@ -9,8 +9,9 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT, ClusterSpec, Role
 
@@ -147,47 +148,71 @@ def leaves(script: str, source: str, destination: str, port: int) -> bool:
     return _nft_verdict(_chains(script)["output"], {}, source, destination, port, "eth0")
 
 
+class _Packet(NamedTuple):
+    """A first packet (IPv4, TCP, SYN without ACK), and the sets of the script that it meets."""
+
+    sets: Mapping[str, set[str]]
+    source: str
+    destination: str
+    port: int
+    interface: str
+
+
 def _nft_verdict(
     chain: tuple[bool, str], sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str
 ) -> bool:
     policy, body = chain
-    for line in body.splitlines():
-        rule = re.sub(r' comment "[^"]*"', "", line).strip()
-        words, verdict = rule.rpartition(" ")[0].removesuffix("counter").strip(), rule.rpartition(" ")[2]
-        if rule and _nft_matches(words, sets, source, destination, port, interface):
+    packet = _Packet(sets, source, destination, port, interface)
+    for rule, conditions, verdict in _parse_rules(body):
+        if all(test(match, packet) for match, test in conditions):
             if verdict not in ("accept", "drop"):
                 raise ValueError(f"rule {rule!r} has no verdict that is known")
             return verdict == "accept"
     return policy
 
 
-def _nft_matches(words: str, sets: Mapping[str, set[str]], source: str, destination: str, port: int, interface: str) -> bool:
-    """True where a first packet (IPv4, TCP, SYN without ACK) matches all conditions of a rule."""
-    patterns = (
-        (r"[io]ifname (!=|==)? ?\"([^\"]+)\"", lambda m: fnmatch.fnmatch(interface, m[2]) is (m[1] != "!=")),
-        (r"[io]if lo", lambda _: interface == "lo"),
-        (r"iifname \. ip saddr != @(\w+)", lambda m: f'"{interface}" . {source}' not in sets[m[1]]),
-        (r"iifname \. arp saddr ip != @\w+", lambda _: False),
-        (r"ether type (!=|==)? ?(\w+)", lambda m: (m[2] == "ip") is (m[1] != "!=")),
-        (r"ip protocol tcp tcp flags & \(syn \| ack\) (!=|==) syn", lambda m: m[1] == "=="),
-        (r"ip protocol (\w+)", lambda m: m[1] == "tcp"),
-        (r"ip saddr @(\w+)", lambda m: source in sets[m[1]]),
-        (r"ip daddr @(\w+)", lambda m: destination in sets[m[1]]),
-        (r"ip saddr ([\d.-]+)", lambda m: _in_range(source, m[1])),
-        (r"ip daddr ([\d.-]+)", lambda m: _in_range(destination, m[1])),
-        (r"tcp dport (\d+)", lambda m: port == int(m[1])),
-        (r"udp [sd]port (\d+)", lambda _: False),
-    )
-    rest, matches = words, True
-    while rest:
-        for pattern, test in patterns:
-            found = re.match(pattern, rest)
-            if found:
-                matches, rest = matches and test(found), rest[found.end() :].strip()
-                break
-        else:
-            raise ValueError(f"the conditions {rest!r} are not known")
-    return matches
+_Test = Callable[[re.Match[str], _Packet], bool]
+_CONDITIONS: Sequence[tuple[str, _Test]] = (
+    (r"[io]ifname (!=|==)? ?\"([^\"]+)\"", lambda m, packet: fnmatch.fnmatch(packet.interface, m[2]) is (m[1] != "!=")),
+    (r"[io]if lo", lambda _, packet: packet.interface == "lo"),
+    (
+        r"iifname \. ip saddr != @(\w+)",
+        lambda m, packet: f'"{packet.interface}" . {packet.source}' not in packet.sets[m[1]],
+    ),
+    (r"iifname \. arp saddr ip != @\w+", lambda *_: False),
+    (r"ether type (!=|==)? ?(\w+)", lambda m, _: (m[2] == "ip") is (m[1] != "!=")),
+    (r"ip protocol tcp tcp flags & \(syn \| ack\) (!=|==) syn", lambda m, _: m[1] == "=="),
+    (r"ip protocol (\w+)", lambda m, _: m[1] == "tcp"),
+    (r"ip saddr @(\w+)", lambda m, packet: packet.source in packet.sets[m[1]]),
+    (r"ip daddr @(\w+)", lambda m, packet: packet.destination in packet.sets[m[1]]),
+    (r"ip saddr ([\d.-]+)", lambda m, packet: _in_range(packet.source, m[1])),
+    (r"ip daddr ([\d.-]+)", lambda m, packet: _in_range(packet.destination, m[1])),
+    (r"tcp dport (\d+)", lambda m, packet: packet.port == int(m[1])),
+    (r"udp [sd]port (\d+)", lambda *_: False),
+)
+
+
+@cache
+def _parse_rules(body: str) -> Sequence[tuple[str, Sequence[tuple[re.Match[str], _Test]], str]]:
+    """Split a chain into its rules, each with its conditions and its verdict; ValueError for an unknown condition."""
+    rules = [re.sub(r' comment "[^"]*"', "", line).strip() for line in body.splitlines()]
+    return [
+        (rule, _parse_conditions(rule.rpartition(" ")[0].removesuffix("counter").strip()), rule.rpartition(" ")[2])
+        for rule in rules
+        if rule
+    ]
+
+
+def _parse_conditions(words: str) -> Sequence[tuple[re.Match[str], _Test]]:
+    conditions = []
+    while words:
+        matches = ((re.match(pattern, words), test) for pattern, test in _CONDITIONS)
+        match, test = next(((match, test) for match, test in matches if match), (None, None))
+        if match is None or test is None:
+            raise ValueError(f"the conditions {words!r} are not known")
+        conditions.append((match, test))
+        words = words[match.end() :].strip()
+    return conditions
 
 
 def _in_range(address: str, text: str) -> bool:
