@@ -57,6 +57,7 @@ def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], d
     found = {"loss": network.loss(element, outputs), **dict(zip(network.metric_names, measured, strict=True))}
     keras.utils.clear_session()
     model = make()
+    model.run_eagerly = True  # a graph made for one batch takes ten times as long
     model.set_weights([value.numpy() for value in state.shared])
     inputs, targets, *weights = batch
     told = model.evaluate(inputs, targets, sample_weight=weights[0] if weights else None, return_dict=True, verbose=0)
