@@ -25,7 +25,7 @@ from infra.connection import FOLDER
 from infra.findings import Check, Finding, Severity, broken, look, ok, said, warning
 from infra.templates import ROOT
 
-SECONDS = 40.0
+SECONDS = 120.0
 _PINNED = ("pulumi", "pulumi-gcp", "pylxd", "fabric", "paramiko")
 _GIB = 2**30
 _LEAST, _LITTLE = _GIB, 5 * _GIB
@@ -67,7 +67,7 @@ def pulumi() -> Iterator[Finding]:
     least = str(yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["requiredPulumiVersion"]).removeprefix(">=")
     program = shutil.which("pulumi") or str(Path(sys.prefix, "bin", "pulumi"))
     try:
-        done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
         yield broken(f"pulumi does not run ({error.strerror})", "make pulumi")
         return

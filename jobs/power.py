@@ -22,10 +22,16 @@ Start = Callable[[str], str]
 # A host that was just taken back cannot be started yet, and a spot host not to be had now may be in a minute.
 PAUSES = (10.0, 20.0, 30.0, 60.0)
 _SECONDS = 5.0
+# Whoever starts a host may take longer to say so.
+_START_SECONDS = 20.0
 
 
 class PowerError(Exception):
     """One line: what was answered instead."""
+
+
+class NoAnswerError(PowerError):
+    """Nothing was answered in time, or at all: what was asked may be done all the same."""
 
 
 class Asker:
@@ -42,10 +48,21 @@ class Asker:
     def start(self, host: str) -> str:
         """Have a host started, as of `Start`; one that runs stays as it is."""
         try:
-            bearer = {"Authorization": f"Bearer {self._token()}"}
-            return _error_in(_fetch(self._power.starts[host], bearer, b""))
+            self.request_start(host)
         except PowerError as error:
             return str(error)
+        return ""
+
+    def request_start(self, host: str) -> None:
+        """Have a host started.
+
+        Raises:
+            NoAnswerError: it is not known whether it will be.
+            PowerError: it will not be.
+        """
+        bearer = {"Authorization": f"Bearer {self._token()}"}
+        if error := _error_in(_fetch(self._power.starts[host], bearer, b"", _START_SECONDS)):
+            raise PowerError(error)
 
     def preempted(self) -> bool:
         """True where this host is being taken back; False too where nobody says so in time."""
@@ -123,11 +140,11 @@ def _news(host: str, asked: _Asked) -> str:
     return f"{host} is not started: {answer}; it is asked for again" if answer else f"{host} is being started"
 
 
-def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
-    """The body of an answer to a GET, or to a POST of the content; PowerError for any other than success."""
+def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None, seconds: float = _SECONDS) -> bytes:
+    """Return the body of an answer to a GET, or to a POST of the content; PowerError for any other than success."""
     try:
         request = urllib.request.Request(url, content, dict(headers))  # noqa: S310  the addresses are the stack's own
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
             body: bytes = answer.read()
             return body
     except urllib.error.HTTPError as error:
@@ -135,7 +152,7 @@ def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None) -
             raise PowerError(_refusal(error)) from None
     except (OSError, ValueError, HTTPException) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
-        raise PowerError(f"{urlsplit(url).netloc} does not answer ({reason})") from None
+        raise NoAnswerError(f"{urlsplit(url).netloc} does not answer ({reason})") from None
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:

@@ -40,7 +40,7 @@ SHORTEST = 4
 _MESSAGE = 4000
 # So long is what was cut before it came here, a line of the end of a log and the first error.
 _CUT = (TAIL_CHARACTERS, LONGEST)
-_UNIT_SECONDS = 5.0
+_UNIT_SECONDS = 20.0
 _UNITS = ("scaletier.service", "scaletier-trainer.service")
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,StatusText"
 _PACKAGES = 2000

@@ -18,7 +18,8 @@ from replica.process import Run
 
 SOCKET = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""
-_START_SECONDS = 20.0
+# For the launcher, of which systemd starts a process a program: on a busy machine that takes longer than it seems.
+_START_SECONDS = 60.0
 _PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
 
 

@@ -146,7 +146,7 @@ def belongings(_: Inventory) -> Iterator[Finding]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     stacks = {str(each["name"]).rpartition("/")[2] for each in json.loads(done.stdout)} if done.returncode == 0 else None

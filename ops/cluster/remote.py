@@ -23,11 +23,11 @@ from ops.errors import HostError, HostsError, UsageError
 T = TypeVar("T")
 # What goes wrong is raised; paramiko's threads would print it with a traceback as well.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-# For the address to answer, and then for its sshd, which may be busy.
-CONNECT_SECONDS = 5
-_SSHD_SECONDS = 20
-# A gateway may take this long to set up what the connect timeout cannot see.
-_OPEN_SECONDS = 30.0
+# For the address to answer, and then for its sshd's banner and its login: all of a machine's hosts may be busy.
+CONNECT_SECONDS = 15
+SSHD_SECONDS = 20
+LOOK_SECONDS = 60.0
+"""The limit of a short command on a host: more than connecting to it may take, so that none is cut off that is only slow."""
 _STAGGER_SECONDS = 0.7
 # A host that lost its power says nothing: after so long without an answer to our own packets it is gone.
 _SILENT_SECONDS = 30
@@ -208,7 +208,7 @@ class Fleet:
 
     def connect_each(self, names: Iterable[str], done: Done | None = None) -> Outcome[Any]:
         """Connect to all of the hosts."""
-        return self.each(names, self.connection, _OPEN_SECONDS, done)
+        return self.each(names, self.connection, LOOK_SECONDS, done)
 
     def any_connection(self) -> Any:
         """A connection to whichever host answers first, the chief before others."""
@@ -217,7 +217,7 @@ class Fleet:
                 if found.is_connected:
                     return found
         try:
-            return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, _OPEN_SECONDS)
+            return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, LOOK_SECONDS)
         except HostError as error:
             raise HostsError({error.host: error}, f"no other host can be reached either; {ADVICE}") from error
 
@@ -228,7 +228,7 @@ class Fleet:
 
     def _new(self, name: str) -> Any:
         own = {"look_for_keys": False, "allow_agent": False}
-        limits = {"auth_timeout": _SSHD_SECONDS, "banner_timeout": _SSHD_SECONDS}
+        limits = {"auth_timeout": SSHD_SECONDS, "banner_timeout": SSHD_SECONDS}
         connection = _Connection(name, config=self._config, connect_timeout=CONNECT_SECONDS, connect_kwargs={**own, **limits})
         for path in connection.connect_kwargs.pop("key_filename", []):
             connection.connect_kwargs["pkey"] = self._load_key(Path(path).expanduser())

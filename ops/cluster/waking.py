@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
-from jobs.power import Asker, PowerError
+from jobs.power import Asker, NoAnswerError, PowerError
 from ops import terminal
+from ops.cluster.fanout import fan_out
 from ops.cluster.inventory import Inventory, Powers
 from ops.cluster.remote import Fleet
 from ops.errors import HostError, HostsError, UsageError
 
 _TOKEN_SECONDS = 60.0
+_ASK_SECONDS = 90.0
 _PAUSE_SECONDS = 5.0
 # A start that was accepted may come to nothing, and one that is asked for twice does no harm.
 _AGAIN_SECONDS = 60.0
@@ -30,39 +32,54 @@ def startable(inventory: Inventory, names: Collection[str]) -> list[str]:
 def wake(
     fleet: Fleet,
     names: Collection[str],
-    start: Callable[[str], str] | None = None,
+    start: Callable[[str], None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Mapping[str, Exception]:
-    """Have these hosts started, those that stay away again each minute, and wait until they answer: why not, by host, of those
-    that do not in time.
+    """Have these hosts started, and wait until they answer.
 
-    HostsError where a start is refused at first.
+    Those that stay away are asked for again each minute, and at once where a start had no answer.
+
+    Returns:
+        Why not, by host, of those that do not answer in time.
+
+    Raises:
+        HostsError: a start is refused at first.
     """
     ask = start or _start(fleet.inventory)
     with terminal.Step(f"starting {terminal.plural(len(names), 'host')}", always=True) as step:
-        refused = {name: HostError(name, f"is not started: {why}") for name in names if (why := ask(name))}
-        if refused:
-            raise HostsError(refused, code=UsageError.code)
-        until, again, away = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names)
+        until, again, away, unheard = clock() + SECONDS, clock() + _AGAIN_SECONDS, list(names), _ask(names, ask)
+        if refused := {name: error for name, error in unheard.items() if not _unanswered(error)}:
+            raise HostsError({n: HostError(n, f"is not started: {e}") for n, e in refused.items()}, code=UsageError.code)
+        for name, error in unheard.items():
+            terminal.note(f"{name} may not be started: {error}; it is asked for again")
         while True:
             failures = fleet.connect_each(away).failures
             away = [name for name in away if name in failures]
             step.count = f"{len(names) - len(away)} of {len(names)}"
             if not away or clock() >= until:
                 return failures
+            due = away if clock() >= again else [name for name in away if name in unheard]
             if clock() >= again:
                 again += _AGAIN_SECONDS
-                for name in away:
-                    ask(name)
+            unheard = {name: error for name, error in _ask(due, ask).items() if _unanswered(error)}
             sleep(_PAUSE_SECONDS)
 
 
-def _start(inventory: Inventory) -> Callable[[str], str]:
+def _ask(names: Collection[str], ask: Callable[[str], None]) -> Mapping[str, Exception]:
+    """Ask for all of these hosts at once; by host what came instead of a yes."""
+    return fan_out(names, ask, _ASK_SECONDS).failures
+
+
+def _unanswered(error: Exception) -> bool:
+    return isinstance(error, (NoAnswerError, HostError))  # the latter is of fan_out, whose time was over
+
+
+def _start(inventory: Inventory) -> Callable[[str], None]:
     power, powers = inventory.power(operator=True), inventory.powers
     assert power is not None
     assert powers is not None
-    return Asker(power, cache(lambda: _token(powers))).start
+    return Asker(power, cache(lambda: _token(powers))).request_start
 
 
 def _token(powers: Powers) -> str:

@@ -18,7 +18,8 @@ from ops.models import reach
 from ops.models.known import catalog_of, existing_version, served_model
 from serving.records import VersionState
 
-_READY_SECONDS = 60.0
+# For a server that starts, and loads the model.
+_READY_SECONDS = 180.0
 _POLL_SECONDS = 0.5
 _STDIN = "-"
 # The server takes 16 MiB in a request.

@@ -28,9 +28,9 @@ HEALTH = "/health"
 # Where none has, that which comes last here says most.
 _ANOTHER = (NOBODY, 404, 500, 503)
 _SECONDS = 60.0
-_OPEN_SECONDS = 30.0
+_OPEN_SECONDS = 60.0
 # From the start of a server's process until it listens.
-_LISTEN_SECONDS = 20.0
+_LISTEN_SECONDS = 60.0
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from ops import terminal
 from ops.cluster.cluster import Cluster
+from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import one_line
 from ops.models.reach import NOBODY, Servers
 from serving.records import LoadState, Model, Version
 
 SILENT = "NO ANSWER"
 """The state of every version on a server that does not answer; the others are TensorFlow Serving's."""
-_SECONDS = 12.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
     wanted = [(model.name, version) for model in models for version in model.there if version.wanted]
     servers = Servers(cluster)
     with terminal.Step("asking the model servers"):
-        outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, wanted), _SECONDS)
+        outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, wanted), LOOK_SECONDS)
         failed = {name: one_line(error) for name, error in outcome.failures.items()}
     return {
         (model, version.name): [

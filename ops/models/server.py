@@ -17,7 +17,8 @@ from ops.train.push import host_stream
 from ops.train.render import UNITS, File, fill
 
 LOOPBACK = "127.0.0.1"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
+"""The limit of sending a server its code and starting it: it may have to connect first."""
 _NEW = "/opt/scaletier/.server"
 _CONF = f"{UNITS}/{SERVING_UNIT}.d/host.conf"
 _CODE = ("jobs", "serving")

@@ -21,7 +21,8 @@ from ops.train.render import TEMPLATES
 from serving.records import LoadState, Model
 
 _PORT = 8700
-_READY_SECONDS = 60.0
+# For a server that starts, and loads the model.
+_READY_SECONDS = 180.0
 _POLL_SECONDS = 0.5
 _FOLDER = TEMPLATES / "try"
 

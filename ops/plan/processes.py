@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -59,12 +59,12 @@ class Running:
         for line in stdout:
             self._lines.put((index, line.decode("utf-8", "replace").rstrip("\n")))
 
-    def lines(self, until: float) -> Iterator[str]:
-        """What all of them print until the first has ended, until any has failed, or until this time of the monotonic clock.
+    def lines(self, until: Callable[[], float]) -> Iterator[str]:
+        """Yield what all of them print until the first has ended, any has failed, or the monotonic clock is at `until()`.
 
         `last` has what each printed last, by its name.
         """
-        while (left := until - time.monotonic()) > 0:
+        while (left := until() - time.monotonic()) > 0:
             try:
                 index, line = self._lines.get(timeout=left)
             except queue.Empty:

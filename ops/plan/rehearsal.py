@@ -19,6 +19,8 @@ from ops.plan.processes import Running, Start, python_here, running
 _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
 _COUNT_SECONDS = 120.0
+# Until the first Train line: TensorFlow is imported, data are read, the first step is traced.
+_START_SECONDS = 120.0
 # float32 without what an optimizer keeps of each variable, which does not travel.
 _COUNT = """
 import re, sys, tensorflow as tf
@@ -54,24 +56,32 @@ def mean_rate(found: Sequence[Mark]) -> float | None:
 
 
 def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds: float) -> list[str]:
-    """Run the trainer's module in `folder` for so long; its lines.
+    """Run the trainer's module in `folder` for some seconds from its first Train line on; its lines.
 
-    OpsError where it fails, UsageError where it says too little.
+    Raises:
+        OpsError: it fails.
+        UsageError: it prints too few Train lines.
     """
     lines: list[str] = []
     began = time.monotonic()
+    until, trains = began + _START_SECONDS + seconds, False
+
+    def deadline() -> float:
+        return until
+
     with running([Start("master/0", argv, env)], folder) as process:
         with terminal.Step(f"{argv[0]} as one process here", always=True) as step:
-            for line in process.lines(began + seconds):
+            for line in process.lines(deadline):
                 lines.append(line)
                 if mark := progress.mark(line):
                     step.count = f"{mark.step} steps"
-        took = time.monotonic() - began
+                    until, trains = (until if trains else time.monotonic() + seconds), True
+        took, ended = time.monotonic() - began, time.monotonic() < until
     if process.failed:
         raise OpsError(failure(argv[0], process, took))
     if len(marks(lines)) < 2:
         printed = sum(1 for line in lines if progress.mark(line))
-        fix = "give it more steps" if took < seconds else "give --seconds more"
+        fix = "give it more steps" if ended else "give --seconds more"
         what = f"{printed} lines of the form {progress.TRAIN_LINE!r}, {_NEEDED_LINES} are needed"
         raise UsageError(f"{argv[0]} printed {what} in {terminal.duration(took)}: {fix}")
     return lines

@@ -70,7 +70,7 @@ def run(course: Course, replicas: int, folder: Path) -> Run:
     with running(starts(course, replicas), folder, _GRACE_SECONDS) as processes:
         here = "one process" if replicas == 1 else f"{replicas} replicas"
         with terminal.Step(f"{module} as {here} here, to {wanted}:", always=True) as step:
-            for line in processes.lines(began + course.seconds):
+            for line in processes.lines(lambda: began + course.seconds):
                 if train := _TRAIN.search(line):
                     begun.setdefault(train[1], int(train[2]))
                 if point := progress.evaluated(line):

@@ -25,6 +25,7 @@ from jobs.states import JobState
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replicas_of
+from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, UsageError, one_line
 from ops.logs.lines import Line
 from ops.logs.read import read_logs
@@ -34,7 +35,6 @@ from ops.show.doctor import clock
 from ops.show.views import describe_to_stdout, took
 
 LINES = 200
-_HOST_SECONDS = 20.0
 _FULL = 90
 _CLOCK_SECONDS = 5.0
 _SECRET, _SHORTEST = "[secret]", 4
@@ -226,7 +226,7 @@ def _ask(cluster: Cluster, found: Found) -> None:
         ran = fleet.run(hosts[name], command)
         return sent, ran.output
 
-    outcome = fleet.each(hosts, ask, _HOST_SECONDS)
+    outcome = fleet.each(hosts, ask, LOOK_SECONDS)
     for name, (moment, output) in outcome.results.items():
         found.files[f"hosts/{hosts[name]}.txt"] = output.encode("utf-8", "replace")
         with suppress(ValueError, IndexError):

@@ -19,13 +19,12 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job, replicas_of, where_to_read_why
+from ops.cluster.remote import LOOK_SECONDS
 from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.show import trials
 from ops.train import manifest
 from ops.train.tuning import HYPERPARAMETERS
-
-_HOSTS_SECONDS = 12.0
 
 
 def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool) -> int:
@@ -209,7 +208,7 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
     inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
         outcome = fleet.each(
-            inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), _HOSTS_SECONDS
+            inventory.names, lambda name: fleet.run(name, f"systemctl is-active {inventory.host(name).unit}"), LOOK_SECONDS
         )
     status = {name: ran.output.strip() for name, ran in outcome.results.items()}
     jobs = _who_has(cluster) if status else {}

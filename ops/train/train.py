@@ -38,7 +38,8 @@ from ops.train.render import DATA
 from ops.train.submit import Submission, submit, used_before
 
 MNIST = ROOT / ".cache" / "mnist"
-_CHECK_SECONDS = 30.0
+# It starts a Python on each host, which all share the processors of one machine where the hosts are local.
+_CHECK_SECONDS = 120.0
 # A host that was just made, or woken, and how often it is asked.
 _READY_SECONDS, _AGAIN_SECONDS = 900.0, 2.0
 WAKE_ADVICE = "fab train --wake (or wake: true in config.yaml) starts those that are stopped, and so does pulumi up"

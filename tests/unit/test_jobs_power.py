@@ -13,7 +13,7 @@ import pytest
 from replicahosts import Clock
 
 from jobs import power
-from jobs.power import Asker, Starter
+from jobs.power import Asker, NoAnswerError, PowerError, Starter
 from jobs.records import Power
 
 START, TOKEN, PREEMPTED = "https://compute/worker-0/start", "http://metadata/token", "http://metadata/preempted"
@@ -39,7 +39,7 @@ class Web:
         self.asked: list[tuple[str, str, dict[str, str]]] = []
 
     def __call__(self, request: Any, timeout: float) -> Any:
-        assert timeout <= 5.0
+        assert timeout == (20.0 if request.get_method() == "POST" else 5.0)
         self.asked.append((request.get_method(), request.full_url, dict(request.headers)))
         answer = self.answers[request.full_url]
         if isinstance(answer, Exception):
@@ -88,6 +88,17 @@ def test_a_host_is_started_by_a_post_with_the_host_s_own_token(put: Put) -> None
 def test_why_a_host_is_not_started_is_one_line(put: Put, answer: Any, said: str) -> None:
     put(Web(**{START: answer}))
     assert Asker(POWER).start("worker-0") == said
+
+
+@pytest.mark.parametrize("answer", [TimeoutError("timed out"), BadStatusLine("HTTP/9")])
+def test_no_answer_is_told_from_a_refusal(put: Put, answer: Exception) -> None:
+    put(Web(**{START: answer}))
+    with pytest.raises(NoAnswerError):
+        Asker(POWER).request_start("worker-0")
+    put(Web(**{START: (503, b"{}")}))
+    with pytest.raises(PowerError) as refused:
+        Asker(POWER).request_start("worker-0")
+    assert not isinstance(refused.value, NoAnswerError)
 
 
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"no JSON"])

@@ -68,6 +68,12 @@ def runs(pid: int) -> bool:
         return False
 
 
+def test_seconds_count_from_the_first_line_of_training(tmp_path: Path) -> None:
+    """However long TensorFlow takes to be imported."""
+    code = f"import time\ntime.sleep(2)\n{PRINTS}time.sleep(600)\n"
+    assert len(rehearsal.marks(rehearse(tmp_path, code, 1.0))) == 4
+
+
 def test_one_that_ends_by_itself_has_said_enough(tmp_path: Path) -> None:
     assert len(rehearsal.marks(rehearse(tmp_path, PRINTS + "print(sys.argv[1:])"))) == 4
 
@@ -86,7 +92,11 @@ def test_one_that_ends_by_itself_has_said_enough(tmp_path: Path) -> None:
         (PRINTS.replace("6", "2"), 20.0, UsageError, "mine printed 2 lines .*: give it more steps"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, code: str, seconds: float, kind: type[OpsError], says: str) -> None:
+def test_bad_input_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, seconds: float, kind: type[OpsError], says: str
+) -> None:
+    if "0 lines" in says:
+        monkeypatch.setattr(rehearsal, "_START_SECONDS", 0.0)
     with pytest.raises(OpsError, match=says) as error:
         rehearse(tmp_path, code, seconds)
     assert type(error.value) is kind

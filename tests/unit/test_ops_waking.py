@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from replicahosts import Clock
 
-from jobs.power import PowerError
+from jobs.power import NoAnswerError, PowerError
 from ops.cluster import waking
 from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory, Powers
@@ -32,28 +32,47 @@ class Fleet:
 def test_it_waits_until_all_answer_or_the_time_is_over() -> None:
     clock = Clock()
     fleet: Any = Fleet(clock, worker=1040.0, ps=1000.0 + waking.SECONDS + 10)
-    assert waking.wake(fleet, ["worker-0"], lambda _: "", clock.pass_, clock) == {}
+    assert waking.wake(fleet, ["worker-0"], lambda _: None, clock.pass_, clock) == {}
     assert clock() == 1040.0
     clock.time = 1000.0
-    failures = waking.wake(fleet, ["worker-0", "ps-0"], lambda _: "", clock.pass_, clock)
+    failures = waking.wake(fleet, ["worker-0", "ps-0"], lambda _: None, clock.pass_, clock)
     assert ({*failures}, clock()) == ({"ps-0"}, 1000.0 + waking.SECONDS)
 
 
 def test_who_stays_away_is_asked_for_again_each_minute_whatever_the_answer() -> None:
     clock, asked = Clock(), list[tuple[str, float]]()
 
-    def start(name: str) -> str:
+    def start(name: str) -> None:
         asked.append((name, clock() - 1000.0))
-        return "HTTP 400, not ready" if clock() > 1000.0 else ""
+        if clock() > 1000.0:
+            raise PowerError("HTTP 400, not ready")
 
     fleet: Any = Fleet(clock, worker=1010.0, ps=1150.0)
     assert waking.wake(fleet, ["worker-0", "ps-0"], start, clock.pass_, clock) == {}
-    assert asked == [("worker-0", 0.0), ("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0)]
+    assert sorted(asked) == [("ps-0", 0.0), ("ps-0", 60.0), ("ps-0", 120.0), ("worker-0", 0.0)]
+
+
+def test_a_start_without_an_answer_is_asked_for_until_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, asked = Clock(), list[float]()
+
+    def start(name: str) -> None:
+        asked.append(clock() - 1000.0)
+        if len(asked) < 3:
+            raise NoAnswerError("api does not answer (timed out)")
+
+    fleet: Any = Fleet(clock, worker=1040.0)
+    assert waking.wake(fleet, ["worker-0"], start, clock.pass_, clock) == {}
+    assert asked == [0.0, 0.0, 5.0], "and then it is started"
+    said = "worker-0 may not be started: api does not answer (timed out); it is asked for again\n"
+    assert said in capsys.readouterr().err
 
 
 def test_a_start_that_is_refused_is_one_line() -> None:
+    def start(name: str) -> None:
+        raise PowerError("HTTP 403, no right")
+
     with pytest.raises(HostsError, match=r"^ps-0 is not started: HTTP 403, no right$") as error:
-        waking.wake(Fleet(Clock()), ["ps-0"], lambda _: "HTTP 403, no right")  # type: ignore[arg-type]
+        waking.wake(Fleet(Clock()), ["ps-0"], start)  # type: ignore[arg-type]
     assert error.value.code == 2
 
 

@@ -1,0 +1,16 @@
+"""Limits of what is asked of hosts: a host that answers slowly is not taken for one that is away."""
+
+from __future__ import annotations
+
+from ops.cluster import remote
+from ops.models import loaded, reach
+from ops.show import doctor
+
+
+def test_a_look_at_hosts_outlasts_the_slowest_connection() -> None:
+    slowest = remote.CONNECT_SECONDS + 2 * remote.SSHD_SECONDS  # the address, the banner, the login
+    assert slowest < remote.LOOK_SECONDS < doctor.SECONDS
+
+
+def test_a_server_that_starts_is_not_given_up_before_it_can_listen() -> None:
+    assert reach._LISTEN_SECONDS < loaded._DOWN_SECONDS
