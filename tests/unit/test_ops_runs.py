@@ -206,7 +206,7 @@ def test_who_ignores_the_word_is_killed(tmp_path: Path) -> None:
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid())\ntime.sleep(600)\n"
     )
     with processes.running([Start(name, ["stubborn"], dict(os.environ)) for name in "ab"], tmp_path, 0.2) as running:
-        lines = running.lines(time.monotonic() + 20)
+        lines = running.lines(lambda: time.monotonic() + 20)
         pids = [int(next(lines)), int(next(lines))]
         assert all(map(goes_on, pids))
     assert not any(map(goes_on, pids))
