@@ -373,7 +373,7 @@ def test_steps_are_those_of_keras(case: str) -> None:
     network, state, told = trained(job, STEPS)
     after = named(network, state.shared)
     model.set_weights(begun)
-    model.compile(keras.optimizers.SGD(0.05, 0.9), loss, metrics=metrics, jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.05, 0.9), loss, metrics=metrics, run_eagerly=True)
     measured = {name: found[-1] for name, found in model.fit(dataset(*parts), verbose=0, shuffle=False).history.items()}
     for variable in model.variables:
         wanted, name = np.asarray(variable), variable.path.removeprefix(f"{model.name}/")
@@ -391,7 +391,7 @@ def test_an_evaluation_is_that_of_keras(case: str) -> None:
     state = State.initial(network)
     found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)(lambda: False)
     assert found
-    model.compile("sgd", loss, metrics=metrics, jit_compile=False)
+    model.compile("sgd", loss, metrics=metrics, run_eagerly=True)
     wanted = model.evaluate(data, verbose=0, return_dict=True)
     added = float(sum(model.losses)) if model.losses else 0.0
     wanted["loss"] -= added
@@ -555,7 +555,7 @@ def test_what_is_masked_stays_so_from_stage_to_stage() -> None:
     network = Network(Job(model, data, loss, metrics), data.element_spec, 0)
     batch = next(iter(data))
     done = there_and_back(network, stages(network, 2), Batch.of(batch), 7, 1, lambda loss: loss)
-    model.compile("sgd", loss, metrics=metrics, jit_compile=False)
+    model.compile("sgd", loss, metrics=metrics, run_eagerly=True)
     wanted = model.evaluate(*batch, verbose=0, return_dict=True)
     assert float(done.loss) == pytest.approx(wanted["loss"], rel=1e-5)
     assert float(network.results(done.metrics)[0]) == pytest.approx(wanted["mae"], rel=1e-5)
@@ -614,7 +614,7 @@ def test_the_layers_within_a_subclassed_model_are_told_of_training_as_by_keras(k
     network, state, _ = trained(Job(model, dataset(INPUTS, TARGETS), "mse", optimizer="sgd"), STEPS)
     after = named(network, state.shared)
     model.set_weights(begun)
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse", run_eagerly=True)
     model.fit(dataset(INPUTS, TARGETS), verbose=0, shuffle=False)
     for variable in model.variables:
         name = variable.path.removeprefix("bare/")
@@ -623,7 +623,7 @@ def test_the_layers_within_a_subclassed_model_are_told_of_training_as_by_keras(k
 
 def test_a_compiled_model_s_metrics_are_weighted_where_it_says_so() -> None:
     model, data = linear(), dataset(INPUTS, TARGETS, WEIGHTS)
-    model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], jit_compile=False)
+    model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], run_eagerly=True)
     network = Network(Job(model, data), data.element_spec, 0)
     state = State.initial(network)
     found = make_evaluate(network, lambda inputs: network.predict(*state, inputs), data, None)(lambda: False)

@@ -1,0 +1,108 @@
+"""Run a job as a program of its own: to its end, ended by a signal, and resumed as if it never had been."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from waiting import limit
+
+from scaletier.runtime import import_tensorflow
+
+tf = import_tensorflow()
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ran(script: str, folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(textwrap.dedent(script))
+    env = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "JOB_DIR")}
+    env |= {"PYTHONPATH": str(ROOT), **environ}
+    command = [sys.executable, str(folder / "script.py"), *flags]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_program_of_tf_estimator_s_time(tmp_path: Path) -> None:
+    script = """
+        import keras, numpy, scaletier, tensorflow as tf
+
+        def data():
+            x = numpy.ones((8, 3), "float32")
+            return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4)
+
+        def model():
+            made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            made.compile("sgd", "mse", metrics=["mae"])
+            return made
+
+        scaletier.train_and_evaluate(model, scaletier.TrainSpec(data, 9), scaletier.EvalSpec(data, throttle_secs=30))
+        print("nothing runs behind it")
+    """
+    process = ran(script, tmp_path, JOB_DIR=str(tmp_path / "job"))
+    said, _ = process.communicate(timeout=limit())
+    assert process.returncode == 0
+    assert re.search(r"^Final metrics after 9 steps, loss: \S+, mae: \S+$", said, re.MULTILINE)
+    assert "nothing runs behind it" not in said
+    assert [*(tmp_path / "job/export/Servo").iterdir()]
+
+
+STOPPED = """
+    import os, keras, numpy, scaletier, signal, sys, tensorflow as tf
+
+    random = numpy.random.default_rng(1)
+    inputs, targets = random.normal(size=(100, 6)).astype("float32"), random.integers(0, 3, 100)
+
+    def data():
+        return tf.data.Dataset.from_tensor_slices((inputs, targets)).shuffle(100, seed=5).repeat().batch(8)
+
+    def model():
+        layers = keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)
+        return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+
+    class Ends(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            def end(now):
+                if now == int(os.environ.get("END_AT", "-1")):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return numpy.float32(0.01)
+            return tf.ensure_shape(tf.numpy_function(end, [step], tf.float32), [])
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    job = scaletier.Job(model, data, loss, ["accuracy"], lambda: keras.optimizers.Adam(Ends()))
+    scaletier.run(job)
+"""
+
+
+def tensors(folder: Path, step: int) -> dict[str, Any]:
+    reader = tf.train.load_checkpoint(str(folder / f"checkpoints/model-{step}"))
+    kinds = reader.get_variable_to_dtype_map()
+    return {key: reader.get_tensor(key) for key, kind in kinds.items() if kind.is_floating or kind.is_integer}
+
+
+def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) -> None:
+    flags = "--max-steps=60", "--seed=3", "--sync-period=8"
+    whole = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "whole"))
+    assert whole.wait(limit()) == 0
+    ended = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
+    said, _ = ended.communicate(timeout=limit())
+    assert ended.returncode == 128 + signal.SIGTERM
+    at = re.search(r"^error: told to end at step (\d+); a checkpoint is saved$", said, re.MULTILINE)
+    assert at
+    assert 30 <= int(at[1]) < 60
+    resumed = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"))
+    said, _ = resumed.communicate(timeout=limit())
+    assert resumed.returncode == 0
+    assert f"Resuming from {tmp_path}/ended/checkpoints/model-{at[1]}, step {at[1]}" in said
+    assert "begins anew" not in said
+    one, other = tensors(tmp_path / "whole", 60), tensors(tmp_path / "ended", 60)
+    assert one.keys() == other.keys()
+    assert {"global_step", "optimizer:adam:iteration"} < {key.partition("/")[0] for key in one}
+    assert len(one) >= 20, "weights, moving means, the optimizer's and the generators' variables"
+    for key, value in one.items():
+        assert np.array_equal(value, other[key]), key
