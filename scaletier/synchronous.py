@@ -37,8 +37,8 @@ from scaletier.walk import DivergedError, Round, State, figures, initial_own, nu
 tf = import_tensorflow()
 
 _STEPS = 4
-# Elements of the last sums for each host, enough for TensorFlow to divide them into aligned parts. Every host first receives one of
-# these parts, so that it sees at once if another host is gone, and not by missing heartbeats, which takes ten seconds.
+# Elements of the last sums for each host: enough for TensorFlow to divide them into aligned parts. Every host first receives
+# one of these parts, so that it sees at once if another host is gone, and not by missing heartbeats, which takes ten seconds.
 _SUM_ELEMENTS = 64
 
 

@@ -1,4 +1,4 @@
-"""A trainer as real processes on loopback, one a replica, each with its own log."""
+"""Run a trainer as real processes on loopback, one for each replica, with a log each."""
 
 from __future__ import annotations
 
@@ -12,30 +12,41 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-SECONDS = 240.0
-Found = TypeVar("Found")
+from waiting import limit, wait_for
+
+SECONDS = 240.0  # the limit of each wait on a usual machine
+Value = TypeVar("Value")
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket that is bound to a free port of loopback and does not listen.
+
+    Until it is closed no other process is given the port. Only a server that sets SO_REUSEPORT, too, can listen there.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 class Job:
-    """`python -m MODULE FLAGS` for every replica; `flags` and `environ` are what a process has that is started next."""
+    """Run `python -m MODULE FLAGS` for every replica; `flags` and `environ` are for the processes that are started next."""
 
     def __init__(self, directory: Path, module: str, roles: Sequence[tuple[str, int]], *flags: str, **environ: str) -> None:
         self.directory, self.module, self.roles, self.flags = directory, module, roles, flags
-        self.environ = {"JOB_DIR": str(directory / "job"), **environ}
+        self.environ = {"JOB_DIR": str(directory / "job"), "TF_GRPC_REUSE_PORT": "true", **environ}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        with_ports = [(role, socket.create_server(("127.0.0.1", 0))) for role, _ in roles]
+        self.ports = [reserve_port() for _ in roles]
         self.cluster: dict[str, list[str]] = {}
-        for role, server in with_ports:
-            self.cluster.setdefault(role, []).append(f"127.0.0.1:{server.getsockname()[1]}")
-            server.close()
+        for (role, _), port in zip(roles, self.ports, strict=True):
+            self.cluster.setdefault(role, []).append(f"127.0.0.1:{port.getsockname()[1]}")
 
     def start(self, role: str, index: int) -> None:
-        """Starts a replica, whose log begins anew."""
+        """Start a replica with an empty log."""
         config = {"cluster": self.cluster, "task": {"type": role, "index": index}}
         with (self.directory / f"{role}-{index}.log").open("wb") as log:
             self.processes[f"{role}-{index}"] = subprocess.Popen(
@@ -56,31 +67,36 @@ class Job:
         return self._await(name, pattern, lambda: re.search(pattern, self.log(name), re.MULTILINE))
 
     def await_step(self, name: str, step: int) -> int:
-        """The last step that a replica tells of, once that is `step` or more."""
+        """Return the last step in a replica's log, once that is `step` or more."""
 
-        def reached() -> int | None:
-            told = re.findall(r"^Train \[\w+/\d+\], step (\d+):", self.log(name), re.MULTILINE)
-            return int(told[-1]) if told and int(told[-1]) >= step else None
+        def read_step() -> int | None:
+            steps = re.findall(r"^Train \[\w+/\d+\], step (\d+):", self.log(name), re.MULTILINE)
+            return int(steps[-1]) if steps and int(steps[-1]) >= step else None
 
-        return self._await(name, f"step {step}", reached)
+        return self._await(name, f"step {step}", read_step)
 
-    def _await(self, name: str, what: str, found: Callable[[], Found | None]) -> Found:
-        """What is looked for in a log, once it is there; an AssertionError with the log where the chief ends without it."""
-        deadline = time.monotonic() + SECONDS
-        over = False
-        while not over:
-            over = time.monotonic() > deadline or any(
-                self.processes[one].poll() is not None for one in (name, "chief-0") if one in self.processes
-            )
-            if (seen := found()) is not None:
-                return seen
-            time.sleep(0.05)
-        raise AssertionError(f"{name} never logged {what}:\n{self.log(name)}\nchief-0:\n{self.log('chief-0')}")
+    def _await(self, name: str, what: str, find: Callable[[], Value | None]) -> Value:
+        """Return what `find` finds in a log, once it is there.
+
+        Raises:
+            AssertionError: the replica or the chief has ended without it, or the limit has passed; with both logs.
+        """
+
+        def look() -> Value | None:
+            ended = [one for one in (name, "chief-0") if one in self.processes and self.processes[one].poll() is not None]
+            value = find()
+            assert value is not None or not ended, f"{ended} ended without {what}"
+            return value
+
+        try:
+            return wait_for(look, f"{what} of {name}", SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.log(name)}\nchief-0:\n{self.log('chief-0')}") from None
 
     def wait(self, name: str) -> int:
-        """The exit code of a replica that ends by itself; an AssertionError with its log where it does not."""
+        """Return the exit code of a replica that ends by itself; an AssertionError with its log if it does not."""
         try:
-            return self.processes[name].wait(SECONDS)
+            return self.processes[name].wait(limit(SECONDS))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{name} did not end:\n{self.log(name)}") from None
 
@@ -92,11 +108,13 @@ class Job:
         for process in self.processes.values():
             process.kill()
             process.wait()
+        for port in self.ports:
+            port.close()
 
 
 @contextlib.contextmanager
 def slow_answers(address: str, seconds: float) -> Iterator[str]:
-    """Another address of the same server, whose answers take so long; those on their way are lost when the server goes."""
+    """Yield another address of a server, whose answers take `seconds`; those on their way are lost when the server ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
