@@ -7,12 +7,15 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import fabric
 import pytest
+from callfab import ROOT, call_fab
 from invoke import Collection
+from waiting import limit
 
 import fabfile
 from jobs.checked import RecordError
@@ -20,7 +23,6 @@ from jobs.store import Conflict, StoreError
 from ops import cli, commandline
 from ops.errors import DETACHED, HostError, OpsError, UsageError
 
-ROOT = Path(__file__).resolve().parents[2]
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 TASKS = [
     "bundle",
@@ -62,16 +64,10 @@ TASKS = [
 
 @pytest.fixture
 def fab(tmp_path: Path) -> Fab:
-    """Run fab with a home that has an SSH configuration which nobody can read, and no stack."""
+    """Call fab with a home that has an SSH configuration which nobody can read, and no stack."""
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Match nonsense\n  \0\n")
-    environ = {**os.environ, "HOME": str(tmp_path), "PULUMI_STACK": "nowhere"}
-
-    def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        line = [Path(sys.executable).with_name("fab"), *argv]
-        return subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
-
-    return run
+    return partial(call_fab, HOME=str(tmp_path), PULUMI_STACK="nowhere")
 
 
 @pytest.mark.parametrize("argv", [["--list"], []])
@@ -160,12 +156,12 @@ def test_the_version_is_this_project_s(fab: Fab) -> None:
 def test_from_any_folder(tmp_path: Path) -> None:
     environ = {**os.environ, "PULUMI_STACK": "nowhere"}
     line = [Path(sys.executable).with_name("fab"), "jobs"]
-    ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=limit(), check=False)
     assert (ran.returncode, "stack 'nowhere' (PULUMI_STACK) is not up" in ran.stderr) == (2, True)
     (tmp_path / "state").mkdir()
     (tmp_path / "Pulumi.yaml").write_text("name: scaletier\nruntime: python\nbackend: {url: file://./state}\n")
     ran = subprocess.run(
-        [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=limit(), check=False
     )
     assert (ran.returncode, ran.stderr.startswith("error: no stack is up here: run pulumi up (")) == (2, True)
 
@@ -261,7 +257,7 @@ def test_who_asks_for_help(line: str, task: str | None) -> None:
 def test_the_reader_of_the_help_has_seen_enough(fab: Fab) -> None:
     line = f"{Path(sys.executable).with_name('fab')} --help | head -1"
     ran = subprocess.run(
-        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=limit(), check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
 

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from callfab import ROOT, call_fab
 from opsdata import inventory_json
 
 from ops import completion
 from ops.completion import KEPT_IDS, Known, Shape, candidates, job_ids, known, remember
 
-ROOT = Path(__file__).resolve().parents[2]
 JOB = {"--job": "job", "-j": "job"}
 LOGS = JOB | {"--lines": "lines", "--replica": "replica"}
 TASKS = {
@@ -107,30 +107,24 @@ def test_only_the_newest_ids_are_kept_and_no_failure_is_one(tmp_path: Path) -> N
     assert job_ids(tmp_path / "gone") == []
 
 
-def fab(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    line = [Path(sys.executable).with_name("fab"), *argv]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environ)
-
-
 def test_the_real_tasks(root: Path) -> None:
     project = {"SCALETIER_PROJECT": str(root), "PULUMI_STACK": "one"}
-    assert fab("--complete", "--", "fab", "to", **project).stdout == "top\n"
-    assert fab("--complete", "--", "fab", "shell", "master", **project).stdout == "master-0\nmaster\n"
-    assert "--no-follow\n" in fab("--complete", "--", "fab", "train", "--", **project).stdout
-    assert fab("--complete", "--", "fab", "--st", **project).stdout == "--stack\n"
-    none = fab("--complete", "--", "fab", "describe", "", SCALETIER_PROJECT=str(root / "none"))
+    assert call_fab("--complete", "--", "fab", "to", **project).stdout == "top\n"
+    assert call_fab("--complete", "--", "fab", "shell", "master", **project).stdout == "master-0\nmaster\n"
+    assert "--no-follow\n" in call_fab("--complete", "--", "fab", "train", "--", **project).stdout
+    assert call_fab("--complete", "--", "fab", "--st", **project).stdout == "--stack\n"
+    none = call_fab("--complete", "--", "fab", "describe", "", SCALETIER_PROJECT=str(root / "none"))
     assert (none.returncode, none.stdout, none.stderr) == (0, "", "")
 
 
 def test_the_scripts_are_what_a_shell_understands(root: Path) -> None:
-    text = fab("--print-completion-script", "bash").stdout
+    text = call_fab("--print-completion-script", "bash").stdout
     assert text.endswith("complete -F _complete_fab -o default fab\n")
     call = "\n".join((text, "COMP_WORDS=(fab logs worker-); COMP_CWORD=2; _complete_fab; printf '%s|' \"${COMPREPLY[@]}\""))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "SCALETIER_PROJECT": str(root), "PULUMI_STACK": "one"}
     ran = subprocess.run(["bash", "-c", call], capture_output=True, text=True, check=True, env=environ, cwd=ROOT)
     assert ran.stdout == "worker-0|worker-1|"
-    assert "compdef _complete_fab fab\n" in fab("--print-completion-script", "zsh").stdout
-    wrong = fab("--print-completion-script", "tcsh")
+    assert "compdef _complete_fab fab\n" in call_fab("--print-completion-script", "zsh").stdout
+    wrong = call_fab("--print-completion-script", "tcsh")
     assert (wrong.returncode, wrong.stderr) == (2, "error: there is no completion for 'tcsh'; valid are bash, zsh\n")
