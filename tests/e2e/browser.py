@@ -17,6 +17,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionBuilder
 from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.by import By
+from waiting import limit
 
 _FLAGS = (
     "--headless",
@@ -86,18 +87,37 @@ class Browser:
         """What a script returns on the page that is open."""
         return self._driver.execute_script(_DEEP + script)
 
-    def draw(self, selector: str, points: Sequence[tuple[float, float]], kind: str = "mouse") -> None:
-        """A line over an element by `mouse`, `pen` or `touch`; points as parts of its width and height, from its upper left."""
+    def draw(
+        self,
+        selector: str,
+        points: Sequence[tuple[float, float]],
+        kind: str = "mouse",
+        enough: Callable[[], bool] | None = None,
+    ) -> None:
+        """Draw a line over an element by `mouse`, `pen` or `touch`; with `enough` again and again, until that is true.
+
+        Points are parts of its width and height, from its upper left.
+        """
         element = self._driver.find_element(By.CSS_SELECTOR, selector)
         self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         box = self._driver.execute_script(
             "const b = arguments[0].getBoundingClientRect(); return [b.x, b.y, b.width, b.height]", element
         )
-        actions = ActionBuilder(self._driver, mouse=PointerInput(kind, kind), duration=5)
-        for place, (x, y) in enumerate(points):
-            actions.pointer_action.move_to_location(round(box[0] + x * box[2]), round(box[1] + y * box[3]))
-            if place == 0:
-                actions.pointer_action.pointer_down()
+
+        def follow(down: bool) -> ActionBuilder:
+            actions = ActionBuilder(self._driver, mouse=PointerInput(kind, kind), duration=5)
+            for place, (x, y) in enumerate(points):
+                actions.pointer_action.move_to_location(round(box[0] + x * box[2]), round(box[1] + y * box[3]))
+                if down and place == 0:
+                    actions.pointer_action.pointer_down()
+            return actions
+
+        actions = follow(down=True)
+        while enough:
+            actions.perform()
+            actions = follow(down=False)
+            if enough():
+                break
         actions.pointer_action.pointer_up()
         actions.perform()
 
@@ -105,11 +125,11 @@ class Browser:
         """A key, on an element that has the focus."""
         self._driver.find_element(By.CSS_SELECTOR, selector).send_keys(key)
 
-    def await_here(self, script: str, good: Callable[[Any], bool], seconds: float = 20) -> Any:
-        """What a script returns on the page that is open, once it is good."""
-        deadline = time.monotonic() + seconds
+    def await_here(self, script: str, good: Callable[[Any], bool], seconds: float = 60) -> Any:
+        """Return what a script returns on the page that is open, once it is good."""
+        deadline = time.monotonic() + limit(seconds)
         while not good(value := self.value(script)):
-            assert time.monotonic() < deadline, f"after {seconds:.0f} s still {value!r}: {script}"
+            assert time.monotonic() < deadline, f"after {limit(seconds):.0f} s still {value!r}: {script}"
             time.sleep(0.05)
         return value
 
@@ -135,7 +155,7 @@ class Browser:
 
         The page is opened again now and then, as TensorBoard asks once what there is, and may not have read all of it yet.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + limit(seconds)
         while True:
             self.open(url)
             again = time.monotonic() + _AGAIN_SECONDS
@@ -144,4 +164,4 @@ class Browser:
                     return value
                 time.sleep(0.5)
             if time.monotonic() > deadline:
-                raise AssertionError(f"after {seconds:.0f} s {url} still says {value!r} to {script}")
+                raise AssertionError(f"after {limit(seconds):.0f} s {url} still says {value!r} to {script}")
