@@ -228,7 +228,7 @@ def reproduce(_: Any, original: str | None = None, job: str | None = None, follo
         "module": "as of fab train",
         "config": "as of fab train",
         "args": "as of fab train",
-        "seconds": "how long the job runs here (default: 60)",
+        "seconds": "how long the job trains here, from its first Train line on (default: 60)",
         "parameters-mb": "MB of the model's float32 parameters, for a trainer that leaves no checkpoint to count them in",
         "until": "also say the time to a target, METRIC=VALUE of the Eval lines, such as accuracy=0.97 or loss=0.2",
         "replicas": "with --until: for which numbers of replicas the job runs here to the target (default: 1,2,5)",
