@@ -1,8 +1,6 @@
-"""The real rules in a hostile world: a few thousand schedules, and proof that the checker sees what it should."""
+"""Play the real rules in a hostile world, and prove that the checker sees what it should."""
 
 from __future__ import annotations
-
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from cluster import fingerprint, play
@@ -10,16 +8,18 @@ from old_rules import RULES, put_back
 from soak import batch
 from world import Violation
 
-SCHEDULES = 3000
-BATCH = 250
+SCHEDULES = 600
+ALL_SCHEDULES = 3000
+BATCH = 100
 FOUND_WITHIN = 1000
+_MORE = pytest.mark.full(f"the first {SCHEDULES} schedules prove the same; more of them look for rarer orders of events")
 
 
-def test_no_schedule_breaks_an_invariant() -> None:
-    with ProcessPoolExecutor(2) as pool:
-        results = list(pool.map(batch, range(0, SCHEDULES, BATCH), [BATCH] * (SCHEDULES // BATCH)))
-    assert sum(count for count, _ in results) == SCHEDULES
-    assert [line for _, broken in results for line in broken] == []
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[_MORE] * (first >= SCHEDULES)) for first in range(0, ALL_SCHEDULES, BATCH)]
+)
+def test_no_schedule_breaks_an_invariant(first: int) -> None:
+    assert batch(first, BATCH) == (BATCH, [])
 
 
 @pytest.mark.parametrize("rule", RULES)
