@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from waiting import limit, scale, wait_for
 
 from jobs import paths
 from jobs.chunks import Folder, Reader
@@ -22,7 +23,7 @@ from jobs.states import JobState
 from jobs.store import Store, StoreError
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0
+PATIENCE = limit()
 PACKAGE = "0" * 64
 SLEEPS = "import time\nprint('up')\ntime.sleep(600)\n"
 GOES = "import pathlib, time\nprint('up')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.02)\n"
@@ -41,9 +42,17 @@ class Cluster:
         self.package.mkdir()
         (self.package / "task.py").write_text(trainer)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        quick: dict[str, Any] = {"heartbeatSeconds": 0.1, "leaseSeconds": 0.5, "stopSeconds": 5.0, "packageSha256": PACKAGE}
+        quick: dict[str, Any] = {"heartbeatSeconds": 0.1, "leaseSeconds": 0.5 * scale(), "stopSeconds": PATIENCE}
         url, python = plan.pop("bucket", str(self.bucket)), plan.pop("python", sys.executable)
-        self.plan = Plan("job01", replicas, "task", args, {name: task(name) for name in replicas}, **quick | plan)
+        settings = quick | {"packageSha256": PACKAGE} | plan
+        self.plan = Plan(
+            "job01",
+            replicas,
+            "task",
+            args,
+            {name: task(name) for name in replicas},
+            **settings,
+        )
         (self.job_folder / "plan.json").write_bytes(self.plan.to_json())
         self.write_job(JobState.PREPARING)
         self.write_queue(Entry("job01", replicas, held=True))
@@ -140,10 +149,7 @@ def end(group: int) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+    wait_for(condition, "what a replica is to do", poll=0.02)
 
 
 def gone(pid: int) -> bool:

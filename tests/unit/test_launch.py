@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from launching import Host, module
 from replicahosts import PATIENCE, until
+from waiting import wait_for
 
 from jobs import paths
 from replica import launched
@@ -55,11 +55,7 @@ def run(host: Host, code: str, *args: str, **env: str) -> Run:
 
 
 def finished(trainer: Trainer) -> int:
-    deadline = time.monotonic() + PATIENCE
-    while (code := trainer.poll()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return code
+    return wait_for(lambda: None if (code := trainer.poll()) is None else (code,), "the trainer's end")[0]
 
 
 def started(host: Host, tmp_path: Path, code: str, *args: str, **env: str) -> Trainer:

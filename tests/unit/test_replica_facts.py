@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from jobs import paths
 from jobs.folder import Folder
@@ -22,8 +20,6 @@ from jobs.times import now
 from replica import facts
 from replica.decide import View, decide
 from replica.manifest import Manifest
-
-PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -82,23 +78,13 @@ def plan(*data: Path) -> Plan:
     return Plan("job01", ["master-0", "ps-0"], "m", [], {}, data=[str(path) for path in data])
 
 
-def until(answer: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE
-    while (found := answer()) is None:
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return found
-
-
 def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data: Path) -> None:
     store = Folder(tmp_path)
     manifest = Manifest(plan(data), sys.executable, Ledger(store))
-    deadline = time.monotonic() + PATIENCE
-    while not manifest._facts and time.monotonic() < deadline:
-        assert manifest.told() is None
-        time.sleep(0.05)
+    wait_for(lambda: manifest.told() is not None or bool(manifest._facts), "what the chief's host knows")
+    assert manifest.told() is None
     store.create(paths.manifest("job01"), b'{"module": "m", "versions": {"scaletier": "9"}}')
-    found = until(manifest.told)
+    found = wait_for(manifest.told, "the manifest")
     item = store.read(paths.manifest("job01"))
     assert item is not None
     written = json.loads(item.content)
@@ -115,7 +101,7 @@ def test_the_chief_completes_the_manifest_once_it_is_there(tmp_path: Path, data:
 def test_a_manifest_that_is_garbled_stays_as_it_is(tmp_path: Path, data: Path, garbled: bytes) -> None:
     store = Folder(tmp_path)
     store.create(paths.manifest("job01"), garbled)
-    found = until(Manifest(plan(data), sys.executable, Ledger(store)).told)
+    found = wait_for(Manifest(plan(data), sys.executable, Ledger(store)).told, "the manifest")
     assert found["data"]["files"] == 3
     item = store.read(paths.manifest("job01"))
     assert item is not None
@@ -130,7 +116,7 @@ def test_a_python_that_a_job_brought_along_runs_nothing_of_the_job_s(tmp_path: P
     (site / "tensorflow-2.99.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.99\n")
     (store := Folder(tmp_path)).create("jobs/job01/manifest.json", b"{}")
     manifest = Manifest(Plan("job01", ["master-0"], "task", [], {}), str(tmp_path / "venv/bin/python"), Ledger(store))
-    assert until(manifest.told)["versions"]["tensorflow"] == "2.99"
+    assert wait_for(manifest.told, "the manifest")["versions"]["tensorflow"] == "2.99"
     assert not (tmp_path / "ran").exists()
 
 
@@ -140,7 +126,7 @@ def test_a_python_that_is_not_there_or_fails_is_no_error(tmp_path: Path) -> None
     assert manifest.told() is None
     manifest.close()
     ledger.store.create(paths.manifest("job01"), b"{}")
-    found = until(Manifest(plan(tmp_path), "false", ledger).told)
+    found = wait_for(Manifest(plan(tmp_path), "false", ledger).told, "the manifest")
     assert found == {"data": {"paths": [str(tmp_path)], "notHashed": "hashing ended with 1"}}
 
 
