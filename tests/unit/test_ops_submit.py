@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from opsdata import put_job
+from waiting import limit, wait_for
 
 from jobs import paths
 from jobs.checked import RecordError
@@ -180,7 +181,7 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
 
 def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host may start once the plan is there; the job is its replicas' once all that they may fetch is there."""
-    monkeypatch.setattr(module, "_RENEW_SECONDS", 60)  # a slow machine would see a renewal between
+    monkeypatch.setattr(module, "_RENEW_SECONDS", limit())  # none comes between
     events: list[str] = []
 
     def wrote(name: str, content: bytes) -> None:
@@ -305,11 +306,7 @@ def test_the_lease_is_renewed_while_hosts_are_told(submission: Submission, ledge
 
     def answers(name: str, _: str) -> None:
         if name == "ps-0":
-            for _ in range(2000):
-                beats.append(found(ledger).lease.beat)
-                if len(set(beats)) > 2:
-                    return
-                time.sleep(0.01)
+            wait_for(lambda: beats.append(found(ledger).lease.beat) or len(set(beats)) > 2, "renewals", poll=0.01)
 
     submit(on(FakeFleet(submission.inventory, answers), ledger), submission, may_wait=True)
     assert len(set(beats)) > 2
@@ -332,9 +329,7 @@ def test_a_bucket_that_fails_now_and_then_is_no_end(submission: Submission, ledg
             raise error
 
     def answers(*_: object) -> None:
-        until = time.monotonic() + 20
-        while len(failed) < 3 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(lambda: len(failed) == 3, "failures", poll=0.01)
 
     cluster = on(FakeFleet(submission.inventory, answers), Ledger(Watched(ledger.store, wrote)))
     submit(cluster, submission, may_wait=True)
@@ -354,7 +349,7 @@ def test_a_job_that_is_cancelled_while_it_is_submitted(
 
     def answers(*_: object) -> None:
         ledger.request_cancel("job01", b"{}")
-        assert ended.wait(20), "nobody has noticed"
+        assert ended.wait(limit()), "nobody has noticed"
 
     monkeypatch.setattr(module._Renewal, "_run", watched)
     with pytest.raises(OpsError, match=r"^job job01 was cancelled while it was being submitted$"):
@@ -367,7 +362,7 @@ def test_a_job_that_is_cancelled_while_it_is_submitted(
 def test_a_job_that_another_took_over_is_left_to_it(
     submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, renewed: bool
 ) -> None:
-    monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01 if renewed else 60)
+    monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01 if renewed else limit())
 
     def answers(name: str, _: str) -> None:
         while name == "ps-0":

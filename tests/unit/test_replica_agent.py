@@ -360,9 +360,10 @@ def test_a_host_that_cannot_take_a_job_up_leaves_one_that_is_led_to_its_leader(
         lease = record.lease.renewed() if record.lease.holder else record.lease.passed("worker-0/1")
         host.ledger.change_job(stored, replace(record, lease=lease))
 
-    for _ in range(2 * int(Plan.preparingSeconds)):
+    for _ in range(0, 2 * int(Plan.preparingSeconds), 4):
         renewed()
         host.rounds()
+        host.clock.pass_(3.0)
     assert (host.job().state, host.job().lease.holder) == ("RUNNING", "worker-0/1")
     host.rounds(int(LEASE) + 2)
     assert host.job().state == "FAILED"

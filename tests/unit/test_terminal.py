@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import io
 import re
-import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_for
 
 from ops import terminal
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+class Drawn:
+    """All that was written to stderr."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys, self.text = capsys, ""
+
+    def has(self, text: str) -> bool:
+        self.text += self._capsys.readouterr().err
+        return text in self.text
+
+
+def test_outside_a_terminal_it_is_told_from_time_to_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(terminal, "_FIRST_SECONDS", 0.05)
     monkeypatch.setattr(terminal, "_AGAIN_SECONDS", 0.1)
-
-
-@pytest.mark.usefixtures("quick")
-def test_outside_a_terminal_it_is_told_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    drawn = Drawn(capsys)
     with terminal.Step("connecting", always=True) as step:
         step.count = "3 of 8"
-        time.sleep(0.4)
+        wait_for(lambda: drawn.has("connecting 3 of 8 … 0 s\n" * 2), "two lines")
         step.count = "8 of 8"
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("connecting 8 of 8 (")
-    assert len(lines) >= 2
-    assert "connecting 3 of 8 … 0 s" in lines
+    assert drawn.has("\nconnecting 8 of 8 (0.0 s)\n")
 
 
-@pytest.mark.usefixtures("quick")
 def test_on_a_terminal_it_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(terminal, "colourful", lambda _: True)
+    drawn = Drawn(capsys)
     with terminal.Step("connecting"):
-        time.sleep(1.5)
-    drawn = capsys.readouterr().err
-    assert "\r\033[Kconnecting … 1 s" in drawn
-    assert drawn.endswith("\r\033[K")
+        now[0] += 1.5
+        wait_for(lambda: drawn.has("\r\033[Kconnecting … 2 s"), "a line that is drawn")
+    assert drawn.has("")
+    assert drawn.text.endswith("\r\033[K")
 
 
 def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
