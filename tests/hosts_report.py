@@ -21,7 +21,7 @@ FAILED = pytest.StashKey[bool]()
 _FAB_SECONDS, _HOST_SECONDS = 120.0, 40.0
 _ON_HOST = (
     "systemctl list-units 'scaletier*' --all --no-pager; systemctl --failed --no-pager; uptime; free -m; "
-    "sudo -n journalctl --no-pager -n 200 -u 'scaletier*'"
+    "sudo -n journalctl --no-pager -n 200 -u 'scaletier*' || journalctl --no-pager -n 200 -u 'scaletier*'"
 )
 
 

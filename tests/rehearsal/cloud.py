@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hosts_report
 import requests
 from doubles import Google
 from machines import Machines
+from waiting import limit
 from world import Props, World
 
 from infra.templates import ROOT
@@ -26,7 +28,8 @@ PROJECT, ZONE = "my-project-1", "us-central1-a"
 BIN = Path(sys.executable).parent
 TOOLS = Path(__file__).with_name("tools")
 """A gcloud that knows the operator's token."""
-_LIMIT = 900.0
+_SECONDS = 900.0
+"""The limit of a command on a usual machine."""
 Spoil = Callable[[Props], None]
 
 
@@ -63,7 +66,13 @@ class Stack:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=_LIMIT, check=False
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=limit(_SECONDS),
+            check=False,
         )
 
     def pulumi(self, *arguments: str) -> str:
@@ -114,6 +123,35 @@ class Stack:
         return found
 
 
+class Watched:
+    """A stack as hosts_report looks at it when a test has failed."""
+
+    class Answer(NamedTuple):
+        """What a command printed, on both streams where it is `text`."""
+
+        out: str
+        text: str
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud, self.name = cloud, cloud.name
+
+    @property
+    def host_names(self) -> list[str]:
+        """Return the names of the instances, if they are containers."""
+        return [machine.name for machine in self._cloud.google.machines.values()] if self._cloud.machines else []
+
+    def fab(self, *arguments: str, timeout: float) -> Answer:
+        """Run a command of fab."""
+        done = self._cloud.run(*arguments, seconds=timeout)
+        return self.Answer(done.stdout, done.stdout + done.stderr)
+
+    def ssh(self, host: str, command: str, timeout: float) -> Answer:
+        """Run a command on a host, through LXD."""
+        assert self._cloud.machines
+        answer = self._cloud.machines.run(host, "timeout", str(timeout), "sh", "-c", command)
+        return self.Answer(answer, answer)
+
+
 @dataclass(frozen=True)
 class Cloud:
     """The doubles, with the ports of the Compute API's, the storage API's and the provider's; `machines` None for records.
@@ -139,10 +177,16 @@ class Cloud:
         """
         self.world.spoil = spoil
         stack = self.stack(**raw)
+        watched = Watched(self)
+        hosts_report.WATCHED.append(watched)
         try:
             stack.up()
             yield stack
+        except Exception as error:
+            error.add_note(hosts_report.write(f"{self.name}.up"))
+            raise
         finally:
+            hosts_report.WATCHED.remove(watched)
             self.destroy(stack)
 
     def stack(self, **raw: str) -> Stack:
@@ -194,24 +238,26 @@ class Cloud:
         """An object in a bucket."""
         url = f"http://127.0.0.1:{self.google.storage}/upload/storage/v1/b/{bucket}/o"
         asked = {"uploadType": "media", "name": name}
-        requests.post(url, params=asked, data=content, timeout=10).raise_for_status()
+        requests.post(url, params=asked, data=content, timeout=limit()).raise_for_status()
 
-    def fab(self, *arguments: str, seconds: float = 120) -> str:
-        """A command of the operator's that must succeed; its output."""
-        done = self.run(*arguments, seconds=seconds)
+    def fab(self, *arguments: str) -> str:
+        """Run a command of the operator's that must succeed; its output."""
+        done = self.run(*arguments)
         assert done.returncode == 0, f"fab {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def fab_fails(self, *arguments: str, seconds: float = 120) -> str:
-        """One that must be refused; what it says."""
-        done = self.run(*arguments, seconds=seconds)
+    def fab_fails(self, *arguments: str) -> str:
+        """Run one that must be refused; what it says."""
+        done = self.run(*arguments)
         assert done.returncode == WRONG_CALL, f"fab {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}"
         return done.stderr
 
-    def run(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-        """A command of the operator's."""
+    def run(self, *arguments: str, seconds: float = _SECONDS) -> subprocess.CompletedProcess[str]:
+        """Run a command of the operator's."""
         command, environment = [str(BIN / "fab"), *arguments], self._environment()
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit(seconds), check=False
+        )
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:

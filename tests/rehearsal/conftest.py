@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from cloud import PROJECT, Cloud
+from cloud import PROJECT, Cloud, Stack
 from doubles import Buckets, Compute, Front, Google, Metadata, fake_gcs, serving
+from hosts_report import FAILED, pytest_runtest_makereport
 from image import server_certificate
 from machines import METADATA_PORT, machines
 from provider import provider
@@ -18,7 +21,17 @@ from world import Hosts, World
 from infra.runtime.recipe import PYTHON, PYTHON_WITH_GPUS, recipe
 from infra.spec import Accelerator
 
+__all__ = ["pytest_runtest_makereport"]
 GPU = Accelerator("nvidia-tesla-t4")
+SPOT = {
+    "scaleTier": "CUSTOM",
+    "masterType": "n1-standard-4",
+    "workerType": "n1-standard-4",
+    "workerCount": "2",
+    "parameterServerType": "n1-standard-4",
+    "parameterServerCount": "1",
+    "provisioningModel": '{"master": "SPOT", "worker": "SPOT", "ps": "SPOT"}',
+}
 RANGE = ipaddress.IPv4Network("10.64.0.0/20")  # the program's own default
 
 
@@ -34,6 +47,41 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         all_of_it.enter_context(serving(google, Front, place.gateway, 443, certificate))
         world, ports = _behind(all_of_it, google, place)
         yield Cloud("rehearsal", google, world, *ports, tmp_path_factory.mktemp("stack"), machines=place)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what has a stack of containers of its own, and second what compares hosts on which nothing ran yet.
+
+    There is one such stack at a time, and `cluster` stays until the end.
+    """
+    first = ("test_faults", "test_host")
+    items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
+
+
+@pytest.fixture(scope="session")
+def cluster(cloud: Cloud) -> Iterator[Stack]:
+    """A cluster on containers, all of them spot, which nobody destroys until the end."""
+    began = time.monotonic()
+    with cloud.up(**SPOT) as stack:
+        print(f"up, from nothing to ready, for {len(cloud.google.machines)} hosts: {time.monotonic() - began:.0f} s")
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_job_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Cancel what a test that failed has left running, and have all hosts up: the next one waits for neither."""
+    if "cluster" not in request.fixturenames:
+        yield
+        return
+    cloud, stack = (request.getfixturevalue(name) for name in ("cloud", "cluster"))
+    yield
+    if request.node.stash.get(FAILED, False):
+        for job in json.loads(cloud.run("jobs", "--json").stdout or "[]"):
+            if job["state"] not in ("SUCCEEDED", "FAILED", "CANCELLED"):
+                cloud.run("cancel", job["jobId"])
+        for name in [machine.name for machine in cloud.google.machines.values()]:
+            cloud.machines.boot(name)
+        stack.up()
 
 
 @pytest.fixture(scope="session")

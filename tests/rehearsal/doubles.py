@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from waiting import limit, wait_for
+
 _OBJECT_USER = "roles/storage.objectUser"
 _NARROW = "narrow-"
 _PREFIX = re.compile(
@@ -86,7 +88,7 @@ class Google:
     roles: dict[str, list[str]] = field(default_factory=dict)  # custom ones: their permissions by name
     starters: set[tuple[str, str, str]] = field(default_factory=set)  # member, instance, role
     power: Callable[[str], str] = lambda _: "RUNNING"  # an instance's state
-    boot: Callable[[str], None] = lambda _: None  # starts one that is TERMINATED
+    boot: Callable[[str], None] = lambda _: None  # starts one that is TERMINATED, which it is no more from then on
     narrow: dict[str, tuple[str, list[dict[str, Any]]]] = field(default_factory=dict)  # a token's account and its boundary
     served: int = 0  # bytes that hosts have fetched from the buckets
     serial: Callable[[str], str] = lambda _: ""  # an instance's serial output
@@ -263,7 +265,8 @@ class _Starts(_Handler):
             return self.refuse(400, f"The resource '{found[1]}' is not ready")
         if state == "TERMINATED":
             self.google.machine(name).preempted(False)
-            self.google.boot(name)
+            # As Google does it: the answer comes at once, and the instance boots meanwhile.
+            threading.Thread(target=self.google.boot, args=(name,), name=f"boot {name}").start()
         return self.say(200, json.dumps({"kind": "compute#operation", "status": "RUNNING"}), _JSON)
 
     def refuse(self, status: int, why: str) -> None:
@@ -288,7 +291,7 @@ class Storage(_Handler):
         )
         if self.path.startswith(MUTE):
             self.close_connection = True
-            self.google.over.wait(_WAIT)
+            self.google.over.wait()
         elif status != 200:
             self.say(status)
         else:
@@ -431,20 +434,25 @@ class Compute(_Starts):
 def fake_gcs() -> Iterator[int]:
     """fake-gcs-server on a loopback port, which is the result."""
     assert _SERVER.exists(), "the double of Google's storage is missing: make gcs"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
-    command = [str(_SERVER), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + _WAIT
-        while time.monotonic() < deadline:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            time.sleep(0.05)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
+    with socket.socket() as held:  # bound and not listening: nobody else is given the port, and the server may have it too
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = int(held.getsockname()[1])
+        command = [str(_SERVER), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def answers() -> bool:
+            assert process.poll() is None, "the double of Google's storage does not start"
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), limit()):
+                return True
+            return False
+
+        try:
+            wait_for(answers, "the double of Google's storage listens")
+            yield port
+        finally:
+            process.kill()
+            process.wait()
 
 
 class _Server(ThreadingHTTPServer):

@@ -7,6 +7,7 @@ import ipaddress
 import re
 import subprocess
 import tarfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ class Machines:
     def __init__(self, range_: ipaddress.IPv4Network) -> None:
         self.range, self.gateway = range_, str(range_[1])
         self._stopping: set[str] = set()
+        self._booting: set[str] = set()
+        self._lock = threading.Lock()
 
     def start(self, name: str, address: str) -> None:
         """Boots an instance; the names of Google's are in its /etc/hosts, as nobody answers it for DNS."""
@@ -70,13 +73,22 @@ class Machines:
 
     def state(self, name: str) -> str:
         """RUNNING, STOPPING or TERMINATED, as the Compute API says it."""
+        if name in self._booting:
+            return "RUNNING"
         if client(PROJECT).instances.get(name).status != "Running":
             return "TERMINATED"
         return "STOPPING" if name in self._stopping else "RUNNING"
 
     def boot(self, name: str) -> None:
-        """Starts one that is off, on the disk that it has."""
-        client(PROJECT).instances.get(name).start(wait=True)
+        """Start one that is off, on the disk that it has, unless somebody else does."""
+        with self._lock:
+            if name in self._booting or client(PROJECT).instances.get(name).status == "Running":
+                return
+            self._booting.add(name)
+        try:
+            client(PROJECT).instances.get(name).start(wait=True)
+        finally:
+            self._booting.remove(name)
 
     def preempt(self, name: str) -> None:
         """Powers one off as Google does: by ACPI, and for good after 30 s."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import requests
 from doubles import Google
+from waiting import limit
 
 from infra.gcp.image import version
 from infra.runtime.recipe import Recipe
@@ -36,4 +37,4 @@ def upload(google: Google, bucket: str, recipe: Recipe) -> None:
     parts = f'--x\r\nContent-Type: application/json\r\n\r\n{{"name": "{recipe.path}", "metadata": {{"sha256": "{"5a" * 32}"}}}}'
     body = f"{parts}\r\n--x\r\nContent-Type: application/gzip\r\n\r\narchive\r\n--x--\r\n"
     headers = {"Content-Type": "multipart/related; boundary=x"}
-    requests.post(url, params={"uploadType": "multipart"}, data=body, headers=headers, timeout=10).raise_for_status()
+    requests.post(url, params={"uploadType": "multipart"}, data=body, headers=headers, timeout=limit()).raise_for_status()

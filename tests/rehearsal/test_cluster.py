@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 import requests
 from cloud import Cloud, Stack
+from waiting import limit, wait_for
 
-THREE = {
-    "scaleTier": "CUSTOM",
-    "masterType": "n1-standard-4",
-    "workerType": "n1-standard-4",
-    "workerCount": "1",
-    "parameterServerType": "n1-standard-4",
-    "parameterServerCount": "1",
-}
+REPLICAS = ("master-0", "worker-0", "worker-1", "ps-0")
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 
 
-@pytest.fixture(scope="module")
-def cluster(cloud: Cloud) -> Iterator[Stack]:
-    began = time.monotonic()
-    with cloud.up(**THREE) as stack:
-        print(f"up, from nothing to ready, for {len(cloud.google.machines)} hosts: {time.monotonic() - began:.0f} s")
-        yield stack
-
-
 def test_hosts_have_what_they_need_from_the_bucket_alone(cloud: Cloud, cluster: Stack) -> None:
-    assert len(cloud.google.machines) == 3
+    assert len(cloud.google.machines) == len(REPLICAS)
     runtimes = {machine.guest["scaletier/runtime"] for machine in cloud.google.machines.values()}
     assert len(runtimes) == 1
     assert cloud.machines.refused() == 0, "a host tried to reach what is no Google"
@@ -46,7 +29,7 @@ def test_hosts_have_what_they_need_from_the_bucket_alone(cloud: Cloud, cluster: 
 
 def test_a_job_runs_is_followed_and_described(cloud: Cloud, cluster: Stack) -> None:
     lines = cloud.fab("train", "--job", "tiny1", *TINY, "--", "--seconds", "2")
-    for replica in ("master-0", "worker-0", "ps-0"):
+    for replica in REPLICAS:
         assert f"INFO    {replica}" in lines
     assert "job SUCCEEDED" in lines
     record = json.loads(cloud.fab("describe", "tiny1", "--json"))
@@ -105,11 +88,9 @@ def test_tensorboard_shows_what_is_in_the_bucket(cloud: Cloud, cluster: Stack) -
             line = process.stdout.readline()
             assert line, said
             said += line
-        deadline = time.monotonic() + 120
-        while (runs := requests.get(f"{found[0]}data/runs", timeout=30).json()) != ["summaries"]:
-            assert time.monotonic() < deadline, f"it shows the runs {runs}"
-            time.sleep(1)
-        tags = requests.get(f"{found[0]}data/plugin/scalars/tags", timeout=30).json()
+        url = found[0]
+        wait_for(lambda: requests.get(f"{url}data/runs", timeout=limit()).json() == ["summaries"], "it shows the run", poll=0.5)
+        tags = requests.get(f"{url}data/plugin/scalars/tags", timeout=limit()).json()
     assert "loss" in tags["summaries"]
 
 
@@ -141,10 +122,8 @@ def test_a_job_is_cancelled_and_its_checkpoint_made_a_model(cloud: Cloud, cluste
     cloud.fab(
         "train", "--job", "long1", "--no-follow", "--", "--model", "mlp", "--max-steps", "10000000", "--checkpoint-steps", "100"
     )
-    deadline = time.monotonic() + 120
-    while not any(name.endswith(".index") for name in cloud.objects("jobs/long1/output/checkpoints/model")):
-        assert time.monotonic() < deadline, cloud.run("logs", "--job", "long1").stdout
-        time.sleep(1)
+    saved = "jobs/long1/output/checkpoints/model"
+    wait_for(lambda: any(name.endswith(".index") for name in cloud.objects(saved)), "there is a checkpoint", 300, poll=0.5)
     cloud.fab("cancel", "long1")
     assert json.loads(cloud.fab("describe", "long1", "--json"))["state"] == "CANCELLED"
     assert cloud.objects("jobs/long1/output/export/") == []
@@ -157,7 +136,11 @@ def test_hosts_that_are_up_run_a_start_up_script_that_has_changed(cloud: Cloud, 
     for host in hosts:
         cloud.machines.run(host, "touch", "/run/not-booted-since")
     cluster.up(idleTimeout="30m")
-    assert [cloud.machines.run(host, "systemctl", "is-active", "scaletier-idle.timer") for host in hosts] == ["active\n"] * 3
+    assert [cloud.machines.run(host, "systemctl", "is-active", "scaletier-idle.timer") for host in hosts] == ["active\n"] * len(
+        hosts
+    )
     cluster.up(idleTimeout="0")
-    assert [cloud.machines.run(host, "systemctl", "is-active", "scaletier-idle.timer") for host in hosts] == ["inactive\n"] * 3
+    assert [cloud.machines.run(host, "systemctl", "is-active", "scaletier-idle.timer") for host in hosts] == [
+        "inactive\n"
+    ] * len(hosts)
     assert all("not-booted-since" in cloud.machines.run(host, "ls", "/run") for host in hosts)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from cloud import Cloud
 from doubles import MUTE
+from waiting import limit
 
 FOUR = {
     "scaleTier": "CUSTOM",
     "masterType": "n1-standard-4",
     "workerType": "n1-standard-4",
     "workerCount": "3",
-    "readyTimeout": "60",
+    "readyTimeout": f"{limit(90):.0f}",  # three hosts are to have failed by then, and the fourth never ends
 }
 URL = "https://storage.googleapis.com/"
 # What is broken on each host: a text of its start-up script, and what is there in its place.
@@ -25,7 +26,7 @@ SPOILED = {
     "worker-2": ("for tool in ", "for tool in no-such-tool "),
 }
 SAID = (
-    r"not ready after 60 s: ",
+    rf"not ready after {FOUR['readyTimeout']} s: ",
     rf"worker-0 failed: runtime: {URL}\S+/runtimes/another-\S+ is not there: pulumi up uploads it",
     rf"worker-1 failed: runtime: {URL}\S+ has another sha256 than \w+",
     r"worker-2 failed: image: it has no no-such-tool",

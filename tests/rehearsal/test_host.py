@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cloud import Cloud
+from cloud import Cloud, Stack
 from machines import PROJECT, local_host, run
 
 from infra.gcp.image import NOT_HERE
@@ -58,7 +58,7 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def both(cloud: Cloud) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def both(cloud: Cloud, cluster: Stack) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """What a local host says of itself, and a Google one."""
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
     top = ROLE / "files/root"
@@ -74,8 +74,8 @@ def both(cloud: Cloud) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         "masked": defaults["host_masked"],
         "venv": VENV,
     }
-    with local_host(require(), require_runtime(), VENV) as ours, cloud.up(scaleTier="BASIC"):
-        (google,) = cloud.google.machines.values()
+    with local_host(require(), require_runtime(), VENV) as ours:
+        google = next(iter(cloud.google.machines.values()))
         yield _said(*ours, asked), _said(PROJECT, google.name, asked)
 
 

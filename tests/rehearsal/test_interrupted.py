@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from cloud import BIN, Cloud, PulumiError, Stack
+from waiting import limit
 from world import Refused
 
 BASIC = {"scaleTier": "BASIC"}
@@ -48,14 +49,14 @@ def kill_in_mid_create(records: Cloud, stack: Stack) -> None:
         fill(kind, name)
         if kind == "Instance":
             made.set()
-            go_on.wait(60)
+            go_on.wait(limit(600))
 
     records.world.after = hold
     command = stack.command("up", "--yes", "--skip-preview")
     with subprocess.Popen(
         command, cwd=stack.folder, env=stack.env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as up:
-        assert made.wait(120), "no host was made"
+        assert made.wait(limit(600)), "no host was made"
         os.killpg(up.pid, signal.SIGKILL)
     go_on.set()
     records.world.after = fill

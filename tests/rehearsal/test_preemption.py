@@ -6,23 +6,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 from cloud import Cloud, Stack
+from waiting import wait_for
 
-SPOT = {
-    "scaleTier": "CUSTOM",
-    "masterType": "n1-standard-4",
-    "workerType": "n1-standard-4",
-    "workerCount": "2",
-    "parameterServerType": "n1-standard-4",
-    "parameterServerCount": "1",
-    "provisioningModel": '{"master": "SPOT", "worker": "SPOT", "ps": "SPOT"}',
-}
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
-PATIENCE = 150.0
+PATIENCE = 600.0
 
 
 class Job:
@@ -34,12 +25,12 @@ class Job:
         stack: Stack,
         name: str,
         flags: Sequence[str] = TINY,
-        arguments: Sequence[str] = ("--seconds", "600", "--rate", "2"),
+        arguments: Sequence[str] = ("--seconds", "36000", "--rate", "2"),
     ) -> None:
         self.cloud, self.name = cloud, name
         self.machines = {found["labels"]["scaletier-replica"]: found["name"] for found in cloud.world.of("Instance")}
         cloud.fab("train", "--job", name, "--no-follow", *flags, "--", *arguments)
-        self.until(lambda: self.record["state"] == "RUNNING")
+        self.until(lambda: self.record["state"] == "RUNNING", "runs")
 
     @property
     def record(self) -> dict[str, Any]:
@@ -74,16 +65,19 @@ class Job:
             thread.join()
         return time.monotonic() - began
 
-    def until(self, condition: Any, seconds: float = PATIENCE) -> float:
+    def until(self, condition: Callable[[], bool], what: str) -> float:
+        """Wait for a condition; the seconds that it took."""
         began = time.monotonic()
-        while not condition():
-            assert time.monotonic() - began < seconds, json.dumps(self.record, indent=1)
-            time.sleep(1)
+        try:
+            wait_for(condition, f"{self.name}: {what}", PATIENCE, poll=0.5)
+        except AssertionError as error:
+            error.add_note(json.dumps(self.record, indent=1))
+            raise
         return time.monotonic() - began
 
     def trains_again(self, replica: str, starts: int = 2) -> float:
         """The seconds until a replica has told of a step in its `starts`th start."""
-        return self.until(lambda: len(re.findall(r"\], step 1:", self.log(replica))) >= starts)
+        return self.until(lambda: len(re.findall(r"\], step 1:", self.log(replica))) >= starts, f"{replica} trains again")
 
     def succeeds(self) -> None:
         # Where its package is: as it was pushed, or out of the bucket.
@@ -91,13 +85,7 @@ class Job:
         self.cloud.machines.run(
             self.machines["master-0"], "find", *folders, "-type", "d", "-name", "output", "-exec", "touch", "{}/enough", ";"
         )
-        self.until(lambda: self.record["state"] == "SUCCEEDED")
-
-
-@pytest.fixture(scope="module")
-def cluster(cloud: Cloud) -> Iterator[Stack]:
-    with cloud.up(**SPOT) as stack:
-        yield stack
+        self.until(lambda: self.record["state"] == "SUCCEEDED", "succeeds")
 
 
 def test_a_preempted_worker_is_started_again_and_goes_on(cloud: Cloud, cluster: Stack) -> None:
@@ -106,7 +94,8 @@ def test_a_preempted_worker_is_started_again_and_goes_on(cloud: Cloud, cluster: 
     off = job.preempt("worker-0")
     again = job.trains_again("worker-0")
     print(f"worker-0: off after {off:.0f} s, trains {again:.0f} s later; worker-1 did {job.steps('worker-1') - before} steps")
-    assert job.steps("worker-1") > before + 10, "the others go on meanwhile"
+    job.until(lambda: job.steps("worker-1") > before + 10, "the others go on")
+    assert job.replica("worker-1")["restarts"] == 0, "they never stopped"
     assert "this host is preempted" in job.log("worker-0")
     assert "worker-0 is being started" in job.causes
     assert any(cause.startswith("worker-0 is preempted: its host is to be started again") for cause in job.causes)
@@ -120,7 +109,7 @@ def test_three_at_once_the_master_among_them(cloud: Cloud, cluster: Stack) -> No
     off = job.preempt(*names)
     took = [job.trains_again(name) for name in names]
     print(f"three at once: off after {off:.0f} s, all train {sum(took):.0f} s later")
-    assert {f"{name} is being started" for name in names} <= set(job.causes)
+    job.until(lambda: {f"{name} is being started" for name in names} <= set(job.causes), "all starts are told")
     job.succeeds()
 
 
@@ -129,7 +118,8 @@ def test_who_has_no_right_to_start_says_so(cloud: Cloud, cluster: Stack) -> None
     granted, cloud.google.starters = cloud.google.starters, set()
     try:
         job.preempt("worker-1")
-        job.until(lambda: any("HTTP 403, Required 'compute.instances.start'" in cause for cause in job.causes))
+        refused = "HTTP 403, Required 'compute.instances.start'"
+        job.until(lambda: any(refused in cause for cause in job.causes), "it says that it may not")
         assert "worker-1 is not started: HTTP 403" in job.log("all")
     finally:
         cloud.google.starters = granted
@@ -138,14 +128,27 @@ def test_who_has_no_right_to_start_says_so(cloud: Cloud, cluster: Stack) -> None
 
 
 def test_a_synchronous_training_goes_on_from_its_checkpoint_with_all_of_them(cloud: Cloud, cluster: Stack) -> None:
-    job = Job(cloud, cluster, "sync", ("--strategy", "sync"), ("--model", "mlp", "--max-steps", "12000"))
-    job.until(lambda: "], step " in job.log("master-0"))
+    """It trains without an end, and is ended once it trains again: how long that takes is the machine's affair."""
+    endless = ("--model", "mlp", "--max-steps", "10000000", "--checkpoint-steps", "100")
+    job = Job(cloud, cluster, "sync", ("--strategy", "sync"), endless)
+    saved = "jobs/sync/output/checkpoints/model"
+    job.until(lambda: any(name.endswith(".index") for name in cloud.objects(saved)), "there is a checkpoint")
     job.preempt("worker-0")
-    job.until(lambda: job.record["state"] in ("SUCCEEDED", "FAILED"), 2 * PATIENCE)  # it does its steps besides
+
+    def steps_since() -> list[int]:
+        """The step from which the master resumed, and those that it has trained since."""
+        resumed = re.search(r"Resuming from gs://\S+, step (\d+)(.*)", job.log("master-0"), re.DOTALL)
+        return [int(resumed[1]), *map(int, re.findall(r"\], step (\d+):", resumed[2]))] if resumed else []
+
+    job.until(lambda: len(steps_since()) > 1, "it trains again")
+    at, *since = steps_since()
+    assert at >= 100
+    assert since[-1] > at
     record = job.record
-    assert (record["state"], record["attempt"], record["spent"]) == ("SUCCEEDED", 1, 0), record["errorMessage"]
+    # Once more, if a new replica was quicker than the end of an old one.
+    assert (record["state"], record["attempt"] >= 1, record["spent"]) == ("RUNNING", True, 0), record
     assert "worker 0 was preempted" in job.causes
-    assert "Resuming from gs://" in job.log("master-0")
+    cloud.fab("cancel", "sync")
 
 
 def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(cloud: Cloud, cluster: Stack) -> None:
@@ -155,5 +158,5 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(cloud: Cloud,
     said = cloud.fab_fails("train", "--job", "woken", "--no-follow", *TINY)
     wanted = r"error: .*worker-0 \(\S+\) does not answer; .*: fab train --wake .* starts those that are stopped, .*pulumi up"
     assert re.fullmatch(wanted, said.splitlines()[-1])
-    lines = cloud.fab("train", "--job", "woken", "--wake", *TINY, "--", "--seconds", "2", seconds=300)
+    lines = cloud.fab("train", "--job", "woken", "--wake", *TINY, "--", "--seconds", "2")
     assert "job SUCCEEDED" in lines

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import requests
 from doubles import Google, Machine, tree
+from waiting import limit
 
 Props = dict[str, Any]
 _COMPUTE = "https://www.googleapis.com/compute/v1/"
@@ -94,7 +95,9 @@ class World:
             self.told.append(f"create {kind} {id_.rpartition('/')[2]}")
         if kind == "Bucket":
             url = f"http://127.0.0.1:{self.google.storage}/storage/v1/b"
-            requests.post(url, json={"name": inputs["name"]}, params={"project": self.project}, timeout=10).raise_for_status()
+            requests.post(
+                url, json={"name": inputs["name"]}, params={"project": self.project}, timeout=limit()
+            ).raise_for_status()
         if kind == "BucketIAMMember":
             self.google.grants.add((inputs["member"], inputs["bucket"], inputs["role"]))
         if kind in ("IAMCustomRole", "InstanceIAMBinding"):
@@ -178,7 +181,7 @@ class World:
     def objects(self, bucket: str) -> list[tuple[str, str]]:
         """Names and generations in a bucket, older versions too."""
         url = f"http://127.0.0.1:{self.google.storage}/storage/v1/b/{bucket}/o"
-        found = requests.get(url, params={"versions": "true"}, timeout=10).json()
+        found = requests.get(url, params={"versions": "true"}, timeout=limit()).json()
         return [(item["name"], item["generation"]) for item in found.get("items", [])]
 
     def _empty(self, found: Props) -> None:
@@ -190,9 +193,9 @@ class World:
             )
         for name, generation in there:
             quoted = requests.utils.quote(name, safe="")
-            requests.delete(f"{base}/o/{quoted}", params={"generation": generation}, timeout=10)
+            requests.delete(f"{base}/o/{quoted}", params={"generation": generation}, timeout=limit())
         self.taken += [name for name, _ in there]
-        requests.delete(base, timeout=10)
+        requests.delete(base, timeout=limit())
 
     def _computed(self, kind: str, id_: str, inputs: Props) -> Props:
         """What the API adds to the inputs of a thing."""
