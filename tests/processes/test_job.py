@@ -106,3 +106,14 @@ def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) 
     assert len(one) >= 20, "weights, moving means, the optimizer's and the generators' variables"
     for key, value in one.items():
         assert np.array_equal(value, other[key]), key
+
+
+def test_writing_summaries_does_not_import_tensorboard() -> None:
+    code = (
+        "import sys, tempfile, numpy\nfrom scaletier.summaries import Summaries\n"
+        "s = Summaries(tempfile.mkdtemp())\ns.scalars(1, {'a': 1})\n"
+        "s.images(1, {'b': numpy.zeros((1, 28, 28), 'uint8')})\n"
+        "print([name for name in sys.modules if name.startswith('tensorboard')])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
