@@ -40,14 +40,19 @@ def cluster(_shared: list[Stack]) -> Iterator[Stack]:
 @pytest.fixture(autouse=True)
 def _leave_the_cluster_as_it_was(_shared: list[Stack], request: pytest.FixtureRequest) -> Iterator[None]:
     """Cancel the jobs that a test leaves, and after one that failed put back its hosts: the next one waits for neither."""
-    before = [(stack, stack.settings, stack.host_names) for stack in _shared]
+    before = [(stack, stack.settings) for stack in _shared]
     yield
     for stack in _shared:
         for job in stack.active_jobs():
             stack.fab("cancel", job)
     if request.node.stash.get(FAILED, False):
-        for stack, settings, hosts in before:
-            stack.restore(settings, hosts)
+        for stack, settings in before:
+            stack.restore(settings)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker of tests that fetch packages."""
+    config.addinivalue_line("markers", "registry(packages): it fetches these packages from a registry")
 
 
 @pytest.fixture(scope="session")

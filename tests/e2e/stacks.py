@@ -199,6 +199,17 @@ class Stack:
 
         return wait_for(first, f"one of {jobs} is {state}", poll=0.2)
 
+    def stop(self, host: str) -> None:
+        """Take a host's power away."""
+        client(self.names.project).instances.get(host).stop(force=True, wait=True)
+
+    def start_again(self, host: str) -> None:
+        """Start a host that was stopped, and wait until it answers ssh."""
+        instance = client(self.names.project).instances.get(host)
+        if instance.status != "Running":
+            instance.start(wait=True)
+        wait_for(lambda: self.ssh(host, "hostname").out.strip() == host, f"{host} answers")
+
     def instances(self) -> list[str]:
         """Return the names of the hosts that LXD has by now, whatever state they are in."""
         return [instance.name for names in own(self.name) for instance in client(names.project).instances.all()]
@@ -210,11 +221,10 @@ class Stack:
         """Return the configuration as it is written down."""
         return self._file.read_text()
 
-    def restore(self, settings: str, hosts: list[str]) -> None:
-        """Bring a stack back to this configuration and these hosts, if a test left it otherwise."""
-        if self.settings != settings or self.hosts() != hosts:
-            self._file.write_text(settings)
-            self.up()
+    def restore(self, settings: str) -> None:
+        """Bring a stack back to this configuration, with all its hosts and its firewall, whatever a test has left."""
+        self._file.write_text(settings)
+        self.up()
 
     @property
     def host_names(self) -> list[str]:

@@ -78,6 +78,7 @@ def test_code_in_the_way_of_gradient(cluster: Stack, tmp_path: Path) -> None:
     assert list((tmp_path / "out").glob("model.ckpt-2*.index"))
 
 
+@pytest.mark.registry("tf-keras")
 def test_tf_keras_with_its_dependency(cluster: Stack, tmp_path: Path) -> None:
     lines = run(cluster, "ex_mwms", "mwms", "--", "--model", "mlp", "--max-steps", "900")
     for name, label in (("master-0", "chief/0"), ("worker-0", "worker/0"), ("worker-1", "worker/1")):
@@ -89,6 +90,7 @@ def test_tf_keras_with_its_dependency(cluster: Stack, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "weights.npz").stat().st_size > 100_000
 
 
+@pytest.mark.registry("tabulate, setuptools")
 def test_a_project_with_a_dependency(cluster: Stack, tmp_path: Path) -> None:
     lines = run(cluster, "ex_packaged", "packaged", "--", "--max-steps", "5000")
     for name in (*_TRAINERS, *_OTHERS):
@@ -134,6 +136,7 @@ def test_several_workers_of_a_cluster_that_has_others_too(cluster: Stack, tmp_pa
     assert (tmp_path / "out" / "model.index").is_file()
 
 
+@pytest.mark.registry("scikit-learn")
 def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_path: Path) -> None:
     one = ("--scale-tier", "BASIC")
     lines = run(cluster, "ex_scikit", "scikit", *one, "--script", "train.py", "--", "--neighbours", "5")
@@ -189,6 +192,7 @@ def test_the_hosts_have_what_pip_is_told(cluster: Stack, name: str) -> None:
     assert {package: version for package, version in there.items() if package not in ours} == told
 
 
+@pytest.mark.registry("one that is not there")
 def test_dependencies_that_cannot_be_change_nothing(cluster: Stack, tmp_path: Path) -> None:
     (package := tmp_path / "mine").mkdir()
     for name in ("__init__.py", "task.py"):

@@ -12,7 +12,6 @@ from stacks import Stack
 from waiting import limit
 
 from infra.lxd import nft
-from infra.lxd.api import client
 from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 _OTHER_PORT = 8080
@@ -48,7 +47,7 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
         answer = cluster.ssh("worker-0", f"python3 -c '{CONNECT}' '{asked}'")
     assert json.loads(answer.out) == [False]
     # The evaluator may not reach a ps. As the worker that it pretends to be, and that is away, it could.
-    client(cluster.names.project).instances.get("worker-1").stop(force=True, wait=True)
+    cluster.stop("worker-1")
     borrowed = addresses["worker-1"]
     try:
         assert cluster.ssh("evaluator-0", f"sudo ip addr add {borrowed}/32 dev lo").code == 0
@@ -57,8 +56,7 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
         assert answer.out.strip() == "timed out", answer.text
     finally:
         cluster.ssh("evaluator-0", f"sudo ip addr del {borrowed}/32 dev lo")
-        cluster.up()
-    assert cluster.ssh("worker-1", "hostname").out.strip() == "worker-1"
+        cluster.start_again("worker-1")
 
 
 def test_a_rule_that_somebody_changed_is_mended_by_up(cluster: Stack) -> None:

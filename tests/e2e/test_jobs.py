@@ -50,20 +50,18 @@ def wait_until_gone(cluster: Stack, *hosts: str) -> None:
 
 def test_arguments_arrive_byte_for_byte(cluster: Stack, tmp_path: Path) -> None:
     texts = ["two words", "it's", 'a "b" $HOME `c` \\d', "é ☃ 雪", "line\nbreak", "", "--model=x"]
-    quoted = " ".join(shlex.quote(text) for text in texts)
-    for job, arguments in [
-        ("args_dashes", ("--", "--seconds", "36000", *texts)),
-        ("args_flag", ("--args", f"--seconds 36000 {quoted}")),
-    ]:
-        result = cluster.fab("train", "--job", job, *TINY, "--no-follow", *arguments)
-        assert result.code == 0, result.text
-        cluster.enough(job, replicas=6)
-        cluster.wait(job, "SUCCEEDED")
-        assert cluster.fab("get", job, str(tmp_path / job)).code == 0
-        for replica in ("master-0", "ps-1"):
-            seen = json.loads((tmp_path / job / f"{replica}.json").read_text())
-            assert seen["argv"] == ["--seconds", "36000", *texts]
-            assert json.loads(seen["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
+    half = len(texts) // 2
+    quoted = " ".join(shlex.quote(text) for text in texts[:half])
+    arguments = ("--args", f"--seconds 36000 {quoted}", "--", *texts[half:])
+    result = cluster.fab("train", "--job", "args", *TINY, "--no-follow", *arguments)
+    assert result.code == 0, result.text
+    cluster.enough("args", replicas=6)
+    cluster.wait("args", "SUCCEEDED")
+    assert cluster.fab("get", "args", str(tmp_path / "args")).code == 0
+    for replica in ("master-0", "ps-1"):
+        seen = json.loads((tmp_path / "args" / f"{replica}.json").read_text())
+        assert seen["argv"] == ["--seconds", "36000", *texts]
+        assert json.loads(seen["environ"]["TF_CONFIG"])["task"]["index"] == int(replica[-1])
 
 
 def test_job_goes_on_when_fab_is_killed(cluster: Stack) -> None:
@@ -175,28 +173,3 @@ def test_of_two_that_train_at_the_same_time_one_waits_for_the_other(cluster: Sta
     assert sum("is QUEUED behind race" in streams[1] for streams, _ in ends) == 1, ends
     first, second = sorted((cluster.describe(f"race{n}") for n in range(2)), key=lambda record: record["startTime"])
     assert first["endTime"] <= second["startTime"]
-
-
-def test_bad_calls_end_with_one_line_and_change_nothing(cluster: Stack) -> None:
-    ran = cluster.fab("train", "--job", "used_before", *TINY, "--json")
-    record = json.loads(ran.out)
-    assert (ran.code, record["jobId"], record["state"]) == (0, "used_before", "SUCCEEDED")
-    assert "Final metrics" in ran.err
-    before = cluster.fab("jobs", "--json").out
-    for arguments, word in [
-        (("train", "--job", "9lives"), "letter"),
-        (("train", "--job", "used_before"), "used_before"),
-        (("train", "--job", "j1", "--package", "no/such"), "no/such"),
-        (("train", "--job", "j1", "--package", "templates"), "__init__"),
-        (("train", "--job", "j1", "--package", "tests/trainers/tiny", "--module", "tiny.none"), "tiny.none"),
-        (("train", "--job", "j1", *TINY, "--config", "no.yaml"), "no.yaml"),
-        (("logs", "worker-9"), "worker-1"),
-        (("describe", "nobody"), "nobody"),
-        (("cancel", "nobody"), "nobody"),
-    ]:
-        result = cluster.fab(*arguments)
-        assert result.code == 2, (arguments, result.text)
-        assert word in result.err, (arguments, result.text)
-        assert "Traceback" not in result.text
-        assert len(result.errors) == 1, (arguments, result.err)
-    assert cluster.fab("jobs", "--json").out == before

@@ -24,9 +24,9 @@ _PAIR = {
 _FILE = "/bucket/models/kept/v1"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pair() -> Iterator[Stack]:
-    """A master and a worker, with something in the bucket, and nothing said of what is to become of it."""
+    """A master and a worker, with something in the bucket of which nothing is said; what a test changes stays so."""
     with Stack("e2e-keys", _PAIR) as stack:
         config(stack, forceDestroy=None)
         stack.up()
@@ -113,24 +113,24 @@ def test_every_key_on_a_live_stack(pair: Stack) -> None:
     for keys, words in _REFUSED:
         with changed(pair, keys):
             assert words in refusal(pair, "preview")
-    with changed(pair, _CHANGES[1][0] | _CHANGES[3][0] | {"workerCount": 1, "memory": {"worker": "900MiB"}}):
-        pair.up()
-        assert kept(pair)
-        assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
-        inventory = json.loads((pair.folder / "inventory.json").read_text())
-        assert {host["address"].rpartition(".")[0] for host in inventory["hosts"]} == {"10.94.8"}
-        assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of a processor in one"
+    config(pair, **_CHANGES[1][0] | _CHANGES[3][0] | {"workerCount": 1, "memory": {"worker": "900MiB"}})
+    pair.up()
+    assert kept(pair)
+    assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
+    inventory = json.loads((pair.folder / "inventory.json").read_text())
+    assert {host["address"].rpartition(".")[0] for host in inventory["hosts"]} == {"10.94.8"}
+    assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of a processor in one"
 
 
 def test_a_bucket_outlives_its_name_and_its_stack(pair: Stack) -> None:
-    whose = pair.names
+    whose, hosts = pair.names, pair.hosts()
     pair.rename("e2e-renamed")
     assert operations(pair) == {"project": "update", "operator-files": "replace"}
     pair.up()
-    assert (pair.names, pair.hosts(), kept(pair)) == (whose, ["master-0", "worker-0"], True)
+    assert (pair.names, pair.hosts(), kept(pair)) == (whose, hosts, True)
     said = refusal(pair, "destroy", "--yes", "--skip-preview")
     assert "the bucket holds models (kept), so nothing is destroyed" in said
-    assert (pair.hosts(), kept(pair)) == (["master-0", "worker-0"], True)
+    assert (pair.hosts(), kept(pair)) == (hosts, True)
     config(pair, retainBucket=True)
     pair.up()
     assert f"in LXD's project {whose.project}" in pair.pulumi("destroy", "--yes", "--skip-preview")

@@ -6,8 +6,6 @@ import json
 
 from stacks import Stack
 
-from infra.lxd.api import client
-
 TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 
 
@@ -49,12 +47,12 @@ def test_one_host_jobs_side_by_side_and_a_larger_one_behind_them(cluster: Stack)
 
 
 def test_a_host_that_is_off_is_done_without(cluster: Stack) -> None:
-    client(cluster.names.project).instances.get("master-0").stop(force=True, wait=True)
+    cluster.stop("master-0")
     try:
         ran = cluster.fab("train", "without", *TINY, "--scale-tier", "BASIC", "--", "--seconds", "1")
         assert (ran.code, "master-0" in ran.err, placement(cluster, "without")) == (0, True, {"master-0": "worker-0"})
     finally:
-        cluster.up()
+        cluster.start_again("master-0")
 
 
 def test_a_cluster_that_shrinks_under_a_job_says_so_and_asks(cluster: Stack) -> None:

@@ -61,19 +61,6 @@ def test_a_job_runs_again_from_the_bucket_and_what_differs_is_said(cluster: Stac
     assert "differs from original in" in again.out or "is original over again" in again.out
 
 
-def test_a_damaged_package_is_one_line_and_starts_nothing(cluster: Stack, original: str) -> None:
-    package = f"/bucket/jobs/{original}/package.tar.gz"
-    assert cluster.ssh("master-0", f"sudo cp {package} /tmp/whole && sudo sh -c 'echo >>{package}'").code == 0
-    try:
-        result = cluster.fab("reproduce", original, "--job", "damaged")
-    finally:
-        assert cluster.ssh("master-0", f"sudo sh -c 'cat /tmp/whole >{package}'").code == 0
-    assert result.code == 1
-    (line,) = result.errors
-    assert line.startswith(f"error: the package of {original} is damaged")
-    assert cluster.fab("describe", "damaged").code == 2
-
-
 @pytest.mark.usefixtures("_plan")
 def test_a_plan_is_compared_with_the_job(cluster: Stack, original: str) -> None:
     early = cluster.fab("plan", "--job", original)

@@ -149,17 +149,3 @@ def test_data_that_only_the_master_has(cluster: Stack, strategy: str, elsewhere:
     assert (code, record["state"]) == (1, "FAILED"), record
     assert re.search(r"worker[ /]\d", record["errorMessage"])
     assert folder in record["errorMessage"]
-
-
-def test_a_strategy_that_there_is_not(cluster: Stack) -> None:
-    before = cluster.fab("jobs", "--json").out
-    result = cluster.fab("train", "--job", "unknown", "--strategy", "asynchronous")
-    assert (result.code, len(result.errors)) == (2, 1), result.text
-    assert ", ".join(STRATEGIES) in result.err
-    assert cluster.fab("jobs", "--json").out == before
-
-
-def test_a_batch_larger_than_the_data(cluster: Stack) -> None:
-    code, record = train(cluster, "large_batch", "sync", "--batch-size 60001")
-    assert (code, record["state"]) == (1, "FAILED"), record
-    assert "error: batch size 60001 is larger than the data: " in record["errorMessage"]

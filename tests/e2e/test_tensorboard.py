@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from browser import Browser
 from stacks import Stack
 from waiting import limit, wait_for
 
-TINY = ("--package", "tests/trainers/tiny", "--module", "tiny.task")
 LOSS = """
 const lines = deep(document, 'path.line').filter(path => (above(path, 'tf-scalar-card') || {}).tag === 'loss');
 return lines.map(path => path.getAttribute('d') || '');
@@ -155,22 +153,3 @@ def test_the_export_of_a_job_comes_once(cluster: Stack, original: str, tmp_path:
     assert {path.name for path in dest.iterdir()} >= {"saved_model.pb", "variables"}
     again = cluster.fab("export", original, "--dest", str(dest))
     assert (again.code, again.errors) == (2, [f"error: {dest} is there already: remove it, or give another --dest"])
-
-
-def test_what_cannot_be_shown_is_one_line(cluster: Stack, tmp_path: Path) -> None:
-    assert cluster.fab("train", "--job", "bare", *TINY, "--args", "--seconds 2").code == 0
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for arguments, code, says in [
-            (("tensorboard", "--job", "nobody"), 2, "there is no job 'nobody'"),
-            (("tensorboard", "--job", "bare"), 1, "job bare (SUCCEEDED) has no summaries in /bucket/jobs/bare/output"),
-            (("tensorboard", "--all", "--port", str(port)), 2, f"port {port} is taken on this machine: give another --port"),
-            (("tensorboard", "--port", "0"), 2, "--port '0' is no port; valid are 1 to 65535"),
-            (("tensorboard", "--job", "bare", "--all"), 2, "leave one of them out"),
-            (("export", "nobody"), 2, "there is no job 'nobody'"),
-            (("export", "bare"), 1, "job bare (SUCCEEDED) has neither an exported model nor a checkpoint in"),
-        ]:
-            result = cluster.fab(*arguments)
-            assert (result.code, result.out) == (code, ""), (arguments, result.text)
-            assert says in result.err
-            assert len(result.errors) == 1, result.err

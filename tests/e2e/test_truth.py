@@ -150,12 +150,3 @@ def test_a_submission_that_is_killed_anywhere_blocks_nobody(cluster: Stack) -> N
         cluster.describe(f"cut{number}") for number in range(3) if cluster.fab("describe", f"cut{number}").code == 0
     ):
         assert record["state"] in ("SUCCEEDED", "FAILED"), record
-
-
-def test_the_same_crash_again_and_again_ends_the_job(cluster: Stack) -> None:
-    result = cluster.fab("train", "--job", "crashes", *TINY, "--", "--seconds", "36000", "--exit", "worker-0=-9")
-    assert result.code == 1
-    message = cluster.describe("crashes")["errorMessage"]
-    assert message.startswith(
-        "The replica worker 0 exited with a non-zero status of 137 (signal 9 (SIGKILL)), the same 3 times"
-    )

@@ -10,8 +10,6 @@ import yaml
 from stacks import Stack
 from waiting import limit
 
-from infra.lxd.api import client
-
 TUNED = ("--package", "tests/trainers/tuned", "--module", "tuned.task")
 PARAMS = [
     {"parameterName": "learning-rate", "type": "DOUBLE", "minValue": 1e-4, "maxValue": 10, "scaleType": "UNIT_LOG_SCALE"},
@@ -47,12 +45,12 @@ def test_every_trial_comes_to_its_end_whatever_dies(cluster: Stack, tmp_path: Pa
     assert {trial["replica"] for trial in running.values()} == {"master-0", "worker-0", "worker-1"}
     (lost,) = (number for number, trial in running.items() if trial["replica"] == "worker-1")
     try:
-        client(cluster.names.project).instances.get("worker-1").stop(force=True, wait=True)
+        cluster.stop("worker-1")
         assert cluster.ssh("worker-0", "sudo pkill -KILL -f [t]uned.task").code == 0
         assert cluster.ssh("master-0", f"sudo touch {output}/1/go {output}/2/go {output}/3/go").code == 0
         record = cluster.wait("tuned", "SUCCEEDED", "FAILED")
     finally:
-        cluster.up()
+        cluster.start_again("worker-1")
     assert record["state"] == "SUCCEEDED", record["errorMessage"]
     found = trials(cluster, "tuned")
     assert sorted(found) == [1, 2, 3, 4, 5, 6, 7]
