@@ -7,8 +7,8 @@ STACK ?= local
 SECONDS ?= 600
 COUNT ?= 100
 export PYTHON STACK
-# Parts of set-up that need nothing of one another are made side by side, and say how far they are in lines.
-TOGETHER = SETUP_LINES=1 $(MAKE) -j8
+# Parts of set-up that need nothing of one another are made side by side.
+TOGETHER = setup/together.sh $(MAKE) -j8
 LOCAL := venv pulumi lxd image data stack
 
 .PHONY: help setup cloud venv tensorflow dev pulumi system lxd rootfs runtime image data stack browser gcs demo test test-load test-all lint unit mutants soak fuzz audit versions bench clean
@@ -54,7 +54,7 @@ image: rootfs runtime ## both
 	@:
 
 data: venv ## MNIST as TFRecords in .cache/mnist, checked by hash
-	@$(BIN)/python -m trainer.records --dest .cache/mnist
+	@setup/data.sh
 
 stack: venv pulumi ## Pulumi's stack $(STACK), with a passphrase of its own; with PULUMI_BACKEND_URL the team's of that name
 	@setup/stack.sh

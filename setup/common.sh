@@ -3,7 +3,19 @@
 root=$(pwd -P)
 least_pulumi=3.250.0
 
+began=$(date +%s)
+
 say() { echo "$part: $*"; }
+
+# finish TEXT: says what was made, and in how long.
+finish() {
+  seconds=$(($(date +%s) - began))
+  minutes=$((seconds / 60))
+  say "$*, $([ "$minutes" = 0 ] || echo "$minutes min ")$((seconds % 60)) s"
+}
+
+# unchanged TEXT: says that there is nothing to do, but not for each of the parts that are made side by side.
+unchanged() { [ -n "${SETUP_TOGETHER:-}" ] || say "$*"; }
 
 fail() { echo "$part: $*" >&2; exit 2; }
 
@@ -30,13 +42,21 @@ find_python() {
   return 1
 }
 
-# progress LABEL [--match PATTERN --total N] -- COMMAND …: says how far it is; its output is in .cache/LABEL.log.
+# progress LOG [--match PATTERN --total N] -- COMMAND …: shows how far it is, if there is a Python; its output is in .cache/LOG.log.
 progress() {
-  label=$1
+  log=$root/.cache/$1.log
   shift
   runner=$root/.venv/bin/python
-  [ -x "$runner" ] || runner=$python
-  "$runner" "$root/setup/progress.py" "$label" --log "$root/.cache/$label.log" "$@"
+  if [ ! -x "$runner" ]; then
+    if ! find_python; then
+      while [ "$1" != -- ]; do shift; done
+      shift
+      "$@"
+      return
+    fi
+    runner=$python
+  fi
+  "$runner" "$root/setup/progress.py" "$part" --log "$log" "$@"
 }
 
 # newer A B: true where version A, such as 3.250.0, is B or later.
@@ -120,7 +140,8 @@ firewall() { [ "$(id -u)" = 0 ] || sudo -n "$(nft_path)" list tables >/dev/null 
 # apt PACKAGE …: by root, on Debian and its kin; one part of set-up at a time.
 apt() {
   say "installing $*"
-  flock "$root/setup" sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null' apt "$@"
+  progress "$part-packages" --match '^(?:Unpacking|Setting up) (\S+)' -- flock "$root/setup" sh -c \
+    'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"' apt "$@"
 }
 
 may_install() { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }

@@ -30,6 +30,21 @@ run() {
   "$@"
 }
 
+print_next() {
+  cat <<'END'
+
+Next, in a stack of your own:
+  make setup                       # the stack `local`; all else is there
+  source .venv/bin/activate
+  pulumi up                        # the hosts
+  fab train -- --max-steps 500     # a job, followed to its end; Ctrl-C leaves it running
+  fab logs                         # what its replicas print
+  fab get                          # its output: checkpoints, summaries, the exported model
+  pulumi config set forceDestroy true && pulumi up    # if what is in the bucket may go too
+  pulumi destroy
+END
+}
+
 destroy() {
   status=$?
   trap '' INT TERM
@@ -41,6 +56,7 @@ destroy() {
     exit 1
   fi
   echo "Nothing is left: no instance, volume, network, nft table or process of the stack."
+  [ "$status" != 0 ] || print_next
   exit "$status"
 }
 trap destroy EXIT

@@ -11,7 +11,7 @@ needed=$(sed -n 's|^go ||p' go.mod)
 
 built() { [ -x "$out/fake-gcs-server" ] && [ "$(cat "$out/version" 2>/dev/null)" = "$version" ]; }
 
-if built; then say "$version is there"; exit 0; fi
+if built; then unchanged "$version is there"; exit 0; fi
 recent_go "$needed" || fail "install Go $needed or later, which builds the tests' double of Google's storage, then try again"
 find_python || python=python3
 say "building $version with $(go env GOVERSION): about 2 minutes, once"
@@ -20,4 +20,4 @@ package=github.com/fsouza/fake-gcs-server
 progress fake-gcs --match '^([\w./-]+)$' --total "$(go list -mod=readonly -deps $package | wc -l)" -- \
   go build -v -mod=readonly -buildvcs=false -trimpath -o "$out/fake-gcs-server" -ldflags "-s -w" $package
 echo "$version" >"$out/version"
-say "built $version"
+finish "built $version"

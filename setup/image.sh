@@ -7,16 +7,16 @@ part=image
 bin=$root/.venv/bin
 cache=$root/.cache/image
 
-if found=$("$bin/python" -m infra.lxd.image); then say "$found"; exit 0; fi
+if found=$("$bin/python" -m infra.lxd.image); then unchanged "$found"; exit 0; fi
 [ "$(id -u)" = 0 ] || fail "root makes it: \`sudo setup/image.sh\`"
-say "Ansible is making it (about a minute, once)"
+say "making the image by Ansible"
 mkdir -p "$cache"
 export PATH="$bin:$PATH:/usr/sbin:/sbin" ANSIBLE_CONFIG=ansible.cfg
 set -- ansible-playbook image.yml -e "cache='$cache'" -i localhost,
 cd ansible
 total=$("$@" --list-tasks 2>/dev/null | grep -c '^      .*TAGS:' || true)
-progress image --match 'TASK \[(.*)\]' --total "$total" -- "$@"
+progress image --match 'TASK \[(.*)\]' --total "$total" -- nice -n 5 "$@"
 cd ..
 owned "$cache" "$root/.cache/image.log"
 imported=$("$bin/python" -m infra.lxd.image import "$cache")
-say "$imported"
+finish "made $imported"

@@ -69,7 +69,8 @@ system() {
 
 up() {
   system
-  .venv/bin/python -m infra.lxd.pool make "$pool"
+  made=$(.venv/bin/python -m infra.lxd.pool make "$pool")
+  case $made in *"is there") unchanged "${made#lxd: }" ;; *) finish "${made#lxd: }" ;; esac
 }
 
 down() {

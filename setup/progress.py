@@ -1,17 +1,20 @@
-"""Run what takes long, and say how far it is: `progress.py LABEL --log FILE [--match PATTERN --total N] -- COMMAND …`.
+"""Run long commands, and show how far they are in one updating line per part of set-up.
 
-The command's output goes to the log, and its end to stderr where it fails; the exit code is its own. With a pattern, lines that
-match it are counted, and the last of them, or its group, is what goes on. On a terminal it is a bar, where rich is installed;
-elsewhere, and where SETUP_LINES says so, a line after 2 s and then each 10 s. It needs nothing but Python: what it shows first
-is how rich gets installed.
+`progress.py PART --log FILE [--match PATTERN --total N] -- COMMAND …` runs one command: its output goes to the log, and its end
+to stderr if it fails. With a pattern, the lines that match it are counted, and the last of them, or its group, is shown. A
+terminal shows one line that is redrawn; elsewhere there is a line a minute, or each $SETUP_TOGETHER seconds.
+
+`progress.py --board -- COMMAND …` runs a command whose parts run side by side and write lines such as `part: text`: a terminal
+shows the last line of each part. It needs nothing but Python, and the exit code is the command's.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
+import queue
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,76 +22,117 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
-_FIRST_SECONDS, _AGAIN_SECONDS = 2.0, 10.0
-_DRAW_SECONDS = 0.2
-# What the command has left behind may hold its output for as long as it likes.
+_DRAW_SECONDS, _BOARD_SECONDS, _LINE_SECONDS = 0.2, 0.5, 60.0
+# What the command leaves behind may hold its output for as long as it likes.
 _REST_SECONDS = 1.0
-_MISSING = 127
+_MISSING, _STOPPED = 127, 130
 _TAIL = 25
 _WIDE = 60
+_UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration, such as `9 s` or `2 min 5 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 class Progress:
-    """How far a command is."""
+    """The progress of a command."""
 
-    def __init__(self, label: str, pattern: str | None, total: int) -> None:
-        self._label, self._pattern, self.total = label, re.compile(pattern) if pattern else None, total
-        self.done, self.now = 0, ""
-        self._began = time.monotonic()
+    def __init__(self, part: str, pattern: str | None, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._part, self._pattern, self._total, self.clock = part, re.compile(pattern) if pattern else None, total, clock
+        self._done, self._now = 0, ""
+        self._began = clock()
 
     def take(self, line: str) -> None:
-        """A line of the command's output."""
-        if self._pattern and (found := self._pattern.search(line)):
-            self.done += 1
-            self.now = (found[found.lastindex or 0]).strip()[:_WIDE]
+        """Take a line of the command's output."""
+        if self._pattern and (match := self._pattern.search(line)):
+            self._done += 1
+            self._now = match[match.lastindex or 0].strip()[:_WIDE]
 
     def __str__(self) -> str:
-        seconds = time.monotonic() - self._began
-        far = f"{min(self.done, self.total)} of {self.total}, " if self.total else ""
-        return f"{self._label}: {far}{f'{self.now}, ' if self.now else ''}{seconds:.0f} s"
+        count = f"{min(self._done, self._total)} of {self._total}, " if self._total else ""
+        now = f"{self._now}, " if self._now else ""
+        return f"{self._part}: {count}{now}{format_seconds(self.clock() - self._began)}"
 
 
-@contextlib.contextmanager
-def lines(progress: Progress) -> Iterator[Callable[[], None]]:
-    """Says it in lines that stay; for nothing that is done in a moment."""
-    due = time.monotonic() + _FIRST_SECONDS
+class Display:
+    """Shows a command's progress.
 
-    def show() -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            sys.stdout.write(f"{progress}\n")
-            sys.stdout.flush()
-            due = time.monotonic() + _AGAIN_SECONDS
+    Args:
+        seconds: The time between lines that stay, or None for one line of a terminal that is redrawn and cleared at the end.
+    """
 
-    yield show
+    def __init__(self, progress: Progress, out: TextIO, seconds: float | None) -> None:
+        self._progress, self._out, self._seconds = progress, out, seconds
+        self._due = progress.clock() + (seconds or 0)
+
+    def show(self) -> None:
+        """Redraw the line, or write one if it is due."""
+        if self._seconds is None:
+            self._out.write(f"\r{str(self._progress)[: columns()]}{_CLEAR_LINE}")
+        elif self._progress.clock() >= self._due:
+            self._out.write(f"{self._progress}\n")
+            self._due = self._progress.clock() + self._seconds
+        self._out.flush()
+
+    def close(self) -> None:
+        """Clear the line that is redrawn."""
+        if self._seconds is None:
+            self._out.write(f"\r{_CLEAR_LINE}")
+            self._out.flush()
 
 
-@contextlib.contextmanager
-def bar(progress: Progress) -> Iterator[Callable[[], None]]:
-    """Says it on a line of the terminal that is drawn again and again, and goes at the end."""
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn
-    from rich.progress import Progress as Bar
+class Board:
+    """The last line of each part, on a terminal; lines of no part stay above."""
 
-    columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
-    with Bar(*columns, *([BarColumn(30)] if progress.total else []), transient=True) as drawn:
-        task = drawn.add_task(str(progress), total=progress.total or None)
-        yield lambda: drawn.update(task, completed=min(progress.done, progress.total), description=str(progress))
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._parts: dict[str, str] = {}
+        self._drawn = 0
+
+    def take(self, line: str, error: bool = False) -> None:
+        """Take a line of the command's output; errors stay."""
+        if match := not error and re.match(r"([a-z-]+): ", line):
+            self._parts[match[1]] = line.rstrip()
+        else:
+            self._clear()
+            self._out.write(f"{line.rstrip()}\n")
+
+    def draw(self) -> None:
+        """Draw all parts again."""
+        self._clear()
+        width = columns()
+        for line in self._parts.values():
+            self._out.write(f"{line[:width]}\n")
+        self._drawn = len(self._parts)
+        self._out.flush()
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self._out.write(f"{_UP.format(self._drawn)}{_CLEAR_BELOW}")
+        self._drawn = 0
 
 
-def shown(progress: Progress) -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """A bar where there can be one."""
-    try:
-        import rich.progress  # noqa: F401  is it there?
-    except ImportError:
-        return lines(progress)
-    return bar(progress) if sys.stdout.isatty() and not os.environ.get("SETUP_LINES") else lines(progress)
+def columns() -> int:
+    """Return how many characters fit into a line of the terminal without a line break."""
+    return shutil.get_terminal_size().columns - 1
+
+
+def choose_seconds(out: TextIO) -> float | None:
+    """Return the seconds between lines, or None on a terminal that can redraw one."""
+    if together := os.environ.get("SETUP_TOGETHER"):
+        return float(together)
+    return None if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" else _LINE_SECONDS
 
 
 def run(command: list[str], progress: Progress, log: Path) -> int:
-    """The command's exit code, 127 where it cannot be run."""
+    """Run one command; return its exit code, or 127 if it cannot be run."""
     tail: deque[str] = deque(maxlen=_TAIL)
-    unwritten: list[OSError] = []
+    log_errors: list[OSError] = []
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -105,49 +149,91 @@ def run(command: list[str], progress: Progress, log: Path) -> int:
     def read(output: Iterator[str]) -> None:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("w", buffering=1) as kept:
+            with log.open("w", buffering=1) as file:
                 for line in output:
                     take(line)
-                    kept.write(line)
+                    file.write(line)
         except OSError as error:
-            unwritten.append(error)
-            for line in output:  # or the command would wait for somebody to read it
+            log_errors.append(error)
+            for line in output:  # or the command would wait for a reader
                 take(line)
 
     reader = threading.Thread(target=read, args=(process.stdout,), daemon=True)
     reader.start()
+    display = Display(progress, sys.stdout, choose_seconds(sys.stdout))
     try:
-        with shown(progress) as show:
-            while reader.is_alive() and process.poll() is None:
-                reader.join(_DRAW_SECONDS)
-                show()
+        while reader.is_alive() and process.poll() is None:
+            reader.join(_DRAW_SECONDS)
+            display.show()
         code = process.wait()
     except BaseException:
         process.terminate()
         process.wait()
         raise
+    finally:
+        display.close()
     reader.join(_REST_SECONDS)
     if code:
         sys.stderr.writelines(list(tail))
-        sys.stderr.write(f"{progress}: failed{'' if unwritten else f', see {log}'}\n")
-    if unwritten:
-        sys.stderr.write(f"{progress}: the log {log} cannot be written: {unwritten[0].strerror}\n")
+        sys.stderr.write(f"{progress}: failed{'' if log_errors else f', see {log}'}\n")
+    if log_errors:
+        sys.stderr.write(f"{progress}: the log {log} cannot be written: {log_errors[0].strerror}\n")
     return code
 
 
+def run_board(command: list[str]) -> int:
+    """Run a command whose parts write lines; return its exit code."""
+    environment = {**os.environ, "SETUP_TOGETHER": str(_BOARD_SECONDS)}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1
+    )
+    lines: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+
+    def read(output: TextIO, error: bool) -> None:
+        for line in output:
+            lines.put((line, error))
+        lines.put(("", error))
+
+    for output, error in ((process.stdout, False), (process.stderr, True)):
+        threading.Thread(target=read, args=(output, error), daemon=True).start()
+    board = Board(sys.stdout)
+    open_pipes = 2
+    stopped = False
+    while open_pipes:
+        try:
+            line, error = lines.get(timeout=_REST_SECONDS)
+        except queue.Empty:
+            if process.poll() is not None:  # a daemon that a part started may hold the pipes
+                break
+            continue
+        except KeyboardInterrupt:
+            stopped = True
+            process.terminate()
+            continue
+        if line:
+            board.take(line, error)
+        else:
+            open_pipes -= 1
+        if lines.empty():
+            board.draw()
+    code = process.wait()
+    return _STOPPED if stopped else code
+
+
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("label")
-    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--board", action="store_true")
+    parser.add_argument("part", nargs="?", default="")
+    parser.add_argument("--log", type=Path)
     parser.add_argument("--match")
     parser.add_argument("--total", type=int, default=0)
-    parser.add_argument("command", nargs="+")
-    given = parser.parse_args()
+    split = sys.argv.index("--")
+    flags, command = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     try:
-        return run(given.command, Progress(given.label, given.match, given.total), given.log)
+        return run_board(command) if flags.board else run(command, Progress(flags.part, flags.match, flags.total), flags.log)
     except KeyboardInterrupt:
-        return 130
+        return _STOPPED
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ fi
 mkdir -p .pulumi-state
 [ -s .pulumi-state/passphrase ] || (umask 077; head -c 24 /dev/urandom | base64 >.pulumi-state/passphrase)
 if [ -f "Pulumi.$stack.yaml" ] && stacks | grep -qxF "$stack"; then
-  say "$stack is there"
+  unchanged "$stack is there"
 else
-  $pulumi stack init --no-select "$stack" >/dev/null
+  made=$($pulumi stack init --no-select "$stack" 2>&1) || fail "$made"
   say "made $stack"
 fi
 # The selection is this user's, by path.

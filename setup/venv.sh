@@ -9,7 +9,18 @@ extra=${1:-image}
 recipe=$(cat pyproject.toml constraints.txt setup/*.txt trainer/requirements.txt serving/requirements.txt tuner/requirements.txt | cksum)
 stamp=.venv/.$extra
 
-if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; then exit 0; fi
+# compile_checkout: bytecode of this checkout's packages, for an environment that writes none; what is compiled stays if it fits.
+compile_checkout() {
+  [ -O "$root" ] || return 0
+  set --
+  for package in */__init__.py; do set -- "$@" "${package%/*}"; done
+  .venv/bin/python -m compileall -q fabfile.py "$@"
+}
+
+if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$recipe" ]; then
+  compile_checkout
+  exit 0
+fi
 if [ ! -x .venv/bin/python ]; then
   if ! find_python; then
     may_install || fail "install Python 3.11, 3.12 or 3.13 with its venv module first, or say where it is: make PYTHON=…"
@@ -25,10 +36,10 @@ case $extra in
   *) fail "there is no part $extra: say train or dev" ;;
 esac
 say "installing $what into .venv"
-# What is compiled beforehand is a fifth of a gigabyte that hardly anybody imports.
-progress venv --match '^(?:Collecting|Requirement already satisfied:) (\S+)' -- \
-  .venv/bin/pip install --no-compile --progress-bar off --disable-pip-version-check \
-  --constraint constraints.txt --constraint setup/constraints-dev.txt --editable ".[$extra]"
+progress venv --match '^(?:Collecting|Requirement already satisfied:| *Downloading| *Building) (\S+)' -- \
+  .venv/bin/python setup/packages.py "$extra"
 .venv/bin/python -c 'import grpc' 2>/dev/null || fail "grpc does not load: the C++ library is missing (on Debian and Ubuntu: apt install libstdc++6)"
 ln -sf ../../setup/pulumi.sh .venv/bin/pulumi
+compile_checkout
 echo "$recipe" >"$stamp"
+finish "installed $what"

@@ -1,4 +1,4 @@
-"""The scripts of set-up, in a copy with a PATH of its own: which Python, which Pulumi, and what a download is held to."""
+"""The scripts of set-up, in a copy with a PATH of its own: choice of Python and Pulumi, check of a download, messages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from waiting import limit
 
 SETUP = Path(__file__).resolve().parents[2] / "setup"
 LEAST = "3.250.0"
@@ -46,33 +47,25 @@ def program(path: Path, script: str) -> Path:
 
 def sh(root: Path, *command: str, path: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": f"{path}{root}/bin:{BASE}", "HOME": str(root), **env}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=limit(), check=False)
 
 
 def common(root: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return sh(root, "sh", "-euc", f"part=test; . setup/common.sh; {script}", **env)
 
 
-@pytest.mark.parametrize(
-    ("have", "want", "enough"),
-    [
-        ("3.250.0", "3.250.0", True),
-        ("3.251.0-alpha.1", "3.250.0", True),
-        ("4.0.0", "3.250.0", True),
-        ("3.99.9", "3.250.0", False),
-        ("1.25.9", "1.25.11", False),
-        ("1.26", "1.25.11", True),
-    ],
-)
-def test_which_version_is_enough(checkout: Path, have: str, want: str, enough: bool) -> None:
-    assert (common(checkout, f"newer {have} {want}").returncode == 0) is enough
+def test_which_version_is_enough(checkout: Path) -> None:
+    enough = ["3.250.0 3.250.0", "3.251.0-alpha.1 3.250.0", "4.0.0 3.250.0", "1.26 1.25.11"]
+    too_old = ["3.99.9 3.250.0", "1.25.9 1.25.11"]
+    script = "; ".join(f"if newer {pair}; then echo {pair}; fi" for pair in [*enough, *too_old])
+    assert common(checkout, script).stdout.splitlines() == enough
 
 
 def test_the_first_python_that_fits(checkout: Path) -> None:
     program(checkout / "bin" / "python3.11", "exit 1")  # as pyenv's, where that version is not chosen
-    program(checkout / "bin" / "python3.12", f'exec {sys.executable} "$@"')
+    program(checkout / "bin" / "python3.12", "exit 0")
     assert common(checkout, "find_python; echo $python").stdout == "python3.12\n"
-    mine = program(checkout / "mine", f'exec {sys.executable} "$@"')
+    mine = program(checkout / "mine", "exit 0")
     assert common(checkout, "find_python; echo $python", PYTHON=str(mine)).stdout == f"{mine}\n"
 
 
@@ -99,6 +92,7 @@ def test_a_users_own_pulumi_comes_first(checkout: Path) -> None:
     ran = choose(checkout, path=f"{venv}:")
     assert (ran.returncode, ran.stdout) == (0, f"pulumi: your own, {own} (v3.260.1)\n")
     assert chosen(checkout) == str(own)
+    assert choose(checkout, SETUP_TOGETHER="60").stdout == "", "nothing has changed"
 
 
 def release(folder: Path, version: str) -> tuple[str, str]:
@@ -123,7 +117,7 @@ def test_where_ones_own_is_old_the_download_is_taken(checkout: Path) -> None:
     ran = choose(checkout, PULUMI_DOWNLOADS=downloads, PULUMI_SUMS=sums)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert f"(v3.99.0, {own})" in ran.stdout
-    assert ran.stdout.splitlines()[-1] == f"pulumi: v{LEAST}, Pulumi's download"
+    assert re.fullmatch(rf"pulumi: v{LEAST}, Pulumi's download, \d+ s", ran.stdout.splitlines()[-1])
     assert chosen(checkout) == str(checkout / ".cache/pulumi/pulumi")
     again = choose(checkout)
     assert again.stdout.splitlines()[-1] == f"pulumi: v{LEAST} is there"
@@ -175,6 +169,55 @@ def test_what_is_needed_of_root_is_said_before_anything_is_done(checkout: Path) 
     for said in ("LXD started: sudo setup/lxd.sh system", "NOPASSWD: /usr", "sudo setup/image.sh", "Python 3.11, 3.12 or 3.13"):
         assert said in ran.stderr
     assert not (checkout / ".venv").exists()
+
+
+def with_recipe(root: Path) -> None:
+    """Add the files that say what is installed."""
+    for file in (
+        "constraints.txt",
+        "pyproject.toml",
+        *(f"{name}/requirements.txt" for name in ("trainer", "serving", "tuner")),
+    ):
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).touch()
+
+
+def test_a_python_without_venv_is_one_line(checkout: Path) -> None:
+    with_recipe(checkout)
+    program(checkout / "bin/id", "echo 1000")
+    ran = sh(checkout, "setup/venv.sh", PYTHON="/nowhere/python")
+    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (2, "", 1)
+    assert "install Python 3.11, 3.12 or 3.13 with its venv module first" in ran.stderr
+
+
+def test_a_duration_is_said_in_minutes_and_seconds(checkout: Path) -> None:
+    script = "began=1000; for now in 1007 1060 1185; do date() { echo $now; }; finish made; done"
+    assert common(checkout, script).stdout.splitlines() == [
+        "test: made, 7 s",
+        "test: made, 1 min 0 s",
+        "test: made, 3 min 5 s",
+    ]
+
+
+def test_parts_off_a_terminal_write_lines_a_minute_apart(checkout: Path) -> None:
+    assert sh(checkout, "setup/together.sh", "sh", "-c", "echo $SETUP_TOGETHER").stdout == "60\n"
+
+
+def test_a_venv_is_compiled_and_its_checkout_too(checkout: Path) -> None:
+    """Also if the environment forbids Python to write bytecode; a second run does nothing."""
+    with_recipe(checkout)
+    (checkout / "fabfile.py").touch()
+    (package := checkout / "infra").mkdir()
+    (package / "__init__.py").touch()
+    (checkout / "setup/packages.py").write_text("import sys; print('Collecting it'); sys.exit(sys.argv[1:] != ['image'])")
+    program(checkout / ".venv/bin/python", f'[ "$2" = "import grpc" ] || exec {sys.executable} "$@"')
+    ran = sh(checkout, "setup/venv.sh", PYTHONDONTWRITEBYTECODE="1")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(list(checkout.glob("**/infra/__pycache__/*.pyc"))) == 1
+    first, last = ran.stdout.splitlines()
+    assert first == "venv: installing the packages that pulumi up and fab need into .venv"
+    assert re.fullmatch(r"venv: installed the packages that pulumi up and fab need, \d+ s", last)
+    assert sh(checkout, "setup/venv.sh").stdout == ""
 
 
 def test_hosts_on_a_machine_that_cannot_have_them(checkout: Path) -> None:

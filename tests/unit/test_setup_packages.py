@@ -1,0 +1,99 @@
+"""Installation of Python packages: pip's settings reach uv, and pip does what uv cannot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from setup_scripts import load
+
+LISTED = """:env:.find-links='/opt/wheels /more'
+:env:.disable-pip-version-check='1'
+download.index-url='https://no.example'
+global.cert='/etc/ca.pem'
+global.index-url='https://one.example/simple'
+install.index-url='https://two.example/simple'
+"""
+
+
+@pytest.fixture(scope="module")
+def packages() -> ModuleType:
+    return load("packages")
+
+
+def test_settings_of_pip_come_from_the_environment_first(packages: ModuleType) -> None:
+    assert packages.parse_settings(LISTED) == {
+        "cert": "/etc/ca.pem",
+        "disable-pip-version-check": "1",
+        "find-links": "/opt/wheels /more",
+        "index-url": "https://two.example/simple",
+    }
+    both = "global.cert='a'\n:env:.cert='b'\n"
+    assert packages.parse_settings(both) == {"cert": "b"}
+
+
+def test_settings_of_pip_become_those_of_uv(packages: ModuleType) -> None:
+    given = {"HOME": "/root", "UV_INDEX": "https://mine.example"}
+    settings = packages.parse_settings(LISTED) | {"extra-index-url": "https://a.example\nhttps://b.example"}
+    assert packages.translate(settings, {"HOME": "/root"}) == {
+        "HOME": "/root",
+        "SSL_CERT_FILE": "/etc/ca.pem",
+        "UV_DEFAULT_INDEX": "https://two.example/simple",
+        "UV_FIND_LINKS": "/opt/wheels,/more",
+        "UV_INDEX": "https://a.example https://b.example",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+    assert packages.translate(settings, given)["UV_INDEX"] == "https://mine.example", "a setting of uv itself stays"
+
+
+def test_a_setting_that_uv_lacks_leaves_it_to_pip(packages: ModuleType) -> None:
+    assert packages.translate({"require-hashes": "true"}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "failing", "ran"),
+    [
+        ("", "", ["pip", "uv"]),
+        ("", "uv", ["pip", "uv", "pip"]),
+        ("", "--only-binary=:all:", ["pip", "pip"]),
+        ("global.require-hashes='1'", "", ["pip"]),
+    ],
+)
+def test_pip_installs_what_uv_cannot(
+    packages: ModuleType, monkeypatch: pytest.MonkeyPatch, settings: str, failing: str, ran: list[str]
+) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def run(*command: str, environment: Any = None) -> int:
+        commands.append(command)
+        return int(bool(failing) and any(word.endswith(failing) for word in command))
+
+    class Listed:
+        stdout = settings
+
+    monkeypatch.setattr(packages, "run", run)
+    monkeypatch.setattr(packages.subprocess, "run", lambda *_, **__: Listed)
+    assert packages.install("image") == 0
+    assert ["uv" if command[0].endswith("uv") else "pip" for command in commands] == ran
+    assert commands[-1][-2:] == ("--editable", ".[image]")
+    assert all("--python" in command for command in commands if command[0].endswith("uv"))
+
+
+def test_the_script_fab_is_this_projects(packages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fabric has a script of that name too, and uv installs packages side by side."""
+    commands: list[str] = []
+    monkeypatch.setattr(packages, "install", lambda extra: 0)
+    monkeypatch.setattr(packages, "run", lambda *command: commands.append(" ".join(command[1:4])) or 0)
+    monkeypatch.setattr(sys, "argv", ["packages.py", "image"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    fab = tmp_path / "fab"
+    fab.write_text("from fabric.main import program")
+    assert packages.main() == 0
+    assert commands == ["-m pip install", "-m compileall -qq"]
+    fab.write_text("from ops.start import main")
+    commands.clear()
+    assert packages.main() == 0
+    assert commands == ["-m compileall -qq"]
