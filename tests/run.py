@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,8 +85,8 @@ class Run:
         if self._child is not None:
             self._child.send_signal(signal.SIGINT)
 
-    def phase(self, name: str, *commands: Sequence[str]) -> Outcome:
-        """Run the commands of a phase, all of them even if one fails."""
+    def phase(self, name: str, *commands: Sequence[str], environment: Mapping[str, str] | None = None) -> Outcome:
+        """Run the commands of a phase, all of them even if one fails, with further variables of the environment."""
         outcome = Outcome(name)
         self.outcomes.append(outcome)
         report = CACHE / f"{name}.xml"
@@ -98,7 +98,11 @@ class Run:
             print(f"\n== {name}: {' '.join(command)}", flush=True)
             # In a session of its own: Ctrl-C reaches pytest from here, once, and none of what its tests have started.
             self._child = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]], cwd=ROOT, start_new_session=True, pass_fds=self.locks
+                [str(BIN / command[0]), *command[1:]],
+                cwd=ROOT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                pass_fds=self.locks,
             )
             if self.signal:
                 self._child.send_signal(signal.SIGINT)
@@ -112,7 +116,8 @@ class Run:
     def shard(self, name: str, shard: Shard) -> Outcome:
         """Run a shard's tests by pytest, on all cores if they may run side by side."""
         options = ["-n", str(CORES), "--dist", "worksteal"] if shard.parallel else ["--durations=5", "--durations-min=10"]
-        return self.phase(name, ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *shard.options, *shard.paths])
+        command = ["pytest", *options, f"--junitxml={CACHE / f'{name}.xml'}", *shard.options, *shard.paths]
+        return self.phase(name, command, environment=shard.environment)
 
     def lint(self) -> None:
         """Run ruff and mypy."""

@@ -1,8 +1,9 @@
-"""List the shards of `make test-all`: which tests each runs, and what has to be set up for them."""
+"""List the shards of `make test-all`, what each needs, and which cheaper tests prove the same as those on hosts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -15,15 +16,99 @@ class Shard:
             or what must be there: `hosts`, `registry`.
         options: further arguments of pytest.
         parallel: whether its tests may run side by side, one process a core.
+        environment: variables of its own.
     """
 
     paths: tuple[str, ...]
     needs: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     parallel: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 SHARDS: dict[str, Shard] = {
-    "here": Shard(("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes"), parallel=True),
+    "here": Shard(("tests/unit", "tests/stack", "tests/contract", "tests/simulation"), parallel=True),
+    "processes": Shard(("tests/processes",), parallel=True),
+    "storage": Shard(("tests/contract",), needs=("go",), parallel=True, environment={"SCALETIER_STORAGE": "go"}),
+    "pages": Shard(("tests/e2e/test_report.py", "tests/e2e/test_try.py"), needs=("browser",)),
     "story": Shard(("tests/story",), needs=("hosts",)),
+    "jobs": Shard(("tests/e2e/test_jobs.py", "tests/e2e/test_truth.py"), needs=("hosts",)),
+    "security": Shard(
+        ("tests/e2e/test_hostile.py", "tests/e2e/test_environment.py", "tests/e2e/test_firewall.py"), needs=("hosts",)
+    ),
+    "stacks": Shard(("tests/e2e/test_stack.py", "tests/e2e/test_team.py"), needs=("hosts",)),
+    "changes": Shard(
+        ("tests/e2e/test_keys.py", "tests/e2e/test_doctor.py", "tests/e2e/test_part.py", "tests/e2e/test_disk.py"),
+        needs=("hosts",),
+    ),
+    "strategies": Shard(("tests/e2e/test_strategies.py",), needs=("hosts",)),
+    "serving": Shard(("tests/e2e/test_serving.py", "tests/e2e/test_batch.py"), needs=("hosts", "browser")),
+    "tuning": Shard(("tests/e2e/test_tuning.py", "tests/e2e/test_tutorial.py"), needs=("hosts",)),
+    "tensorboard": Shard(("tests/e2e/test_tensorboard.py", "tests/e2e/test_reproduce.py"), needs=("hosts", "browser")),
+    "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry")),
+    "rehearsal-cluster": Shard(
+        ("tests/rehearsal/test_faults.py", "tests/rehearsal/test_host.py", "tests/rehearsal/test_cluster.py"),
+        needs=("hosts", "go", "registry"),
+    ),
+    "rehearsal-preemption": Shard(("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry")),
+    "rehearsal-changes": Shard(("tests/rehearsal/test_changes.py", "tests/rehearsal/test_interrupted.py"), needs=("go",)),
 }
+
+_E2E, _UNIT, _STORY = "tests/e2e/", "tests/unit/", "tests/story/test_story.py::"
+CHEAPER: dict[str, str] = {
+    f"{_E2E}{name}": cheaper
+    for name, cheaper in {
+        "test_jobs.py::test_mnist_is_trained_logged_exported_and_fetched": f"{_STORY}test_mnist_trains_on_all_of_them",
+        "test_jobs.py::test_arguments_arrive_byte_for_byte": (
+            f"{_UNIT}test_replica_process.py::test_arguments_and_environment_arrive_byte_for_byte"
+        ),
+        "test_jobs.py::test_cancel_stops_all_and_the_log_stays": f"{_STORY}test_the_next_job_waits_until_that_one_is_cancelled",
+        "test_jobs.py::test_trainer_that_raises_is_failed_with_its_traceback": (
+            f"{_STORY}test_a_failed_job_is_explained_in_one_file"
+        ),
+        "test_jobs.py::test_why_jobs_failed_is_told_in_one_file": f"{_STORY}test_a_failed_job_is_explained_in_one_file",
+        "test_jobs.py::test_killed_replica_is_restarted_and_the_job_succeeds": f"{_STORY}test_a_killed_worker_returns",
+        "test_jobs.py::test_of_two_that_train_at_the_same_time_one_waits_for_the_other": (
+            f"{_UNIT}test_jobs_queue.py::test_all_hosts_or_none"
+        ),
+        "test_truth.py::test_clocks_that_are_ten_minutes_off_change_nothing": (
+            "tests/simulation/test_schedules.py::test_no_schedule_breaks_an_invariant"
+        ),
+        "test_truth.py::test_a_host_that_is_gone_for_a_while_is_waited_for": (
+            f"{_UNIT}test_replica_decide.py::test_a_lost_host_is_waited_for_then_fails_the_job"
+        ),
+        "test_truth.py::test_jobs_wait_their_turn_and_start_with_no_laptop": (
+            f"{_UNIT}test_jobs_queue.py::test_priority_then_time"
+        ),
+        "test_truth.py::test_a_submission_that_is_killed_anywhere_blocks_nobody": (
+            f"{_UNIT}test_ops_submit.py::test_what_a_killed_fab_train_left_behind_is_cleared_away"
+        ),
+        "test_hostile.py::test_it_is_refused": f"{_STORY}test_a_hostile_trainer_is_refused_everything",
+        "test_firewall.py::test_who_reaches_whom_is_what_the_table_says": f"{_STORY}test_the_firewall_is_its_table",
+        "test_doctor.py::test_nothing_is_broken_in_a_cluster_that_is_up": f"{_STORY}test_the_doctor_finds_nothing_wrong",
+        "test_stack.py::test_cluster_is_up_and_a_second_up_changes_nothing": f"{_STORY}test_a_second_up_changes_nothing",
+        "test_part.py::test_a_host_that_is_off_is_done_without": (
+            f"{_UNIT}test_ops_submit.py::test_a_host_that_does_not_answer_is_done_without_where_another_would_do"
+        ),
+        "test_part.py::test_a_cluster_that_shrinks_under_a_job_says_so_and_asks": (
+            f"{_UNIT}test_infra_guard.py::test_a_preview_warns_an_update_refuses_and_a_key_ends_the_job"
+        ),
+        "test_batch.py::test_every_instance_has_one_result_though_a_worker_is_killed": (
+            f"{_UNIT}test_predictor_task.py::test_killed_anywhere_it_goes_on_where_it_was"
+        ),
+        "test_tuning.py::test_every_trial_comes_to_its_end_whatever_dies": (
+            f"{_UNIT}test_tuner_run.py::test_a_trial_of_a_replica_that_is_gone_is_run_again"
+        ),
+        "test_tuning.py::test_a_metric_that_never_arrives_ends_it_and_says_what_came_instead": (
+            f"{_UNIT}test_tuner_run.py::test_a_wrong_tag_is_told_what_there_was_instead"
+        ),
+        "test_serving.py::test_what_is_there": f"{_STORY}test_its_model_is_deployed_and_predicts",
+        "test_serving.py::test_a_model_that_no_server_can_load": (
+            f"{_UNIT}test_ops_models.py::test_a_version_that_no_server_can_load_is_failed"
+        ),
+        "test_serving.py::test_a_host_that_is_down_does_not_hold_a_deployment_and_loads_it_when_it_is_back": (
+            f"{_UNIT}test_ops_models.py::test_a_server_that_is_down_is_named_and_holds_nobody_up"
+        ),
+    }.items()
+}
+"""By test on hosts a test of `make test` that proves the same, or its core, for less."""

@@ -1,0 +1,89 @@
+"""The shards of `make test-all`: each test on hosts is in one, alone, and what is said to prove the same is there and runs."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import run
+from shards import CHEAPER, SHARDS
+
+ROOT = Path(__file__).resolve().parents[2]
+ON_HOSTS = ("tests/e2e", "tests/rehearsal")
+NEEDS = {"hosts", "browser", "go", "registry"}
+
+
+def functions(path: Path) -> dict[str, ast.FunctionDef]:
+    """Return the test functions of a file by name, without importing it."""
+    tree = ast.parse(path.read_text())
+    return {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")}
+
+
+def node_ids(folder: str) -> Iterator[str]:
+    """Yield the node ids of a folder's test functions."""
+    for path in sorted((ROOT / folder).glob("test_*.py")):
+        yield from (f"{folder}/{path.name}::{name}" for name in functions(path))
+
+
+def is_below(node: str, path: str) -> bool:
+    """Return whether a node id is a path's: the path itself, or a part of that folder, file or test."""
+    return node == path or node.startswith((f"{path}/", f"{path}::", f"{path}["))
+
+
+def uses_hosts(path: Path) -> bool:
+    """Return whether a file's tests take a fixture that makes hosts, or a stack of their own."""
+    taken = {
+        argument.arg
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for argument in function.args.args
+    }
+    return bool(taken & {"cluster", "cloud"}) or "with Stack(" in path.read_text()
+
+
+def is_only_full(function: ast.FunctionDef) -> bool:
+    """Return whether a test is marked as one that only `make test-all` runs, as a whole."""
+    return any(ast.unparse(each).startswith("pytest.mark.full") for each in function.decorator_list)
+
+
+@pytest.mark.parametrize("folder", ON_HOSTS)
+def test_each_test_on_hosts_is_in_one_shard(folder: str) -> None:
+    paths = [path for shard in SHARDS.values() for path in shard.paths]
+    counts = {node: sum(is_below(node, path) for path in paths) for node in node_ids(folder)}
+    assert counts
+    assert {node: count for node, count in counts.items() if count != 1} == {}
+
+
+def test_shards_name_what_is_there_and_what_it_needs() -> None:
+    for name, shard in SHARDS.items():
+        assert shard.paths, name
+        assert set(shard.needs) <= NEEDS, name
+        for path in shard.paths:
+            file, _, test = path.partition("::")
+            assert (ROOT / file).exists(), f"{name}: {file}"
+            assert not test or test.partition("[")[0] in functions(ROOT / file), f"{name}: {path}"
+            on_hosts = path == "tests/story" or (path.startswith(ON_HOSTS) and uses_hosts(ROOT / file))
+            assert on_hosts == ("hosts" in shard.needs), f"{name}: {path}"
+
+
+def test_no_two_shards_run_the_same_in_the_same_way() -> None:
+    ways = Counter((path, *sorted(shard.environment.items())) for shard in SHARDS.values() for path in shard.paths)
+    assert [way for way, count in ways.items() if count > 1] == []
+
+
+def test_a_shard_on_hosts_runs_one_test_after_the_other() -> None:
+    assert [name for name, shard in SHARDS.items() if shard.parallel and "hosts" in shard.needs] == []
+
+
+@pytest.mark.parametrize("on_hosts", CHEAPER)
+def test_what_proves_the_same_for_less_is_there_and_make_test_runs_it(on_hosts: str) -> None:
+    for node in (on_hosts, CHEAPER[on_hosts]):
+        file, _, test = node.partition("::")
+        assert test in functions(ROOT / file), node
+    file, _, test = CHEAPER[on_hosts].partition("::")
+    assert not is_only_full(functions(ROOT / file)[test])
+    assert any(is_below(CHEAPER[on_hosts], path) for path in (*run.QUICK.paths, *run.STORY.paths))
+    assert on_hosts.startswith(ON_HOSTS)
