@@ -18,6 +18,8 @@ CUSTOM = {
     "workerCount": "2",
     "evaluatorType": "n1-highcpu-4",
     "evaluatorCount": "1",
+    # As much on every machine: otherwise it is a share of this one's, and a model that is too large for a host fits on another.
+    "memory": '{"master": "1843MiB", "worker": "1843MiB", "ps": "3840MiB", "evaluator": "1GiB"}',
 }
 
 
