@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hosts_report import pytest_runtest_makereport
 from waiting import limit, scale
+
+__all__ = ["pytest_runtest_makereport"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,7 @@
 """Write down what hosts, jobs and logs were like when a test on hosts failed.
 
-A conftest takes part by importing `pytest_runtest_makereport` and by having what it makes in WATCHED. Nothing here raises, and
-nothing needs a stack that is up: what does not answer in time is one line of the file.
+tests/conftest.py has the hook; what makes a stack puts it into WATCHED. Nothing here raises, and nothing needs a stack that is up:
+what does not answer in time is one line of the file.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _try(ask: Callable[[], str]) -> str:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Write the report of a test that failed, and name its path below the failure."""
     report = yield
-    if report.failed:
+    if report.failed and not report.longreprtext.startswith("not tried"):  # as the story has it, of what follows a failure
         item.stash[FAILED] = True
         if told := write(f"{item.nodeid.rpartition('/')[2]}.{report.when}"):
             report.sections.append(("hosts", told))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hosts_report import FAILED, pytest_runtest_makereport
+from hosts_report import FAILED
 from stacks import ORIGINAL, Stack
 
-__all__ = ["pytest_runtest_makereport"]
 CUSTOM = {
     "scaleTier": "CUSTOM",
     "masterType": "n1-highcpu-8",

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from cloud import PROJECT, Cloud, Stack
 from doubles import Buckets, Compute, Front, Google, Metadata, fake_gcs, serving
-from hosts_report import FAILED, pytest_runtest_makereport
+from hosts_report import FAILED
 from image import server_certificate
 from machines import METADATA_PORT, machines
 from provider import provider
@@ -21,7 +21,6 @@ from world import Hosts, World
 from infra.runtime.recipe import PYTHON, PYTHON_WITH_GPUS, recipe
 from infra.spec import Accelerator
 
-__all__ = ["pytest_runtest_makereport"]
 GPU = Accelerator("nvidia-tesla-t4")
 SPOT = {
     "scaleTier": "CUSTOM",

@@ -1,0 +1,74 @@
+"""What is written down when a test on hosts failed, also of a stack of which nothing answers; its commands are fakes here."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import hosts_report
+import pytest
+
+
+class Answer(NamedTuple):
+    """What a command printed."""
+
+    out: str
+    text: str
+
+
+class Fake:
+    """A stack with two hosts, one of which hangs."""
+
+    name = "fake"
+    host_names = ("master-0", "worker-0")
+
+    def __init__(self, jobs: str = '[{"jobId": "last"}]') -> None:
+        self.jobs = jobs
+
+    def fab(self, *arguments: str, timeout: float) -> Answer:
+        said = self.jobs if "--json" in arguments else " ".join(arguments)
+        return Answer(said, said)
+
+    def ssh(self, host: str, command: str, timeout: float) -> Answer:
+        if host == "worker-0":
+            raise subprocess.TimeoutExpired(host, timeout)
+        return Answer(command, command)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hosts_report, "FOLDER", tmp_path / "failures")
+    monkeypatch.setattr(hosts_report, "WATCHED", [Fake()])
+    return tmp_path / "failures"
+
+
+def test_all_that_answers_is_in_one_file(folder: Path) -> None:
+    said = hosts_report.write("test_jobs.py::test_x[a/b].call")
+    path = folder / "test_jobs.py_test_x_a_b_.call.txt"
+    assert said.endswith(f": {path}")
+    written = path.read_text()
+    assert f"bundle last {folder}/test_jobs.py_test_x_a_b_.call.fake.tar.gz" in written
+    assert "===== stack fake: fab doctor\ndoctor" in written
+    assert "systemctl list-units 'scaletier*' --all" in written
+    assert "===== stack fake: worker-0\nno answer: TimeoutExpired" in written
+
+
+def test_without_a_stack_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_report, "WATCHED", [])
+    assert hosts_report.write("x") == ""
+    assert not folder.exists()
+
+
+def test_a_stack_that_is_not_up_and_a_disk_that_is_full_raise_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Down(Fake):
+        @property
+        def host_names(self) -> list[str]:  # type: ignore[override]
+            raise FileNotFoundError("inventory.json")
+
+    monkeypatch.setattr(hosts_report, "WATCHED", [Down("no JSON")])
+    hosts_report.write("y")
+    assert "the last job: " in (folder / "y.txt").read_text()
+    folder.rename(folder.with_name("other"))
+    folder.write_text("no folder")
+    assert hosts_report.write("z").startswith("its hosts could not be looked at: FileExistsError")
