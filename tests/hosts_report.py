@@ -1,7 +1,7 @@
 """Write down what hosts, jobs and logs were like when a test on hosts failed.
 
-tests/conftest.py has the hook; what makes a stack puts it into WATCHED. Nothing here raises, and nothing needs a stack that is up:
-what does not answer in time is one line of the file.
+tests/conftest.py has the hook; what makes a stack puts it into WATCHED. Nothing here raises, and nothing needs a stack that is
+up: what does not answer in time is one line of the file.
 """
 
 from __future__ import annotations
