@@ -133,11 +133,12 @@ class Run:
 
 
 def count_all() -> int:
-    """Return how many tests there are in all, by letting pytest collect those of each phase."""
+    """Return how many tests `make test-all` runs, by letting pytest collect them, shard by shard."""
     count = 0
-    for paths in (QUICK.paths, *([shard.paths] for shard in ())):
-        command = [BIN / "pytest", "--collect-only", "-qq", *paths]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    for shard in SHARDS.values():
+        command = [BIN / "pytest", "--collect-only", "-qq", *shard.options, *shard.paths]
+        environment = os.environ | shard.environment
+        listed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
         count += sum(int(line.rpartition(": ")[2]) for line in listed.splitlines() if line.startswith("tests/"))
     return count
 
