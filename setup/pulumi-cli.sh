@@ -71,7 +71,7 @@ shorten() {
     echo 'func parseIndex([]byte) (*Index, error) {'
     echo '	return nil, NewAPIError(cmdutil.ExitInternalError, ErrSpecParse, "this Pulumi was built without `pulumi cloud`")'
     echo '}'
-    sed -n '/^func mdInline/,/^}/p' "$cli/$cloud/schema.go"
+    sed -n -e '/^func mdInline/,/^}/p' -e '/^func markdownEnumTail/,/^}/p' "$cli/$cloud/schema.go"
   } >"$source/cli/$cloud/spec.go"
   echo 'package cloud' >"$source/cli/$cloud/schema.go"
   sed -e '/grpc\/balancer\/rls"/d' -e '/grpc\/xds\/googledirectpath"/d' "$storage/grpc_dp_diag.go" >"$source/storage/grpc_dp_diag.go"
