@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from opsdata import inventory_json, put_job, put_log
 from replicahosts import until
+from waiting import limit
 
 from jobs.chunks import Wanted
 from jobs.folder import Folder
@@ -48,8 +49,9 @@ def new_key(path: Path) -> str:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     """A stack of which every host answers through a ProxyCommand, evaluator-0 excepted."""
-    # A double of a host is a whole Python, and several start at once: a busy machine needs its time.
-    monkeypatch.setattr(remote, "CONNECT_SECONDS", 30)
+    # A fake host is a whole Python, and several start at once: a busy machine needs its time.
+    for name in ("CONNECT_SECONDS", "SSHD_SECONDS"):
+        monkeypatch.setattr(remote, name, limit())
     new_key(tmp_path / "id_ed25519")
     host_key = new_key(tmp_path / "host_key")
     inventory = parse(inventory_json(operatorBucket=f"file://{tmp_path}/bucket"), tmp_path)
@@ -83,7 +85,7 @@ def test_a_command_that_reads_nothing_of_much(fleet: Fleet) -> None:
 
 
 def test_several_at_once_and_each_failure_named(fleet: Fleet) -> None:
-    outcome = fleet.each(fleet.inventory.names, lambda name: fleet.run(name, f"echo {name}").output, 30)
+    outcome = fleet.each(fleet.inventory.names, lambda name: fleet.run(name, f"echo {name}").output, limit())
     assert outcome.results == {name: f"{name}\n" for name in ("ps-0", "master-0", "worker-0", "worker-1")}
     assert str(outcome.failures["evaluator-0"]).startswith("evaluator-0 (10.0.0.96) does not answer")
     connected = fleet.connect_each(fleet.inventory.names)
