@@ -19,4 +19,4 @@ progress image --match 'TASK \[(.*)\]' --total "$total" -- nice -n 5 "$@"
 cd ..
 owned "$cache" "$root/.cache/image.log"
 imported=$("$bin/python" -m infra.lxd.image import "$cache")
-finish "made $imported"
+finish "made ${imported%% *}"

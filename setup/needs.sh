@@ -35,14 +35,29 @@ if [ ! -e .cache/image/image.squashfs ] && [ "$(id -u)" != 0 ]; then
 fi
 [ -z "$missing" ] || fail "nothing was done, for this is missing:$missing"
 
-todo=''
-will() { todo="$todo
-  $*"; }
+# will SECONDS TENTHS TEXT: adds up what is missing, in seconds of two usual processors and in tenths of a gigabyte.
+todo='' seconds=0 tenths=0
+will() {
+  seconds=$((seconds + $1)) tenths=$((tenths + $2))
+  shift 2
+  todo="$todo
+  $*"
+}
 
-[ -n "$packages" ] && will "packages of the system: $packages"
-[ -x .venv/bin/python ] || will "Python packages: 0.4 GB"
-[ -x .cache/pulumi/pulumi ] || find_own || will "Pulumi: 0.1 GB where its download can be had, else built by Go in 4 minutes, with 3 GB of Go's caches"
-[ -e .cache/image/image.squashfs ] || will "the hosts' image: 0.1 GB"
-ls -d .cache/hosts/runtime-* >/dev/null 2>&1 || will "the hosts' Python with TensorFlow: 1.4 GB"
-[ -e .cache/mnist/manifest.json ] || will "MNIST: 0.1 GB, by npm or from Google's storage"
-if [ -n "$todo" ]; then say "to be made here, once, with the package registries and 20 GB of disk, in 2 minutes, or 5 if Pulumi is built:$todo"; fi
+minutes() { [ "$1" -le 60 ] && echo "a minute" || echo "$((($1 + 59) / 60)) minutes"; }
+
+build=0
+[ -z "$packages" ] || will 40 1 "packages of the system: $packages"
+[ -z "$start" ] || will 0 0 "the hosts' storage pool: a file that grows to 40 GB at most; 16 GB must be free"
+[ -x .venv/bin/python ] || will 10 5 "Python packages: 0.5 GB"
+if [ ! -x .cache/pulumi/pulumi ] && ! find_own; then
+  build=80
+  will 10 1 "Pulumi: 0.1 GB if its download can be fetched, else built by Go, with 2.5 GB of Go's caches"
+fi
+[ -e .cache/image/image.squashfs ] || will 30 1 "the hosts' image: 0.1 GB"
+ls -d .cache/hosts/runtime-* >/dev/null 2>&1 || will 20 14 "the hosts' Python with TensorFlow: 1.4 GB"
+[ -e .cache/mnist/manifest.json ] || will 5 1 "MNIST: 0.1 GB, by npm or from Google's storage"
+[ -n "$todo" ] || exit 0
+time="in about $(minutes "$seconds")"
+[ "$build" = 0 ] || time="$time, or $(minutes $((seconds + build))) if Pulumi is built"
+say "to be made here, once, with the package registries: $((tenths / 10)).$((tenths % 10)) GB $time, on two processors:$todo"

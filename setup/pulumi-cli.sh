@@ -105,7 +105,7 @@ rm -f "$out/cli"
 if download; then use finish "$out/pulumi" "$version, Pulumi's download"; exit 0; fi
 if recent_go "$needed_go"; then
   find_python || python=python3
-  say "Pulumi's download cannot be had ($(cat "$out/fetch.log" 2>/dev/null || uname -sm)): building $version by Go, 4 minutes of two processors"
+  say "Pulumi's download cannot be had ($(cat "$out/fetch.log" 2>/dev/null || uname -sm)): building $version by Go"
   build
   use finish "$out/pulumi" "$version, built by $(go env GOVERSION)"
   exit 0

@@ -146,6 +146,61 @@ def test_a_download_that_cannot_be_unpacked_is_not_used(checkout: Path) -> None:
     assert not list((checkout / ".cache/pulumi").glob("*.tar.gz"))
 
 
+def test_a_build_leaves_out_what_nobody_runs(checkout: Path) -> None:
+    """Go builds from a copy of the module, also in a folder with a space, and only Go's own library is optimized."""
+    root = checkout.rename(checkout.with_name("check out"))
+    modules = root / "modules"
+    spec = 'import (\n\t"sort"\n\t"github.com/pb33f/libopenapi"\n)\nfunc LoadIndex() {}\n'
+    spec += "func parseIndex() {\n}\n\nfunc other() {\n}\n"
+    schema = "func mdInline() {\n}\n\nfunc schemaType() {\n}\n\nfunc markdownEnumTail() {\n}\n"
+    for file, text in {
+        "cli/cmd/pulumi/cloud/spec.go": spec,
+        "cli/cmd/pulumi/cloud/schema.go": schema,
+        "storage/grpc_dp_diag.go": '_ "google.golang.org/grpc/balancer/rls"\nkept\n',
+        "sdk/python/cmd/pulumi-language-python-exec": "",
+        "sdk/python/dist/pulumi-resource-pulumi-python": "",
+    }.items():
+        (modules / file).parent.mkdir(parents=True, exist_ok=True)
+        (modules / file).write_text(text)
+    for folder in ("pulumi", "language-python"):
+        for name in ("go.mod", "go.sum"):
+            (root / "setup" / folder / name).touch()
+    program(
+        root / "bin/go",
+        f"""for last; do :; done
+case $1 in
+  env) echo go1.26.0 ;;
+  mod) echo "$@" >>"{root}/go.log" ;;
+  list) case " $* " in
+      *" -m "*/pkg/v3*) echo "{modules}/cli" ;;
+      *" -m "*storage*) echo "{modules}/storage" ;;
+      *" -m "*) echo "{modules}/sdk" ;;
+    esac ;;
+  build)
+    echo "$@" >>"{root}/go.log"
+    [ ! -d ../../.cache/pulumi/source ] || cp -R ../../.cache/pulumi/source "{root}/patched"
+    while [ "$1" != -o ]; do shift; done
+    printf '#!/bin/sh\\necho v{LEAST}\\n' >"$2"
+    chmod +x "$2" ;;
+esac""",
+    )
+    ran = choose(root)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.fullmatch(rf"pulumi: v{LEAST}, built by go1.26.0, \d+ s", ran.stdout.splitlines()[-1])
+    replaced, cli, host = (root / "go.log").read_text().splitlines()
+    assert "-replace github.com/pulumi/pulumi/pkg/v3=../../.cache/pulumi/source/cli" in replaced
+    assert " -modfile=../../.cache/pulumi/source/go.mod -tags=disable_grpc_modules " in cli
+    assert "-modfile" not in host
+    for built in (cli, host):
+        assert " -gcflags=all=-N -l -dwarf=false -gcflags=std=-dwarf=false " in built
+    patched = (root / "patched/cli/cmd/pulumi/cloud/spec.go").read_text()
+    assert "libopenapi" not in patched
+    functions = ["LoadIndex() {}", "parseIndex([]byte) (*Index, error) {", "mdInline() {", "markdownEnumTail() {"]
+    assert re.findall(r"func (.*)", patched) == functions
+    assert (root / "patched/storage/grpc_dp_diag.go").read_text() == "kept\n"
+    assert not (root / ".cache/pulumi/source").exists()
+
+
 def test_the_wrapper_runs_what_was_chosen(checkout: Path) -> None:
     program(checkout / "bin/pulumi", 'echo v3.300.0 "$PULUMI_CONFIG_PASSPHRASE_FILE" "$@"')
     choose(checkout)
@@ -218,6 +273,27 @@ def test_a_venv_is_compiled_and_its_checkout_too(checkout: Path) -> None:
     assert first == "venv: installing the packages that pulumi up and fab need into .venv"
     assert re.fullmatch(r"venv: installed the packages that pulumi up and fab need, \d+ s", last)
     assert sh(checkout, "setup/venv.sh").stdout == ""
+
+
+def test_what_will_be_made_is_added_up(checkout: Path) -> None:
+    """Size and time are those of what is missing, and nothing is said if nothing is."""
+    for tool in ("nft", "mksquashfs", "mmdebstrap", "mkfs.btrfs"):
+        program(checkout / "bin" / tool, "")
+    program(checkout / "bin/python3", "exit 0")  # LXD answers
+    program(checkout / "bin/id", "echo 0")
+    program(checkout / ".venv/bin/python", "")
+    first, *items = sh(checkout, "setup/needs.sh").stdout.splitlines()
+    assert first.endswith(": 1.7 GB in about 2 minutes, or 3 minutes if Pulumi is built, on two processors:")
+    assert len(items) == 4
+    program(checkout / "bin/pulumi", "echo v3.260.1")
+    (checkout / ".cache/hosts/runtime-1").mkdir(parents=True)
+    first, *items = sh(checkout, "setup/needs.sh").stdout.splitlines()
+    assert first.endswith(": 0.2 GB in about a minute, on two processors:")
+    assert [item.partition(":")[0].strip() for item in items] == ["the hosts' image", "MNIST"]
+    for file in ("image/image.squashfs", "mnist/manifest.json"):
+        (checkout / ".cache" / file).parent.mkdir()
+        (checkout / ".cache" / file).touch()
+    assert sh(checkout, "setup/needs.sh").stdout == ""
 
 
 def test_hosts_on_a_machine_that_cannot_have_them(checkout: Path) -> None:
