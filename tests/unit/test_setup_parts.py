@@ -396,8 +396,8 @@ def test_clean_stops_where_lxd_is_down(checkout: Path) -> None:
     assert clean(checkout).returncode == 0, "a checkout for Google alone"
 
 
-def demo(root: Path, exported: str, claimed: str = "") -> subprocess.CompletedProcess[str]:
-    tools(root, f"if [ $3$4 = --claimeddemo ]; then echo '{claimed}'; else exit 3; fi")
+def demo(root: Path, exported: str, claimed: str = "", left: int = 3) -> subprocess.CompletedProcess[str]:
+    tools(root, f"if [ $3$4 = --claimeddemo ]; then echo '{claimed}'; else exit {left}; fi")
     (root / "exported").write_text(exported)
     program(root / "bin/make", 'echo "${PULUMI_BACKEND_URL:-here}" >made')
     return sh(root, "setup/demo.sh", PULUMI_BACKEND_URL="gs://team")
@@ -413,6 +413,31 @@ def test_a_demo_leaves_what_is_anothers_alone(checkout: Path) -> None:
     assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
     assert "already (project scaletier-demo-bbbbbb): `make demo STACK=other` leaves it alone" in ran.stderr
     assert (checkout / "pulumi.log").read_text().splitlines() == ["stack export here"] * 2
+
+
+def test_a_demo_ends_with_the_next_commands(checkout: Path) -> None:
+    """Once nothing is left, and only if the model is good."""
+    for accuracy, ended in (("0.98", 0), ("0.50", 1)):
+        program(checkout / ".venv/bin/fab", f'echo "12:00:00 INFO Final metrics after 2000 steps: accuracy: {accuracy}"')
+        ran = demo(checkout, '{"deployment": {}}', left=0)
+        assert ran.returncode == ended, ran.stderr
+        _, left, following = ran.stdout.partition("Nothing is left:")
+        commands = [line.split("  ")[1] for line in following.splitlines() if line.startswith("  ")]
+        assert left
+        assert [command.split()[:2] for command in commands] == (
+            [
+                ["make", "setup"],
+                ["source", ".venv/bin/activate"],
+                ["pulumi", "up"],
+                ["fab", "train"],
+                ["fab", "logs"],
+                ["fab", "get"],
+                ["pulumi", "config"],
+                ["pulumi", "destroy"],
+            ]
+            if ended == 0
+            else []
+        )
 
 
 def test_what_root_makes_in_the_cache_is_the_owners(checkout: Path) -> None:
