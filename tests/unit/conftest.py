@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -31,6 +32,12 @@ hypothesis.settings.load_profile("scaletier")
 # Fixtures and tests of this folder alone are guarded: other folders' tests may run in the same process.
 _guarded = False
 _HOME_SSH = str(Path.home() / ".ssh")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what there is by now, TensorFlow and all tests, out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 class ForbiddenError(RuntimeError):

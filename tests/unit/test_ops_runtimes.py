@@ -41,6 +41,18 @@ def local(inventory: Inventory, tmp_path: Path) -> Inventory:
     return replace(inventory, runtimes=Runtimes(tmp_path / "runtimes", HOSTS_SEE))
 
 
+@pytest.fixture
+def unzipped(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel `far` is unpacked in the place of what pip does."""
+    here = wheel(index)
+
+    def install(made: Path, *_: object) -> None:
+        with zipfile.ZipFile(here) as opened:
+            opened.extractall(made / runtimes._SITE)
+
+    monkeypatch.setattr(runtimes, "_install", install)
+
+
 def requirements(folder: Path, text: str) -> str:
     (file := folder / "requirements.txt").write_text(text)
     return str(file)
@@ -74,8 +86,8 @@ def test_it_can_be_read_by_all_whatever_the_umask(local: Inventory, index: Path,
     assert all(path.stat().st_mode & 0o004 for path in there), [path for path in there if not path.stat().st_mode & 0o004]
 
 
-def test_the_same_lines_are_built_once(local: Inventory, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel(index)
+@pytest.mark.usefixtures("unzipped")
+def test_the_same_lines_are_built_once(local: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime")
     runtimes.build(local, first)
     monkeypatch.setattr(runtimes, "_install", None)  # not called again
@@ -89,8 +101,8 @@ def test_what_breaks_off_leaves_nothing(local: Inventory, tmp_path: Path) -> Non
     assert list((tmp_path / "runtimes").iterdir()) == []
 
 
-def test_what_one_who_was_killed_left_goes(local: Inventory, index: Path, tmp_path: Path) -> None:
-    wheel(index)
+@pytest.mark.usefixtures("unzipped")
+def test_what_one_who_was_killed_left_goes(local: Inventory, tmp_path: Path) -> None:
     dead, alive = tmp_path / "runtimes" / ".making-x-99999999", tmp_path / "runtimes" / ".making-x-1"
     for left in (dead, alive):
         (left / "lib").mkdir(parents=True)
@@ -206,8 +218,8 @@ def test_a_package_is_given_what_its_runtime_lacks(index: Path, tmp_path: Path) 
     assert package.build(root, "mine.task", installed={"far": "1.0", "numpy": "1.0"}).wheels == {}
 
 
-def test_the_manifest_has_its_versions_and_a_rerun_the_same(local: Inventory, index: Path, tmp_path: Path) -> None:
-    wheel(index)
+@pytest.mark.usefixtures("unzipped")
+def test_the_manifest_has_its_versions_and_a_rerun_the_same(local: Inventory, tmp_path: Path) -> None:
     job = build_job(Flags("j", runtime=requirements(tmp_path, "far\n")), local, "mine")
     assert job.runtime
     have = runtimes.build(local, job.runtime)
@@ -305,12 +317,10 @@ class _Cluster:
         self.inventory, self.ledger = inventory, _Ledger(*records)
 
 
-def test_runtimes_are_listed_and_removed(
-    local: Inventory, index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("unzipped")
+def test_runtimes_are_listed_and_removed(local: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ops.train.kept import runtimes as run
 
-    wheel(index)
     key = runtimes.of_file(asked := requirements(tmp_path, "far\n"), "--runtime").key
     runtimes.build(local, runtimes.of_file(asked, "--runtime"))
     cluster = _Cluster(local, JobRecord("j", manifest={"runtime": {"key": key}}))

@@ -55,7 +55,7 @@ def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], d
     outputs = network.predict(*state, element.inputs)
     measured = network.results(network.measured(network.metrics(), element, outputs))
     found = {"loss": network.loss(element, outputs), **dict(zip(network.metric_names, measured, strict=True))}
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = make()
     model.run_eagerly = True  # a graph made for one batch takes ten times as long
     model.set_weights([value.numpy() for value in state.shared])
