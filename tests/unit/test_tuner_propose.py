@@ -73,7 +73,7 @@ def test_a_scale_says_where_the_middle_is(scale: ScaleType, low: float, high: fl
     assert low < drawn[100] < high
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.integers(-1000, 1000),
     st.integers(1, 1000),
@@ -136,7 +136,7 @@ def test_what_is_known_is_learnt_from() -> None:
     """On a bowl, the best of 24 is better than the best of 24 by chance, on average over some seeds."""
 
     def found(algorithm: Algorithm) -> float:
-        studies = [replace(STUDY, goal=Goal.MINIMIZE, algorithm=algorithm, seed=seed) for seed in range(12)]
+        studies = [replace(STUDY, goal=Goal.MINIMIZE, algorithm=algorithm, seed=seed) for seed in range(6)]
         ends = [best(study, played(study, bowl)) for study in studies]
         return fmean(end.finalMetric.objectiveValue for end in ends if end and end.finalMetric)
 
