@@ -29,9 +29,18 @@ print(json.dumps({name: answer.numpy().tolist() for name, answer in sorted(ask(*
 """
 
 
-@pytest.mark.parametrize("strategy", ["async", "sync", "model-parallel"])
-@pytest.mark.parametrize("example", _LIBRARY)
-def test_what_trains_by_the_library_outlives_a_kill_of_each_role(tmp_path: Path, example: str, strategy: str) -> None:
+_FULL = pytest.mark.full("[async-tabular] proves the kills, test_examples_library.py each example on one host")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "example"),
+    [
+        pytest.param(strategy, example, marks=() if (strategy, example) == ("async", "tabular") else _FULL)
+        for strategy in ("async", "sync", "model-parallel")
+        for example in _LIBRARY
+    ],
+)
+def test_what_trains_by_the_library_outlives_a_kill_of_each_role(tmp_path: Path, strategy: str, example: str) -> None:
     path = f"{ROOT}:{ROOT / 'examples'}"
     job = Job(tmp_path, f"{example}.task", _ASYNC if strategy == "async" else _PEERS, PYTHONPATH=path)
     flags = [f"--strategy={strategy}", "--log-interval=0.2", "--checkpoint-steps=40", *_LIBRARY[example]]

@@ -37,25 +37,42 @@ def job(directory: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
         running.stop()
 
 
-@pytest.mark.parametrize("job", [["--max-steps=8000"]], indirect=True)
-def test_every_replica_trains_and_the_servers_end_when_told(job: Job) -> None:
+@pytest.mark.full("test_library.py[async-tabular] proves the kills; nothing cheaper has an evaluator and three replicas")
+@pytest.mark.parametrize("job", [["--checkpoint-steps=200"]], indirect=True)
+def test_a_job_outlives_lost_replicas_and_comes_to_its_last_step(job: Job) -> None:
+    flags = job.flags
+    job.flags = (*flags, "--max-steps=10000000")
     for role, index in reversed(ROLES):  # the chief first: it waits for the others, whatever their order
         job.start(role, index)
-    assert job.wait("chief-0") == 0
-    # Steps that others take at the same moment may go past the last one, as in the sample ("after 5006 steps").
-    assert re.search(
-        r"^Final metrics after 80[01]\d steps, loss: 0\.\d{3}, accuracy: 1\.000$", job.log("chief-0"), re.MULTILINE
-    )
+    job.start("evaluator", 0)
     line = r"step \d+: loss: \d+\.\d{3}, accuracy: \d\.\d{3} \(\d+\.\d{3} sec\) \d+\.\d global steps/s, \d+\.\d local steps/s$"
     for name, replica in (("chief-0", "master/0"), ("worker-0", "worker/0"), ("worker-1", "worker/1")):
-        assert re.search(rf"^Train \[{replica}\], {line}", job.log(name), re.MULTILINE)
+        job.await_line(name, rf"^Train \[{replica}\], {line}")
         assert len(set(re.findall(r"\[(\w+/\d)\]", job.log(name)))) == 1
+
+    job.end("worker-1", signal.SIGKILL)
+    job.start("worker", 1)
+    job.await_line("worker-1", r"^Train \[worker/1\]")
+
+    job.await_line("evaluator-0", r"^Eval, step \d+: loss: ")
+    assert job.end("chief-0") == 143
+    saved = int(job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")[1])
+
+    job.flags = (*flags, f"--max-steps={saved + 2000}")
+    job.start("chief", 0)
+    assert job.wait("chief-0") == 0, job.log("chief-0")
+    assert int(job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")[1]) == saved
+    # A round that ends later than the job waits for it goes past the last step, as in the sample ("after 5006 steps").
+    final = job.await_line("chief-0", r"^Final metrics after (\d+) steps, loss: 0\.\d{3}, accuracy: 1\.000$")
+    assert int(final[1]) >= saved + 2000
     assert job.log("ps-0").splitlines() == [f"Started [ps/0] on {job.cluster['ps'][0]}, serves variables"]
     (exported,) = (job.directory / "job/export/Servo").iterdir()
     assert b"/job:" not in (exported / "saved_model.pb").read_bytes()
+    assert job.end("evaluator-0") == 0
     assert {job.end(name) for name in ("ps-0", "worker-0", "worker-1")} == {-signal.SIGTERM}
 
 
+@pytest.mark.full("test_end.py proves the end where a worker is lost; here all are there, and their answers late")
 @pytest.mark.parametrize("job", [["--strategy=sync", "--max-steps=16"]], indirect=True)
 def test_no_replica_goes_before_the_others_have_what_it_sent(job: Job) -> None:
     job.cluster = {role: hosts[:1] for role, hosts in job.cluster.items() if role != "ps"}
@@ -68,44 +85,35 @@ def test_no_replica_goes_before_the_others_have_what_it_sent(job: Job) -> None:
     assert job.log("chief-0").splitlines()[-1].startswith("Final metrics after 16 steps")
 
 
-@pytest.mark.parametrize("job", [["--max-steps=15000"]], indirect=True)
+@pytest.mark.full(
+    "test_scaletier_claims.py proves what becomes of a silent worker's steps; TensorFlow's part has no cheaper proof"
+)
+@pytest.mark.parametrize("job", [[]], indirect=True)
 def test_the_others_go_on_to_the_end_without_a_worker_that_says_nothing(job: Job) -> None:
+    flags = job.flags
+    job.flags = (*flags, "--max-steps=10000000")
     job.start_all()
+    worker = job.processes["worker-1"]
     reached = job.await_step("worker-1", 100)
     for _ in range(8):  # wherever in a round it is
-        job.processes["worker-1"].send_signal(signal.SIGSTOP)  # its connections stay open
+        worker.send_signal(signal.SIGSTOP)  # its connections stay open
         reached = job.await_step("chief-0", reached + 300)
-        job.processes["worker-1"].send_signal(signal.SIGCONT)
+        worker.send_signal(signal.SIGCONT)
         reached = job.await_step("worker-1", reached + 1)
-    job.processes["worker-1"].send_signal(signal.SIGSTOP)
-    assert job.wait("chief-0") == 0
-    assert re.search(r"^Final metrics after 15000 steps, ", job.log("chief-0"), re.MULTILINE)
-
-
-@pytest.mark.parametrize("job", [["--max-steps=10000000", "--checkpoint-steps=200"]], indirect=True)
-def test_lost_replicas(job: Job) -> None:
-    job.start_all()
-    job.start("evaluator", 0)
-    job.await_line("worker-1", r"^Train \[worker/1\]")
-
-    job.end("worker-1", signal.SIGKILL)
-    job.start("worker", 1)
-    job.await_line("worker-1", r"^Train \[worker/1\]")
-
-    job.await_line("evaluator-0", r"^Eval, step \d+: loss: ")
+    worker.send_signal(signal.SIGSTOP)
     assert job.end("chief-0") == 143
-    told = job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")
-    assert job.end("evaluator-0") == 0
+    saved = int(job.await_line("chief-0", r"^error: told to end at step (\d+); a checkpoint is saved$")[1])
+
+    worker.send_signal(signal.SIGCONT)
+    job.flags = (*flags, f"--max-steps={saved + 3000}")
     job.start("chief", 0)
-    resumed = job.await_line("chief-0", r"^Resuming from .*, step (\d+)$")
-    assert int(resumed[1]) >= int(told[1])
     job.await_line("chief-0", r"^Train \[master/0\]")
+    worker.send_signal(signal.SIGSTOP)  # in a round, or before its first one
+    assert job.wait("chief-0") == 0, job.log("chief-0")
+    assert int(job.await_line("chief-0", r"^Final metrics after (\d+) steps, ")[1]) >= saved + 3000
 
-    job.end("ps-0", signal.SIGKILL)
-    assert job.wait("chief-0") == 143
-    job.await_line("chief-0", r"^error: a host of the cluster is lost: ")
 
-
+@pytest.mark.full("test_scaletier_parts.py proves local steps of several devices; nothing cheaper has a cluster of them")
 @pytest.mark.parametrize("job", [["--max-steps=1000"]], indirect=True)
 @pytest.mark.parametrize("strategy", ["async", "sync", "model-parallel"])
 def test_a_host_s_devices_all_train(job: Job, strategy: str) -> None:
@@ -113,7 +121,8 @@ def test_a_host_s_devices_all_train(job: Job, strategy: str) -> None:
     job.environ["SCALETIER_CPU_DEVICES"] = "2"
     job.start_all()
     assert job.wait("chief-0") == 0, job.log("chief-0")
-    assert re.search(r"^Final metrics after 10\d\d steps, loss: 0\.\d{3}, accuracy: 1\.000$", job.log("chief-0"), re.MULTILINE)
+    final = job.await_line("chief-0", r"^Final metrics after (\d+) steps, loss: 0\.\d{3}, accuracy: 1\.000$")
+    assert int(final[1]) >= 1000
     assert "as 2 devices" in job.log("chief-0")
     if strategy == "model-parallel":
         placed = re.findall(r"^Placed (.*) on (\S+): ", job.log("chief-0"), re.MULTILINE)
