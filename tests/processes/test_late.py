@@ -17,7 +17,7 @@ ROLES = {
 
 
 @pytest.mark.full(
-    "tests/unit/test_scaletier_job.py::test_a_batch_that_is_wrong_late_is_one_line_and_what_was_trained_before_is_kept, on one host"
+    "test_scaletier_job.py::test_a_batch_that_is_wrong_late_is_one_line_and_what_was_trained_before_is_kept, on one host"
 )
 @pytest.mark.parametrize("strategy", ROLES)
 def test_a_batch_that_is_wrong_late_is_one_line(tmp_path: Path, strategy: str) -> None:
