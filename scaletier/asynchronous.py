@@ -181,9 +181,10 @@ class Asynchronous:
         return Replica(name, name == _MASTER, take, period, self._flags.log_interval, emit, len(devices))
 
     def _train(self, replica: Replica, index: int = 0) -> Iterator[Round]:
+        start = time.monotonic()
         with quiet_stderr() if replica.leads else contextlib.nullcontext():  # a remark about the processor
             state = self._begin(replica, index)
-        self._progress.begin(replica.leads)
+        self._progress.begin(replica.leads, time.monotonic() - start)
         return train(replica, state, self._progress)
 
     def _begin(self, replica: Replica, index: int) -> State:

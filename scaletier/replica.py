@@ -15,7 +15,8 @@ from scaletier.lines import train_line
 from scaletier.period import Period
 from scaletier.walk import DivergedError, Round
 
-_PREPARE_SECONDS = 5.0
+# The master waits for others to be prepared this long at least, and this many times as long as it took itself.
+_PREPARE_SECONDS, _PREPARE_TIMES = 5.0, 4.0
 
 
 @dataclass
@@ -41,17 +42,21 @@ class Progress:
         self._lock = threading.Lock()
         self._prepared, self._started = threading.Event(), threading.Event()
 
-    def begin(self, leads: bool) -> None:
-        """Returns when a replica may take its first step: the master's turn is when all are prepared, or after some seconds.
+    def begin(self, leads: bool, seconds: float = 0.0) -> None:
+        """Return when a replica may take its first step: the master's turn is when all are prepared, or when one is late.
 
         A replica that trains slows down those that still prepare to, where they share processors.
+
+        Args:
+            leads: whether it is the master.
+            seconds: how long it took to prepare; slow hosts give the others more time.
         """
         with self._lock:
             self._unprepared -= not leads
             if self._unprepared <= 0:
                 self._prepared.set()
         if leads:
-            self._prepared.wait(_PREPARE_SECONDS)
+            self._prepared.wait(max(_PREPARE_SECONDS, _PREPARE_TIMES * seconds))
             self._started.set()
         while not (self.stopped.is_set() or self._started.wait(0.1)):
             pass
