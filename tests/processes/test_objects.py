@@ -16,7 +16,15 @@ ROLES = {
 }
 
 
-@pytest.mark.parametrize("strategy", ROLES)
+_FULL = {
+    "one host": "tests/unit/test_scaletier_job.py trains a compiled model and a dataset that are objects on one host",
+    "model-parallel": "an error that needs two hosts: no cheaper test has it",
+}
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=pytest.mark.full(_FULL[name]) if name in _FULL else ()) for name in ROLES]
+)
 def test_objects_are_trained_where_that_can_be(tmp_path: Path, strategy: str) -> None:
     flags = [] if strategy == "one host" else [f"--strategy={strategy}"]
     job = Job(tmp_path, "objects", ROLES[strategy], "--max-steps=200", *flags, PYTHONPATH=str(Path(__file__).parent))

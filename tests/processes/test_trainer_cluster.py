@@ -113,7 +113,7 @@ def test_the_others_go_on_to_the_end_without_a_worker_that_says_nothing(job: Job
     assert int(job.await_line("chief-0", r"^Final metrics after (\d+) steps, ")[1]) >= saved + 3000
 
 
-@pytest.mark.full("test_scaletier_parts.py proves local steps of several devices; nothing cheaper has a cluster of them")
+@pytest.mark.full("test_scaletier_numbers.py proves steps of several devices; nothing cheaper has a cluster of them")
 @pytest.mark.parametrize("job", [["--max-steps=1000"]], indirect=True)
 @pytest.mark.parametrize("strategy", ["async", "sync", "model-parallel"])
 def test_a_host_s_devices_all_train(job: Job, strategy: str) -> None:
