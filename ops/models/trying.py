@@ -40,10 +40,13 @@ def trying(cluster: Cluster, model: str | None, port: str | None, data: Path) ->
                 _check(site, servers, record)
             listening.site = site
             threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True).start()
-            terminal.out(f"http://{LOOPBACK}:{listening.port}/")
-            sys.stdout.flush()
-            terminal.note(f"draw a digit there, and model {record.name} answers; Ctrl-C ends it")
-            reach.hold(servers, "fab try")
+            try:
+                terminal.out(f"http://{LOOPBACK}:{listening.port}/")
+                sys.stdout.flush()
+                terminal.note(f"draw a digit there, and model {record.name} answers; Ctrl-C ends it")
+                reach.hold(servers, "fab try")
+            finally:
+                listening.shutdown()  # before its socket is closed, or its thread looks at that without a pause
     except KeyboardInterrupt:
         return DONE
 

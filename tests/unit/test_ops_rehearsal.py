@@ -103,11 +103,14 @@ def test_bad_input_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_no_checkpoint_to_count_in(tmp_path: Path) -> None:
+def test_no_checkpoint_to_count_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow's place is taken by a module that says what it would of such a file."""
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('it is no table')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"left no checkpoint below its --job-dir .*: give --parameters-mb"):
         rehearsal.parameter_bytes(tmp_path)
     (tmp_path / "model-1.index").write_bytes(b"x")
-    with pytest.raises(OpsError, match=r"the trainer's checkpoint cannot be read .*: give --parameters-mb"):
+    with pytest.raises(OpsError, match=r"the trainer's checkpoint cannot be read \(it is no table\): give --parameters-mb"):
         rehearsal.parameter_bytes(tmp_path)
 
 

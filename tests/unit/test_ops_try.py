@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -330,7 +332,9 @@ def test_the_address_is_said(
 @pytest.mark.usefixtures("listening")
 def test_ctrl_c_ends_it(cluster: Cluster, fake: FakeServer, tmp_path: Path) -> None:
     fake.ends = KeyboardInterrupt()
+    before = threading.active_count()
     assert trying.trying(cluster, "m", None, tmp_path) == 0
+    wait_for(lambda: threading.active_count() <= before, "the end of the page's server")
 
 
 @pytest.mark.usefixtures("listening")
