@@ -97,7 +97,8 @@ def failure(module: str, process: Running, seconds: float) -> str:
 
 def parameter_bytes(folder: Path) -> int:
     """Bytes of the float32 variables in the newest checkpoint below a folder; UsageError where there is none."""
-    found = sorted(folder.rglob("*.index"), key=lambda path: path.stat().st_mtime)
+    # An exported model has more: what its optimizer keeps has no names there.
+    found = sorted(folder.rglob("*.index"), key=lambda path: (not _exported(path), path.stat().st_mtime))
     if not found:
         raise UsageError("the trainer left no checkpoint below its --job-dir to count its parameters in: give --parameters-mb")
     command = [python_here(), "-c", _COUNT, str(found[-1].with_suffix(""))]
@@ -107,3 +108,8 @@ def parameter_bytes(folder: Path) -> int:
         last = (ran.stderr.strip().splitlines() or ["?"])[-1]
         raise OpsError(f"the trainer's checkpoint cannot be read ({last}): give --parameters-mb")
     return int(ran.stdout)
+
+
+def _exported(index: Path) -> bool:
+    """Tell whether variables are those of a SavedModel."""
+    return (index.parent.parent / "saved_model.pb").exists()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from waiting import limit
 
+from ops.plan import rehearsal
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -106,6 +107,8 @@ def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) 
     assert len(one) >= 20, "weights, moving means, the optimizer's and the generators' variables"
     for key, value in one.items():
         assert np.array_equal(value, other[key]), key
+    layers = 6 * 16 + 16, 4 * 16, 16 * 3 + 3
+    assert rehearsal.parameter_bytes(tmp_path / "whole") == 4 * sum(layers)
 
 
 def test_writing_summaries_does_not_import_tensorboard() -> None:
