@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 import shapes
 from opsdata import inventory_json
-from replicahosts import Cluster, Make
+from replicahosts import make
 
 from ops import terminal
 from ops.cluster.inventory import Inventory, parse
@@ -31,6 +31,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("scaletier")
 # Fixtures and tests of this folder alone are guarded: other folders' tests may run in the same process.
 _guarded = False
+__all__ = ["make"]
 _HOME_SSH = str(Path.home() / ".ssh")
 
 
@@ -110,17 +111,3 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes a cluster of replica processes, which end with the test."""
-    made: list[Cluster] = []
-
-    def cluster(trainer: str, *replicas: str, args: list[str] | None = None, **plan: Any) -> Cluster:
-        made.append(Cluster(tmp_path, trainer, list(replicas) or ["master-0"], args or [], **plan))
-        return made[-1]
-
-    yield cluster
-    for each in made:
-        each.close()

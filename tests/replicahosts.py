@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from waiting import limit, scale, wait_for
 
 from jobs import paths
@@ -22,7 +23,7 @@ from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.states import JobState
 from jobs.store import Store, StoreError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PATIENCE = limit()
 PACKAGE = "0" * 64
 SLEEPS = "import time\nprint('up')\ntime.sleep(600)\n"
@@ -161,6 +162,20 @@ def gone(pid: int) -> bool:
 
 
 Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes a cluster of replica processes, which end with the test."""
+    made: list[Cluster] = []
+
+    def cluster(trainer: str, *replicas: str, args: list[str] | None = None, **plan: Any) -> Cluster:
+        made.append(Cluster(tmp_path, trainer, list(replicas) or ["master-0"], args or [], **plan))
+        return made[-1]
+
+    yield cluster
+    for each in made:
+        each.close()
 
 
 class Clock:

@@ -1,0 +1,5 @@
+"""The fixtures of tests whose replicas are processes."""
+
+from replicahosts import make
+
+__all__ = ["make"]
