@@ -14,6 +14,7 @@ from pathlib import Path
 
 import image
 from pylxd.exceptions import LXDAPIException
+from waiting import wait_for
 
 from infra.lxd import network
 from infra.lxd.api import client
@@ -172,7 +173,14 @@ def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]
         )
         definition = {"name": name, "source": source, "profiles": [], "config": config, "devices": devices}
         client(project).instances.create(definition, wait=True).start(wait=True)
-        client(project).instances.get(name).execute(["systemctl", "is-system-running", "--wait"])
+        host = client(project).instances.get(name)
+
+        def has_booted() -> bool:
+            # systemd answers this only after it has begun: at first there is nobody to ask.
+            asked = host.execute(["systemctl", "is-system-running", "--wait"])
+            return asked.stdout.strip() in ("running", "degraded")
+
+        wait_for(has_booted, "the local host has booted")
         yield project, name
     finally:
         purge(project)
