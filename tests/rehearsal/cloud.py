@@ -33,6 +33,10 @@ _SECONDS = 900.0
 Spoil = Callable[[Props], None]
 
 
+def _spoil_nothing(_: Props) -> None:
+    """Leave what an instance sees of its inputs as it is."""
+
+
 class PulumiError(Exception):
     """A command that failed, with all that it printed."""
 
@@ -170,7 +174,7 @@ class Cloud:
     machines: Machines | None = None
 
     @contextmanager
-    def up(self, spoil: Spoil = lambda _: None, **raw: str) -> Iterator[Stack]:
+    def up(self, spoil: Spoil = _spoil_nothing, **raw: str) -> Iterator[Stack]:
         """A stack that is up, with the values of `pulumi config`; destroyed in the end.
 
         `spoil` may change what an instance sees of its inputs.
@@ -183,7 +187,8 @@ class Cloud:
             stack.up()
             yield stack
         except Exception as error:
-            error.add_note(hosts_report.write(f"{self.name}.up"))
+            if spoil is _spoil_nothing:  # what is spoiled is to fail
+                error.add_note(hosts_report.write(f"{self.name}.up"))
             raise
         finally:
             hosts_report.WATCHED.remove(watched)
