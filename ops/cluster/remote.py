@@ -65,7 +65,7 @@ class Stream:
             while data := self._channel.recv(_CHUNK):
                 yield data
         if self.exited < 0:
-            raise HostError(self.host, cut_off(self._channel) or "says that the command was killed, as where memory is short")
+            raise HostError(self.host, _lost(self._channel))
 
     @property
     def exited(self) -> int:
@@ -103,9 +103,16 @@ def cut_off(channel: Any) -> str | None:
     return broke_off(transport.saved_exception)
 
 
+def _lost(channel: Any) -> str:
+    """Say why a command has no exit code."""
+    return cut_off(channel) or "says that the command was killed, as where memory is short"
+
+
 def broke_off(error: BaseException | None) -> str:
     """That a connection broke off, and by what."""
-    return "broke off" if error is None else f"broke off: {str(error) or type(error).__name__}"
+    if error is None or isinstance(error, EOFError):  # an end without a word, which is seen as either
+        return "broke off"
+    return f"broke off: {str(error) or type(error).__name__}"
 
 
 class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types
@@ -172,8 +179,9 @@ class Fleet:
 
     def run(self, name: str, command: str, stdin: bytes | None = None, sent: Callable[[int], None] = lambda _: None) -> Ran:
         """Run a command line on a host over one channel, the bytes on its stdin; `sent` is told of each piece that has gone."""
+        connection = self.connection(name)
         try:
-            channel = self.connection(name).create_session()
+            channel = connection.create_session()
             with channel:
                 channel.set_combine_stderr(True)
                 channel.exec_command(command)
@@ -185,9 +193,15 @@ class Fleet:
                             sent(len(piece))
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
-                return Ran(name, channel.recv_exit_status(), output.decode("utf-8", "replace"))
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise HostError(name, f"({self._addresses[name]}) broke off: {error}") from error
+                if (exited := int(channel.recv_exit_status())) >= 0:
+                    return Ran(name, exited, output.decode("utf-8", "replace"))
+                why, cause = _lost(channel), None
+        except _BREAKS as error:
+            why, cause = broke_off(error), error
+        with self._lock:  # paramiko may take it for open a moment longer
+            if self._open.get(name) is connection:
+                del self._open[name]
+        raise HostError(name, f"({self._addresses[name]}) {why}") from cause
 
     def stream(self, name: str, command: str) -> Stream:
         """Start a command line on a host, whose output is read as it comes."""

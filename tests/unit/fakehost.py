@@ -12,6 +12,7 @@ import sys
 import threading
 
 import paramiko
+from paramiko.common import MSG_CHANNEL_REQUEST
 
 
 class Stdio:
@@ -37,6 +38,7 @@ class Stdio:
 class Host(paramiko.ServerInterface):
     def __init__(self, user_key: paramiko.PKey) -> None:
         self._user_key = user_key
+        self._commands: dict[paramiko.Channel, str] = {}
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         return paramiko.OPEN_SUCCEEDED
@@ -48,8 +50,13 @@ class Host(paramiko.ServerInterface):
         return paramiko.AUTH_SUCCESSFUL if username == "scaletier" and key == self._user_key else paramiko.AUTH_FAILED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        threading.Thread(target=self._run, args=(channel, command.decode()), daemon=True).start()
+        self._commands[channel] = command.decode()
         return True
+
+    def start(self, channel: paramiko.Channel) -> None:
+        """Start the command of a channel, if one was asked for; the client has its answer by then."""
+        if (command := self._commands.pop(channel, None)) is not None:
+            threading.Thread(target=self._run, args=(channel, command), daemon=True).start()
 
     def _run(self, channel: paramiko.Channel, command: str) -> None:
         if command == "vanish":
@@ -78,7 +85,15 @@ def main() -> None:
     # Several begin at once beside whatever else runs: neither side of a connection is in a hurry.
     transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = 120
     transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(sys.argv[1]))
-    transport.start_server(server=Host(paramiko.Ed25519Key.from_private_key_file(sys.argv[2])))
+    host = Host(paramiko.Ed25519Key.from_private_key_file(sys.argv[2]))
+    answer = transport._channel_handler_table[MSG_CHANNEL_REQUEST]
+
+    def answer_and_start(channel: paramiko.Channel, message: paramiko.Message) -> None:
+        answer(channel, message)
+        host.start(channel)
+
+    transport._channel_handler_table = {**transport._channel_handler_table, MSG_CHANNEL_REQUEST: answer_and_start}
+    transport.start_server(server=host)
     transport.join()
 
 
