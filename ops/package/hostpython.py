@@ -34,6 +34,8 @@ _ENVIRONMENT = {
 TENSORFLOW = "tensorflow-cpu"
 # Lines of a requirements.txt that name files: an option, or what looks like a path.
 _OPTION = re.compile(r"(?:-r|--requirement|-c|--constraint)[ =]*(.+)")
+_PATH_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-f|--find-links)[ =]*(.+)")
+EDITABLE = ("-e ", "--editable")
 _PATHS = (".", "/")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
@@ -58,37 +60,75 @@ def aliased(there: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_there(line: str, there: Mapping[str, str], python: str = PYTHON) -> bool:
-    """True for a requirement that what is `there` meets or need not meet; UsageError for another version of it."""
-    try:
-        wanted = Requirement(line)
-        if not _applies(wanted, python):
-            return True
-    except (InvalidRequirement, UndefinedEnvironmentName):
+    """True for a requirement that what is `there` meets or need not meet."""
+    if (wanted := _requirement(line)) is None:
         return False  # a path or an option, or pip will say what is wrong
-    have = there.get(canonicalize_name(wanted.name))
-    if have is None:
-        return False
-    if wanted.url or not wanted.specifier.contains(have, prereleases=True):
-        raise UsageError(
-            f"{line} is asked for, but the Python of the job has {wanted.name} {have}: ask for that, or leave the version out"
-        )
-    return True
+    return not _applies(wanted, python) or _meets(wanted, there.get(canonicalize_name(wanted.name)))
 
 
-def constraints(folder: Path, there: Mapping[str, str]) -> Path:
-    """A constraints.txt by which pip takes what is there for given, as wheels with no content."""
-    links = []
+def replaced(lines: Iterable[str], there: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
+    """Find what is `there` in a version that a line does not want: its name, and the line.
+
+    Raises:
+        UsageError: it is something that TensorFlow works with.
+    """
+    found = {}
+    for line in lines:
+        wanted = _requirement(line)
+        name = canonicalize_name(wanted.name) if wanted else ""
+        if wanted and name in there and _applies(wanted, python) and not _meets(wanted, there[name]):
+            if name in _never_replaced():
+                raise other_version(line, name, there[name])
+            found[name] = line
+    return found
+
+
+def other_version(line: str, name: str, have: str) -> UsageError:
+    """The refusal of a requirement that no package can bring along."""
+    asked = without_options(line)
+    return UsageError(
+        f"{asked} is asked for, but the Python of the job has {name} {have}: ask for that, leave the version out, or give the "
+        "job a Python of its own by --runtime"
+    )
+
+
+def without_options(line: str) -> str:
+    """A line's requirement without what comes behind it, such as --hash."""
+    return line.partition(" --")[0].strip()
+
+
+def _requirement(line: str) -> Requirement | None:
+    try:
+        wanted = Requirement(without_options(line))
+        _applies(wanted, PYTHON)
+    except (InvalidRequirement, UndefinedEnvironmentName):
+        return None
+    return wanted
+
+
+def _meets(wanted: Requirement, have: str | None) -> bool:
+    return have is not None and not wanted.url and wanted.specifier.contains(have, prereleases=True)
+
+
+@cache
+def _never_replaced() -> frozenset[str]:
+    """What the hosts' TensorFlow was built for, or is itself."""
+    named = {canonicalize_name(Requirement(line).name) for line in lines_of(REQUIREMENTS)}
+    return frozenset({*named, *_ALIASES, "keras"})
+
+
+def stubs(folder: Path, there: Mapping[str, str]) -> dict[str, Path]:
+    """Make wheels with no content, by which pip takes what is there for given; by the name of each."""
+    made = {}
     for name, version in there.items():
         stem = f"{name.replace('-', '_')}-{version}"
-        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        made[name] = folder / f"{stem}-py3-none-any.whl"
+        with zipfile.ZipFile(made[name], "w") as wheel:
             info = f"{stem}.dist-info"
             wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
-        links.append(f"{name} @ {Path(wheel.filename or '').as_uri()}\n")
-    file = folder / "constraints.txt"
-    file.write_text("".join(links))
-    return file
+    return made
 
 
 def is_like_this(python: str = PYTHON) -> bool:
@@ -115,13 +155,26 @@ def lines_of(requirements: Path) -> list[str]:
     return [line for line in stripped if line and not line.startswith("#")]
 
 
+def flat_lines(requirements: Path) -> list[str]:
+    """The same with the lines of the files that are named by -r, and paths of options that hold wherever the lines are."""
+    found = []
+    for line in lines_of(requirements):
+        option = _PATH_OPTION.fullmatch(line)
+        path = requirements.parent / option[2] if option else requirements
+        if option and option[1] in ("-r", "--requirement") and path.is_file():
+            found += flat_lines(path)
+        else:
+            found.append(f"{option[1]} {path.absolute()}" if option and path.exists() else line)
+    return found
+
+
 def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
     """The content of the files that lines name, such as `./mine-1.0-py3-none-any.whl` or `-r more.txt` and what that names."""
     for line in lines:
         option = _OPTION.match(line)
-        if option is None and not line.startswith(_PATHS) and not line.endswith(_ARCHIVES):
+        if option is None and not line.startswith(_PATHS) and not without_options(line).endswith(_ARCHIVES):
             continue  # the name of a distribution, though there may be a folder of that name
-        path = folder / _EXTRAS.sub("", option[1] if option else line)
+        path = folder / _EXTRAS.sub("", option[1] if option else without_options(line))
         inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
         yield from (found.read_bytes() for found in inside if found.is_file())
         if option and path.is_file():

@@ -37,7 +37,7 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
             if name.partition(".")[0] != package:
                 _note(outside, name.partition(".")[0], where)
                 continue
-            if _path_of(name, files) is None:
+            if _path_of(name, files) is None and not any(path.startswith(f"{name.replace('.', '/')}/") for path in files):
                 raise UsageError(f"{where} imports {name}, which is not in the package {package}")
             for module in (name, *(f"{name}.{part}" for part in parts)):
                 waiting += _paths_on_the_way(module, files)

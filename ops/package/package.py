@@ -5,11 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
 import re
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ops import terminal
@@ -17,6 +16,7 @@ from ops.cluster.inventory import HERE, PYTHON
 from ops.errors import UsageError
 from ops.package import declared
 from ops.package.imports import check_module, check_script, wants
+from ops.package.tree import GIT_IGNORE_FILE, IGNORE_FILE, Tree, show_notes, walk
 
 MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE
@@ -54,7 +54,7 @@ class Source:
     """A trainer package as it was found: `name` is its own, or that of a project with several packages.
 
     Its `files` have the library beside it where it imports that. `requirements` lists what it depends on, in the format of
-    pip; `executables` are those of the files that are programs.
+    pip; `executables` are those of the files that are programs, `left_out` what ignore files leave out.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Source:
     requirements: Path | None = None
     folder: str = ""
     executables: frozenset[str] = frozenset()
+    left_out: Sequence[str] = ()
 
     @property
     def names(self) -> list[str]:
@@ -185,22 +186,34 @@ def single(path: Path) -> Source:
 
 def _as_it_is(root: Path, beside: str = "") -> Source:
     requirements = root / "requirements.txt"
-    files = dict(_read(root))
-    executables = frozenset(path for path in files if (root.parent / path).stat().st_mode & _EXECUTABLE)
+    tree = _walk(root)
+    files = _read(tree, root.name)
+    executables = frozenset(f"{root.name}/{path}" for path, file in tree.files.items() if file.stat().st_mode & _EXECUTABLE)
     found = requirements if requirements.is_file() else None
-    return Source(root.name, with_library(files, beside), found, str(root.parent), executables)
+    return Source(root.name, with_library(files, beside), found, str(root.parent), executables, tree.left_out)
 
 
 def _project(root: Path) -> Source:
     from ops.package import wheels
 
-    built = wheels.project(root.name, {path: content for path, content in _read(root) if not _BUILT.match(path)})
-    source = Source(root.name, with_library(wheels.project_files(built)), built / "requirements.txt")
+    _note_requirements(root)
+    tree = _walk(root)
+    files = {path: content for path, content in _read(tree, root.name).items() if not _BUILT.match(path)}
+    built = wheels.project(root, files)
+    source = Source(root.name, with_library(wheels.project_files(built)), built / "requirements.txt", left_out=tree.left_out)
     if not source.names:
         raise UsageError(
             f"project {root} builds a wheel without a Python package: name its packages in setup.py or pyproject.toml"
         )
-    return Source(source.names[0], source.files, source.requirements) if len(source.names) == 1 else source
+    return replace(source, name=source.names[0]) if len(source.names) == 1 else source
+
+
+def _note_requirements(root: Path) -> None:
+    """Say that a requirements.txt is passed over, unless what builds the project speaks of it."""
+    builds = [root / name for name in (*_PROJECT, "setup.cfg") if (root / name).is_file()]
+    if (root / "requirements.txt").is_file() and not any(b"requirements.txt" in file.read_bytes() for file in builds):
+        how = f"what {builds[0].name} names as dependencies goes along"
+        terminal.note(f"{root.name}: requirements.txt is passed over, as {how}; --runtime {root}/requirements.txt goes by it")
 
 
 def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
@@ -213,7 +226,7 @@ def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
         return files
     if not any(wants(content, declared.LIBRARY) for path, content in files.items() if path.endswith(".py")):
         return files
-    return {**files, **dict(_read(_LIBRARY))}
+    return {**files, **_read(walk(_LIBRARY, (), _SKIPPED_DIRS, _SKIPPED_FILES), declared.LIBRARY)}
 
 
 def _dependencies(source: Source, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
@@ -246,26 +259,26 @@ def _imports(
     return {wanted: where for wanted, where in imports.items() if wanted not in tops}
 
 
-def _read(root: Path) -> Iterator[tuple[str, bytes]]:
-    """Every file of the package, in order, by its path from beside the package; stops where there is too much."""
-    sizes: dict[Path, int] = {}
-    for directory, folders, names in os.walk(root):
-        folders[:] = sorted(folder for folder in folders if folder not in _SKIPPED_DIRS)
-        for name in names:
-            path = Path(directory, name)
-            if not name.endswith(_SKIPPED_FILES) and path.is_file():
-                sizes[path] = path.stat().st_size
+def _walk(root: Path) -> Tree:
+    """The files of a package; UsageError where there is too much."""
+    tree = walk(root, (IGNORE_FILE, GIT_IGNORE_FILE), _SKIPPED_DIRS, _SKIPPED_FILES)
+    show_notes(tree, root.name)
+    sizes = tree.sizes()
     if (total := sum(sizes.values())) > LIMIT:
         largest = max(sizes, key=lambda path: sizes[path])
         raise UsageError(
-            f"package {root} has {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
-            f"{largest.relative_to(root)} with {sizes[largest] / MEGABYTE:.0f} MB: keep data in the bucket"
+            f"package {root} has {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is {largest} with "
+            f"{sizes[largest] / MEGABYTE:.0f} MB: keep data in the bucket, or name it in {IGNORE_FILE}"
         )
-    for path in sorted(sizes):
-        try:
-            yield path.relative_to(root.parent).as_posix(), path.read_bytes()
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    return tree
+
+
+def _read(tree: Tree, name: str) -> dict[str, bytes]:
+    """Every file, in order, by its path from beside the folder, which has that name."""
+    try:
+        return {f"{name}/{path}": file.read_bytes() for path, file in tree.files.items()}
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
 def mode(path: str, executables: Collection[str]) -> int:

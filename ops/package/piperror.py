@@ -12,6 +12,19 @@ _CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\s*\n", re.DOTALL)
 _COMPILED = re.compile(r"-(cp\d+|abi3|none)-linux_x86_64\.whl$")
 _GIT = re.compile(r"^\s*((?:fatal|error): (?!subprocess-exited).+)$", re.MULTILINE)
 _CLONE = re.compile(r"git (?:clone|fetch|checkout|rev-parse|submodule)\b.*did not run successfully")
+_TRACEBACK = "Traceback (most recent call last):"
+# An exception's line, a compiler's, git's; the name of a file may stand in front.
+_ERROR_LINE = re.compile(r"(?:\S+: )?(?:[\w.]*(?:Error|Exception)|(?:fatal )?error|fatal|ERROR)\b ?[^:\w]*:", re.ASCII)
+_GENERIC = re.compile(
+    r"subprocess-exited-with-error|metadata-generation-failed|CalledProcessError|exit (?:code|status)|"
+    r"^(?:error: )?[Cc]ommand .* (?:failed|returned)|Failed building wheel|Backend.*raised"
+)
+_WRONG_HASH = re.compile(r"DO NOT MATCH THE HASHES.*\n\s+(\S+)(?:.*\n)+?\s+Got\s+(\w+)")
+_NO_HASH = re.compile(
+    r"(?:pinned with ==\. These do not:\s+|they are missing from some requirements(?:.*\n)+?\s{4})"
+    r"(\S+?)(?: --hash=\S+| from .*)?$",
+    re.MULTILINE,
+)
 _UNREACHABLE = ("NewConnectionError", "ConnectTimeoutError", "Temporary failure in name resolution", "ReadTimeoutError")
 # Tried versions are listed; the newest say enough.
 _SHOWN_VERSIONS = 5
@@ -28,12 +41,39 @@ def explain(output: str, python: str) -> str:
         return f"dependencies contradict one another or what the hosts have: {wanted}"
     if _CLONE.search(output) and (why := _GIT.search(output)):
         return f"a dependency cannot be fetched by git: {why[1]}"
+    if found := _WRONG_HASH.search(output):
+        said = f"what was fetched has sha256 {found[2]}"
+        return f"{found[1]} does not match its hash in requirements.txt, {said}: export the file again, or ask who changed it"
+    if found := _NO_HASH.search(output):
+        how = "uv export and pip-compile --generate-hashes do"
+        return f"{found[1]} has no version and hash in requirements.txt, as all that a file with hashes wants must: {how}"
     if outputs := _BUILD_OUTPUT.findall(output):
-        lines = [line.strip() for line in outputs[-1].splitlines() if line.strip()]
-        return f"a build by setup.py or pyproject.toml failed: {lines[-1] if lines else 'it printed nothing'}"
+        return f"a build by setup.py or pyproject.toml failed: {reason(outputs[-1])}"
     errors = [line.partition("ERROR: ")[2] for line in output.splitlines() if "ERROR: " in line]
     last = output.strip().splitlines()[-1:] or ["it printed nothing"]
     return f"pip failed: {(errors or last)[0]}"
+
+
+def reason(output: str) -> str:
+    """The line of a failed build's output that states why: of the last traceback the exception, else the last error.
+
+    What says only that a command failed comes second, and the last line, which may be advice, third.
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    found: list[str] = []
+    depth: int | None = None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if _TRACEBACK in line:
+            depth = indent
+        elif depth is not None and indent <= depth:
+            found.append(line.strip())
+            depth = None
+        elif _ERROR_LINE.match(line.strip()):
+            found.append(line.strip())
+    telling = [line for line in found if not _GENERIC.search(line)]
+    last = [line.strip() for line in lines[-1:]]
+    return (telling or found or last or ["it printed nothing"])[-1]
 
 
 def unfit(wheel: str, python: str) -> str:

@@ -27,7 +27,6 @@ from ops.package.pip import pip, run
 _BASE = "/usr/bin/python3"
 _SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
-_EDITABLE = ("-e ", "--editable")
 # What a manifest may tell.
 _PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -66,7 +65,7 @@ def of_file(path: str, where: str) -> Runtime:
         raise UsageError(f"{where} {path} is no file: give the path of a requirements.txt")
     if not (lines := hostpython.lines_of(file)):
         raise UsageError(f"{where} {path} asks for nothing: write a requirement on each line, such as scikit-learn==1.7.2")
-    if here := next((line for line in lines if line.startswith(_EDITABLE) or line in (".", "./")), None):
+    if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
         raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
     return _of(file.stem, lines, file.absolute())
 

@@ -5,9 +5,10 @@ All that pip leaves is kept below .cache/wheels by the content that asked for it
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -18,26 +19,38 @@ from infra.runtime.whole import key, making
 from ops import terminal
 from ops.cluster.inventory import PYTHON, ROOT
 from ops.errors import OpsError, UsageError
-from ops.package import hostpython, piperror
+from ops.package import git, hostpython, piperror
 from ops.package.pip import pip
 
 CACHE = ROOT / ".cache" / "wheels"
 
 
-def project(name: str, files: Mapping[str, bytes]) -> Path:
-    """A folder with the wheel of a project, and its dependencies as requirements.txt. `files` are below the folder `name`."""
+def project(root: Path, files: Mapping[str, bytes]) -> Path:
+    """A folder with the wheel of a project, and its dependencies as requirements.txt.
+
+    Args:
+        root: the project's folder.
+        files: its files by their paths from beside that folder.
+    """
+    history = git.find(root)
     parts = [part for path in sorted(files) for part in (path.encode(), files[path])]
+    parts += [history.state.encode()] if history else []
 
     def make(into: Path) -> None:
         # In a copy, because a build leaves things behind, and takes in what an earlier one left.
-        with tempfile.TemporaryDirectory() as copy:
-            for path, content in files.items():
-                (target := Path(copy, path)).parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content)
-            pip("wheel", f"--wheel-dir={into}", "--no-deps", f"./{name}", start=Path(copy))
+        with tempfile.TemporaryDirectory() as folder:
+            top = history.top.resolve() if history else root.parent
+            copy, below = Path(folder) / top.name, root.relative_to(top)
+            placed = {below / Path(path).relative_to(root.name): content for path, content in files.items()}
+            if history:
+                git.copy(history, copy, placed)
+            else:
+                git.write(copy, placed)
+            built = copy / below
+            pip("wheel", f"--wheel-dir={into}", "--no-deps", f"./{built.name}", start=built.parent)
         (into / "requirements.txt").write_text("\n".join(_distribution(_only_wheel(into)).requires or []))
 
-    return _kept(parts, f"building {name}", make)
+    return _kept(parts, f"building {root.name}", make)
 
 
 def project_files(built: Path) -> dict[str, bytes]:
@@ -50,31 +63,56 @@ def fetch(requirements: Path, installed: Mapping[str, str] | None = None, python
 
     `installed` is what the job's own Python has, name to version, where it is not the hosts'; `python` is the hosts' version.
     """
-    lines = hostpython.lines_of(requirements)
+    lines = hostpython.flat_lines(requirements)
     if installed is None and set(lines) <= set(hostpython.lines_of(hostpython.REQUIREMENTS)):
         return []
     there = hostpython.hosts() if installed is None else hostpython.aliased(installed)
-    if all(hostpython.is_there(line, there, python) for line in lines):
+    replaced = hostpython.replaced(lines, there, python)
+    kept = {name: version for name, version in there.items() if name not in replaced}
+    lacking = [line for line in lines if not hostpython.is_there(line, kept, python)]
+    if all(line.startswith("-") and not line.startswith(hostpython.EDITABLE) for line in lacking):
         return []
-    have = [f"{name}=={version}" for name, version in sorted(there.items())]
+    have = [f"{name}=={version}" for name, version in sorted(kept.items())]
     parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
 
     def make(into: Path) -> None:
-        with tempfile.TemporaryDirectory() as stubs:
-            constraints = hostpython.constraints(Path(stubs), there)
-            asked = ["--constraint", str(constraints), "--requirement", str(requirements)]
+        with tempfile.TemporaryDirectory() as folder:
+            asked = _asked(Path(folder), requirements, lines, lacking, kept)
             if hostpython.is_like_this(python):
                 pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent, hosts=python)
             else:
                 pip("download", f"--dest={into}", *for_hosts(python), *asked, start=requirements.parent, hosts=python)
         for wheel in into.glob("*.whl"):
-            name, _, _, tags = parse_wheel_filename(wheel.name)
-            if name in there:
+            name, version, _, tags = parse_wheel_filename(wheel.name)
+            if name in kept:
                 wheel.unlink()
             elif not tags & hostpython.tags(python):
                 raise UsageError(piperror.unfit(wheel.name, python))
+            elif name in replaced and not any(tag.platform == "any" for tag in tags):
+                raise hostpython.other_version(replaced[name], name, there[name])
+            elif name in replaced:
+                terminal.note(f"{name} {version} goes along, in the place of the {there[name]} that the Python of the job has")
 
     return sorted(_kept(parts, "fetching dependencies", make).glob("*.whl"))
+
+
+def _asked(
+    folder: Path, requirements: Path, lines: Sequence[str], lacking: Sequence[str], kept: Mapping[str, str]
+) -> list[str]:
+    """What pip is asked for, with what is `kept` of the job's Python as wheels with no content, made in `folder`.
+
+    Where a line has a hash, pip wants one of each that it takes, and of the one that the job's Python has it is no matter.
+    """
+    stubs = hostpython.stubs(folder, kept)
+    given = {name: f"{name} @ {stub.as_uri()}" for name, stub in stubs.items()}
+    if not any(" --hash" in line for line in lines):
+        (constraints := folder / "constraints.txt").write_text("".join(f"{line}\n" for line in given.values()))
+        return ["--constraint", str(constraints), "--requirement", str(requirements)]
+    if any(" --hash" in line for line in lacking):
+        digests = {name: hashlib.sha256(stub.read_bytes()).hexdigest() for name, stub in stubs.items()}
+        given = {name: f"{line} --hash=sha256:{digests[name]}" for name, line in given.items()}
+    (asked := folder / "requirements.txt").write_text("".join(f"{line}\n" for line in (*lacking, *given.values())))
+    return ["--requirement", str(asked)]
 
 
 def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:

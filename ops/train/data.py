@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
 from pathlib import Path
 
 from jobs.paths import DATA
@@ -11,6 +10,7 @@ from ops import terminal
 from ops.cluster.bucket import upload_missing
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, UsageError, meant
+from ops.package.tree import IGNORE_FILE, show_notes, walk
 
 _ACTIONS = ("ls", "put", "rm")
 
@@ -50,10 +50,12 @@ def _list(cluster: Cluster, name: str | None, as_json: bool) -> dict[str, object
 
 
 def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dict[str, object]:
-    files = dict(_files(source))
-    if not files:
-        why = "holds no file" if source.is_dir() else "is not there"
-        raise UsageError(f"{source} {why}: give the path of a file or a folder")
+    if not source.exists():
+        raise UsageError(f"{source} is not there: give the path of a file or a folder")
+    tree = walk(source, (IGNORE_FILE,))
+    show_notes(tree, str(source))
+    if not (files := tree.files):
+        raise UsageError(f"{source} holds no file: give the path of a file or a folder")
     target = _below(name or source.resolve().name)
     there = cluster.bucket.walk(target)
     if files.keys() == {""} and there and "" not in there:  # a file into a folder
@@ -65,15 +67,6 @@ def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dic
         same = f", {len(files) - len(wanted)} were there in their size" if len(wanted) < len(files) else ""
         terminal.out(f"{len(files)} files{same}: {_seen(cluster, target)}")
     return {"folder": _seen(cluster, target), "uploaded": wanted}
-
-
-def _files(source: Path) -> Iterator[tuple[str, Path]]:
-    """Every file by its path below the source, which is empty for a source that is a file itself."""
-    if source.is_file():
-        yield "", source
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            yield path.relative_to(source).as_posix(), path
 
 
 def _remove(cluster: Cluster, name: str, sure: bool) -> dict[str, object]:

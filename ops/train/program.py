@@ -123,14 +123,19 @@ def _file(name: str, flag: str) -> Path:
 
 def _in_folder(folder: str, source: package.Source, name: str, flag: str) -> str:
     """The path of a file of the package below its folder; it may be told with the folder in front, or from the root."""
-    top = Path(folder).resolve()
-    there = [path.parent.resolve() / path.name for path in (Path(folder, name), Path(name)) if path.is_file()]
+    there = [path for path in (Path(folder, name), Path(name)) if path.is_file()]
     if not there:
         raise UsageError(f"there is no file {name} in {folder}: give {flag} the path of one")
     for path in there:
-        if path.is_relative_to(top) and f"{source.name}/{(inside := path.relative_to(top).as_posix())}" in source.files:
-            return inside
+        for top, file in ((Path(folder).resolve(), path.parent.resolve() / path.name), (_absolute(folder), _absolute(path))):
+            if file.is_relative_to(top) and f"{source.name}/{(inside := file.relative_to(top).as_posix())}" in source.files:
+                return inside
     raise UsageError(f"{flag} {name} is not in {folder}, or is left out of packages: give --package the folder that has it")
+
+
+def _absolute(path: str | Path) -> Path:
+    """The path without `..`, its links as they are: a file may be in a folder that a link leads to."""
+    return Path(os.path.abspath(path))  # noqa: PTH100  which `resolve` would not leave
 
 
 def words(command: Sequence[str]) -> str:

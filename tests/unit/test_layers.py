@@ -82,7 +82,7 @@ OUTSIDE = {
     "ops/commandline.py": {"fabric", "invoke"},
     "ops/pages.py": {"jinja2"},
     "ops/cluster": {"fabric", "paramiko", "fsspec"},
-    "ops/package": {"packaging"},
+    "ops/package": {"packaging", "pathspec"},
     "ops/models/reach.py": {"paramiko"},
     "ops/models/tensorboard.py": {"paramiko"},
     "ops/report/charts.py": {"vl_convert"},

@@ -177,8 +177,7 @@ def test_links_and_folders_that_are_told_in_front(folder: Path, monkeypatch: pyt
         monkeypatch.chdir(folder.parent / "w")
         assert program.find("../work", None, told, None).command == ("python", "train.py")
     monkeypatch.chdir(folder.parent)
-    with pytest.raises(UsageError, match=r"--script outside/there\.py is not in work, or is left out of packages"):
-        program.find("work", None, "outside/there.py", None)
+    assert program.find("work", None, "outside/there.py", None).command == ("python", "outside/there.py")
 
 
 def test_keys_of_the_stacks_are_no_part_of_a_package(folder: Path) -> None:

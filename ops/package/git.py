@@ -1,0 +1,57 @@
+"""The git history of a project, for a build that reads its version from there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class History:
+    """The repository that a project is in: its top folder, and a text that changes when a commit or a tag does."""
+
+    top: Path
+    state: str
+
+
+def find(folder: Path) -> History | None:
+    """The repository that has a folder; None if there is none, it has no commit, or there is no git."""
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    head = _git(folder, "rev-parse", "HEAD")
+    if not top or not head:
+        return None
+    tags = _git(folder, "for-each-ref", "--format=%(refname) %(objectname)", "refs/tags")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return History(Path(top.strip()), f"{head}{tags}{bool(changed)}")
+
+
+def copy(history: History, into: Path, files: Mapping[Path, bytes]) -> None:
+    """Make a repository of the same commit and tags with those files, by their paths below its top, and nothing else.
+
+    What is not copied, such as the rest of the repository, does not count as a change, so that no version becomes a dirty one.
+    """
+    _git(history.top, "clone", "--quiet", "--shared", "--no-checkout", str(history.top), str(into))
+    write(into, files)
+    for name, value in (("core.fileMode", "false"), ("core.symlinks", "true")):
+        _git(into, "config", name, value)
+    _git(into, "reset", "--quiet")
+    elsewhere = _git(into, "diff-files", "-z", "--name-only", "--diff-filter=DT") or ""
+    _git(into, "update-index", "-z", "--skip-worktree", "--stdin", said=elsewhere)
+
+
+def write(into: Path, files: Mapping[Path, bytes]) -> None:
+    """Write files by their paths below a folder."""
+    for path, content in files.items():
+        (target := into / path).parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def _git(folder: Path, *words: str, said: str = "") -> str | None:
+    """What git answers; None where it fails."""
+    try:
+        done = subprocess.run(["git", *words], cwd=folder, input=said, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout

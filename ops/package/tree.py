@@ -1,0 +1,198 @@
+"""The files below a folder, as a package and `fab data put` send them: links followed, ignore files obeyed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ops import terminal
+from ops.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
+# A link into these would send the keys of a stack, wherever it is.
+_KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
+_SHOWN = 5
+# Folders that link to one another make more paths than anybody could mean.
+_MOST_LINKED_FOLDERS = 10_000
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The files of a folder, by their paths below it.
+
+    Attributes:
+        files: where each is read.
+        ignored: by the name of an ignore file, the files and folders that it leaves out; a folder ends in `/`.
+        notes: one line each about links that a reader would not expect.
+    """
+
+    files: Mapping[str, Path]
+    ignored: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> list[str]:
+        """All that ignore files leave out."""
+        return sorted(path for paths in self.ignored.values() for path in paths)
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file."""
+        return {path: file.stat().st_size for path, file in self.files.items()}
+
+
+def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] = (), endings: tuple[str, ...] = ()) -> Tree:
+    """Find every file below a folder, through symbolic links too.
+
+    Args:
+        root: the folder, or a file, whose path below itself is empty.
+        ignore_files: names of files of gitignore's syntax, of which an earlier one wins.
+        skipped: names of folders that are left out.
+        endings: of the names of files that are left out.
+
+    Raises:
+        UsageError: a folder cannot be read, an ignore file is wrong, or leaves nothing.
+    """
+    if root.is_file():
+        return Tree({"": root})
+    walker = _Walker(root, ignore_files, skipped, endings)
+    files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))
+    if not files and walker.ignored:
+        named = " and ".join(f"{name} ({', '.join(paths[:_SHOWN])})" for name, paths in walker.ignored.items())
+        raise UsageError(f"{root} has no file left, as its ignore files leave out all of them: take lines out of {named}")
+    return Tree(files, walker.ignored, tuple(walker.notes()))
+
+
+def show_notes(tree: Tree, what: str) -> None:
+    """Say what of a folder a reader would not expect to be sent, or to be left out."""
+    for line in tree.notes:
+        terminal.note(f"{what}: {line}")
+    if paths := tree.ignored.get(GIT_IGNORE_FILE):
+        how = f"a line such as !{paths[0]} in {IGNORE_FILE} brings it along"
+        terminal.note(f"{what}: {GIT_IGNORE_FILE} leaves out {list_some(sorted(paths))}; {how}")
+
+
+def list_some(items: Sequence[str]) -> str:
+    """List the first few of many."""
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more
+
+
+class _Walker:
+    def __init__(self, root: Path, ignore_files: Sequence[str], skipped: Collection[str], endings: tuple[str, ...]) -> None:
+        self._root, self._real = root, Path(os.path.realpath(root))
+        self._skipped, self._endings = skipped, endings
+        self._rules = [_Rules(root, name) for name in ignore_files]
+        self.ignored: dict[str, list[str]] = {}
+        self._outside: list[str] = []
+        self._dangling: list[str] = []
+        self._cycles: list[str] = []
+        self._linked_folders = 0
+
+    def notes(self) -> Iterator[str]:
+        """One line for each kind of link."""
+        if self._outside:
+            yield f"links that leave the folder are followed: {list_some(self._outside)}"
+        if self._cycles:
+            yield f"links to a folder that they are in are left out: {list_some(self._cycles)}"
+        if self._dangling:
+            yield f"links that lead nowhere are left out: {list_some(self._dangling)}"
+
+    def walk(self, folder: Path, below: str, chain: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+        """Yield the files of a folder; `chain` has the real paths of the folders that it is in, and its own."""
+        try:
+            entries = sorted(folder.iterdir())
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
+        for rules in self._rules:
+            rules.read(folder, below)
+        for entry in entries:
+            path = f"{below}{entry.name}"
+            is_folder = entry.is_dir()
+            if entry.name in self._skipped if is_folder else entry.name.endswith(self._endings) and bool(self._endings):
+                continue
+            if entry.name == IGNORE_FILE:
+                continue
+            if left_out_by := self._ignores(f"{path}/" if is_folder else path):
+                self.ignored.setdefault(left_out_by, []).append(f"{path}/" if is_folder else path)
+            elif not self._follows(entry, path, chain):
+                continue
+            elif is_folder:
+                yield from self.walk(entry, f"{path}/", (*chain, os.path.realpath(entry)))
+            elif entry.is_file():
+                yield path, entry
+
+    def _ignores(self, path: str) -> str:
+        """The name of the ignore file that leaves a path out; empty if none does."""
+        verdicts = ((rules.name, rules.ignores(path)) for rules in self._rules)
+        name, ignored = next(((name, verdict) for name, verdict in verdicts if verdict is not None), ("", False))
+        return name if ignored else ""
+
+    def _follows(self, entry: Path, path: str, chain: tuple[str, ...]) -> bool:
+        """Whether an entry is taken; of a link to elsewhere a note is made."""
+        if not entry.is_symlink():
+            return True
+        real = Path(os.path.realpath(entry))
+        shown = f"{path} -> {entry.readlink()}"
+        if not entry.exists():  # a link to itself, too
+            self._dangling.append(shown)
+            return False
+        if entry.is_dir() and (str(real) in chain or self._real.is_relative_to(real)):
+            self._cycles.append(shown)
+            return False
+        if _KEY_FOLDERS & {*real.parts}:
+            return False
+        if not real.is_relative_to(self._real):
+            self._outside.append(shown)
+        self._linked_folders += entry.is_dir()
+        if self._linked_folders > _MOST_LINKED_FOLDERS:
+            raise UsageError(
+                f"{self._root} has links that make a folder of more than {_MOST_LINKED_FOLDERS} others: see {path}"
+            )
+        return True
+
+
+class _Rules:
+    """The ignore files of one name, that of a folder above all others in it; as git has it, the last line that fits counts."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name
+        # From the outermost folder inwards: what a path below the root has in front there, or has it not, and the file's lines.
+        self._specs: list[tuple[str, str, GitIgnoreSpec]] = []
+        if name == GIT_IGNORE_FILE:
+            self._read_above(Path(os.path.realpath(root)))
+
+    def _read_above(self, root: Path) -> None:
+        """Read the files of the folders above, up to the repository's; none of them if they leave out the root itself."""
+        top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+        for folder in reversed([each for each in root.parents if each.is_relative_to(top)]):
+            self._read(folder, f"{root.relative_to(folder).as_posix()}/", "")
+        if self.ignores(""):
+            self._specs.clear()
+
+    def read(self, folder: Path, below: str) -> None:
+        """Read the file of the folder at that path below the root, if it has one."""
+        self._read(folder, "", below)
+
+    def ignores(self, path: str) -> bool | None:
+        """Whether a path below the root is left out; None if no line says so or says not so."""
+        for before, inside, spec in reversed(self._specs):
+            if path.startswith(inside) and (ignored := spec.check_file(before + path[len(inside) :]).include) is not None:
+                return ignored
+        return None
+
+    def _read(self, folder: Path, before: str, inside: str) -> None:
+        file = folder / self.name
+        if not file.is_file():
+            return
+        from pathspec import GitIgnoreSpec  # which a folder without such a file does without
+
+        try:
+            self._specs.append((before, inside, GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8").splitlines())))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{file} cannot be read: {error}") from None
