@@ -154,7 +154,8 @@ class Step:
     """
 
     def __init__(self, what: str, always: bool = False) -> None:
-        self.what, self.count, self._always = what, "", always
+        self.what, self._always = what, always
+        self.count: str | Callable[[], str] = ""
         self._ended = threading.Event()
         self._shown = False
 
@@ -175,7 +176,7 @@ class Step:
             note(f"{self._line()} ({duration(took)})")
 
     def _line(self) -> str:
-        return f"{self.what} {self.count}".rstrip()
+        return f"{self.what} {self.count() if callable(self.count) else self.count}".rstrip()
 
     def _tell(self) -> None:
         wait = _FIRST_SECONDS

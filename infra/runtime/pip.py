@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 # Debian 12's C library, which Ubuntu 24.04's can stand in for.
@@ -41,20 +41,45 @@ def for_hosts(python: str) -> list[str]:
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
 
 
-def run(argv: Sequence[str], start: Path | None = None, told: bool = False) -> subprocess.CompletedProcess[str]:
-    """A command, in the folder `start`; what it makes can be read by everybody, as hosts have other users.
+def run(
+    argv: Sequence[str],
+    start: Path | None = None,
+    told: bool = False,
+    heard: Callable[[str], None] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; what it makes can be read by everybody, as hosts have other users.
 
-    What it says is in `stdout`, all of it; with `told` that goes where this process' own goes, and its errors are in `stderr`.
+    Args:
+        argv: the command.
+        start: the folder that it runs in.
+        told: what it prints goes where this process' own goes, and its errors are in `stderr`.
+        heard: is called with each line that it prints; the command ends where this raises.
+        more: further variables of its environment.
+
+    Returns:
+        What it printed is in `stdout`, all of it, unless it was `told`.
     """
-    return subprocess.run(
+    env = {key: value for key, value in os.environ.items() if key not in _STRAYS} | {"NO_COLOR": "1", **(more or {})}
+    with subprocess.Popen(
         argv,
         cwd=start,
-        env={key: value for key, value in os.environ.items() if key not in _STRAYS} | {"NO_COLOR": "1"},
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=None if told else subprocess.PIPE,
         stderr=subprocess.PIPE if told else subprocess.STDOUT,
         text=True,
         errors="replace",
         umask=0o022,
-        check=False,
-    )
+    ) as process:
+        try:
+            lines = []
+            if heard and process.stdout:
+                for line in process.stdout:
+                    lines.append(line)
+                    heard(line)
+            out, errors = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(argv, process.wait(), "".join(lines) + (out or ""), errors)

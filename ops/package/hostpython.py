@@ -156,16 +156,20 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def flat_lines(requirements: Path) -> list[str]:
-    """The same with the lines of the files that are named by -r, and paths of options that hold wherever the lines are."""
+    """The same with the lines of the files that are named by -r, and the paths of other options from the root."""
     found = []
     for line in lines_of(requirements):
         option = _PATH_OPTION.fullmatch(line)
-        path = requirements.parent / option[2] if option else requirements
-        if option and option[1] in ("-r", "--requirement") and path.is_file():
-            found += flat_lines(path)
-        else:
-            found.append(f"{option[1]} {path.absolute()}" if option and path.exists() else line)
+        named = requirements.parent / option[2] if option else requirements
+        inline = option and option[1] in ("-r", "--requirement") and named.is_file()
+        found += flat_lines(named) if inline else [absolute(line, requirements.parent)]
     return found
+
+
+def absolute(line: str, folder: Path) -> str:
+    """A line for a file elsewhere: the path of an option, which starts at the file's folder, from the root."""
+    option = _PATH_OPTION.fullmatch(line)
+    return f"{option[1]} {(folder / option[2]).absolute()}" if option and (folder / option[2]).exists() else line
 
 
 def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:

@@ -235,15 +235,26 @@ def _dependencies(source: Source, installed: Mapping[str, str] | None, python: s
         return {}
     from ops.package import wheels
 
-    fetched = wheels.fetch(source.requirements, installed, python)
-    sizes = {wheel.name: wheel.stat().st_size for wheel in fetched}
-    if (total := sum(sizes.values()) + sum(map(len, source.files.values()))) > LIMIT:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise UsageError(
-            f"{source.name} and its dependencies have {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
-            f"{largest} with {sizes[largest] / MEGABYTE:.0f} MB: leave out what it can do without"
-        )
+    own = sum(map(len, source.files.values()))
+
+    def check(sizes: Mapping[str, int]) -> None:
+        if (total := sum(sizes.values()) + own) > LIMIT:
+            raise _too_much(source.name, total, sizes)
+
+    fetched = wheels.fetch(source.requirements, installed, python, check)
+    check({wheel.name: wheel.stat().st_size for wheel in fetched})
     return wheels.unpack(fetched)
+
+
+def _too_much(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
+    from ops.package import cpubuilds
+
+    largest = max(sizes, key=lambda file: sizes[file])
+    return UsageError(
+        f"{name} and its dependencies have {total / MEGABYTE:.0f} MB, {LIMIT // MEGABYTE} MB at most; largest is "
+        f"{largest} with {sizes[largest] / MEGABYTE:.0f} MB: {cpubuilds.remedy(sizes)}a Python of the job's own has no limit "
+        "(--runtime requirements.txt), or leave out what it can do without"
+    )
 
 
 def _imports(

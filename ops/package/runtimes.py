@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from infra.runtime.whole import key, making
 from ops import terminal
 from ops.cluster.inventory import PYTHON, Inventory, Runtimes
 from ops.errors import OpsError, UsageError
-from ops.package import hostpython
+from ops.package import cpubuilds, hostpython
 from ops.package.pip import pip, run
 
 # What a runtime is made of: the hosts' own Python, which is this machine's where the hosts are on it.
@@ -36,14 +36,23 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 @dataclass(frozen=True)
 class Runtime:
-    """What pip is asked for: `lines` as in a requirements.txt, which is a user's own `file` where there is one. `name` is for
-    people, and `key` the name of its folder.
+    """What pip is asked for.
+
+    Attributes:
+        name: for people.
+        lines: as in a requirements.txt.
+        key: the name of its folder.
+        file: a user's own requirements.txt, which has the lines.
+        original: what that file says, if the lines have builds for processors instead.
+        cuda: it would have CUDA, of which no host makes use.
     """
 
     name: str
     lines: tuple[str, ...]
     key: str
     file: Path | None = None
+    original: tuple[str, ...] = ()
+    cuda: bool = False
 
 
 def of_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
@@ -58,8 +67,8 @@ def of_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
     return _of(f"tensorflow-{text}", [wanted, *(name for name in others if name != hostpython.TENSORFLOW)])
 
 
-def of_file(path: str, where: str) -> Runtime:
-    """What a requirements.txt asks for, and nothing else."""
+def of_file(path: str, where: str, gpus: bool = False) -> Runtime:
+    """What a requirements.txt asks for, and nothing else; without `gpus` in builds for processors, if there are any."""
     file = Path(path)
     if not file.is_file():
         raise UsageError(f"{where} {path} is no file: give the path of a requirements.txt")
@@ -67,7 +76,9 @@ def of_file(path: str, where: str) -> Runtime:
         raise UsageError(f"{where} {path} asks for nothing: write a requirement on each line, such as scikit-learn==1.7.2")
     if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
         raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
-    return _of(file.stem, lines, file.absolute())
+    wanted = lines if gpus else cpubuilds.replaced(lines)
+    made = _of(file.stem, wanted, file.absolute())
+    return replace(made, original=() if wanted == lines else tuple(lines), cuda=not gpus and cpubuilds.asks_for_cuda(lines))
 
 
 def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
@@ -111,11 +122,23 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     kept = inventory.require_runtimes(f"runtime {runtime.name}")
     folder = kept.here / runtime.key
     if not folder.is_dir():
+        if runtime.cuda:
+            how = f"put a line {cpubuilds.TORCH_INDEX} into {runtime.file}"
+            terminal.note(f"PyTorch comes with CUDA, some 5 GB that hosts without a GPU do not use: {how}")
+        if runtime.original:
+            asked = ", ".join(line for line in runtime.lines if line not in runtime.original)
+            terminal.note(f"no host has a GPU: {asked} is taken, its build for processors")
         with (
-            terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True),
+            terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True) as step,
             making(folder, OpsError) as made,
         ):
-            _install(made, runtime, _seen(kept, runtime.key))
+            try:
+                _install(made, runtime, _seen(kept, runtime.key), step)
+            except UsageError:
+                if not runtime.original:
+                    raise
+                # Not every version has such a build.
+                _install(made, replace(runtime, lines=runtime.original), _seen(kept, runtime.key), step)
     return installed(folder)
 
 
@@ -130,19 +153,25 @@ def pinned(versions: Mapping[str, str]) -> list[str]:
     return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
-def _install(made: Path, runtime: Runtime, seen: str) -> None:
-    run([_BASE, "-m", "venv", "--without-pip", str(made)], made.parent)
+def requested(folder: Path) -> list[str]:
+    """What of a runtime's folder was asked for, and did not come along with that, as requirements."""
+    found = metadata.distributions(path=[str(folder / _SITE)])
+    return sorted(
+        f"{canonicalize_name(each.name)}=={each.version}" for each in found if each.read_text("REQUESTED") is not None
+    )
+
+
+def _install(made: Path, runtime: Runtime, seen: str, step: terminal.Step) -> None:
+    run([_BASE, "-m", "venv", "--without-pip", "--clear", str(made)], made.parent)
     found = (made / "lib").glob("python3.*")
     if (version := next((each.name.removeprefix("python") for each in found), "")) != PYTHON:
         raise OpsError(f"the hosts have Python {PYTHON} and {_BASE} is {version}: a runtime for them cannot be made")
-    asked = runtime.file or made / "asked.txt"
-    if runtime.file is None:
-        asked.write_text("".join(f"{line}\n" for line in runtime.lines))
+    asked, start = made / "asked.txt", runtime.file.parent if runtime.file else made
+    asked.write_text("".join(f"{hostpython.absolute(line, start)}\n" for line in runtime.lines))
     try:
-        pip("install", "--requirement", str(asked), start=asked.parent, python=made / "bin/python")
+        pip("install", "--requirement", str(asked), start=start, python=made / "bin/python", step=step, site=made / _SITE)
     finally:
-        if runtime.file is None:
-            asked.unlink()
+        asked.unlink()
     for script in (made / "bin").iterdir():  # they name the Python that installed them
         if script.is_file() and not script.is_symlink() and (content := script.read_bytes()).startswith(b"#!"):
             script.write_bytes(content.replace(bytes(made / "bin/python"), seen.encode()))

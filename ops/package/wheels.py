@@ -20,7 +20,7 @@ from ops import terminal
 from ops.cluster.inventory import PYTHON, ROOT
 from ops.errors import OpsError, UsageError
 from ops.package import git, hostpython, piperror
-from ops.package.pip import pip
+from ops.package.pip import Sizes, pip
 
 CACHE = ROOT / ".cache" / "wheels"
 
@@ -36,7 +36,7 @@ def project(root: Path, files: Mapping[str, bytes]) -> Path:
     parts = [part for path in sorted(files) for part in (path.encode(), files[path])]
     parts += [history.state.encode()] if history else []
 
-    def make(into: Path) -> None:
+    def make(into: Path, step: terminal.Step) -> None:
         # In a copy, because a build leaves things behind, and takes in what an earlier one left.
         with tempfile.TemporaryDirectory() as folder:
             top = history.top.resolve() if history else root.parent
@@ -47,7 +47,7 @@ def project(root: Path, files: Mapping[str, bytes]) -> Path:
             else:
                 git.write(copy, placed)
             built = copy / below
-            pip("wheel", f"--wheel-dir={into}", "--no-deps", f"./{built.name}", start=built.parent)
+            pip("wheel", f"--wheel-dir={into}", "--no-deps", f"./{built.name}", start=built.parent, step=step)
         (into / "requirements.txt").write_text("\n".join(_distribution(_only_wheel(into)).requires or []))
 
     return _kept(parts, f"building {root.name}", make)
@@ -58,10 +58,22 @@ def project_files(built: Path) -> dict[str, bytes]:
     return unpack([_only_wheel(built)])
 
 
-def fetch(requirements: Path, installed: Mapping[str, str] | None = None, python: str = PYTHON) -> list[Path]:
-    """The wheels that a requirements.txt asks for and the hosts lack; UsageError where there are none that fit the hosts.
+def fetch(
+    requirements: Path,
+    installed: Mapping[str, str] | None = None,
+    python: str = PYTHON,
+    check: Callable[[Sizes], None] = lambda _: None,
+) -> list[Path]:
+    """Fetch the wheels that a requirements.txt asks for and the hosts lack.
 
-    `installed` is what the job's own Python has, name to version, where it is not the hosts'; `python` is the hosts' version.
+    Args:
+        requirements: the file.
+        installed: what the job's own Python has, name to version, if it is not the hosts'.
+        python: the hosts' version.
+        check: is called with the sizes of what is about to be fetched; what it raises ends that.
+
+    Raises:
+        UsageError: there are none that fit the hosts.
     """
     lines = hostpython.flat_lines(requirements)
     if installed is None and set(lines) <= set(hostpython.lines_of(hostpython.REQUIREMENTS)):
@@ -75,13 +87,13 @@ def fetch(requirements: Path, installed: Mapping[str, str] | None = None, python
     have = [f"{name}=={version}" for name, version in sorted(kept.items())]
     parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
 
-    def make(into: Path) -> None:
+    def make(into: Path, step: terminal.Step) -> None:
         with tempfile.TemporaryDirectory() as folder:
             asked = _asked(Path(folder), requirements, lines, lacking, kept)
-            if hostpython.is_like_this(python):
-                pip("wheel", f"--wheel-dir={into}", *asked, start=requirements.parent, hosts=python)
-            else:
-                pip("download", f"--dest={into}", *for_hosts(python), *asked, start=requirements.parent, hosts=python)
+            like_this = hostpython.is_like_this(python)
+            where = [f"--wheel-dir={into}"] if like_this else [f"--dest={into}", *for_hosts(python)]
+            command = "wheel" if like_this else "download"
+            pip(command, *where, *asked, start=requirements.parent, hosts=python, step=step, check=check)
         for wheel in into.glob("*.whl"):
             name, version, _, tags = parse_wheel_filename(wheel.name)
             if name in kept:
@@ -132,12 +144,12 @@ def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
     return files
 
 
-def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path], None]) -> Path:
+def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.Step], None]) -> Path:
     """The folder that `make` filled for the same parts before, or does now; it is there whole or not at all."""
     if not (folder := CACHE / key(parts)).is_dir():
-        with terminal.Step(what), making(folder, OpsError) as made:
+        with terminal.Step(what) as step, making(folder, OpsError) as made:
             made.mkdir()
-            make(made)
+            make(made, step)
     return folder
 
 

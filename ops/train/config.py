@@ -196,7 +196,7 @@ def _runtime(flags: Flags, given: Mapping[str, Any], inventory: Inventory, where
     if path is not None and version is not None:
         raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
     if path is not None:
-        return runtimes.of_file(path, names[0])
+        return runtimes.of_file(path, names[0], any(host.accelerator for host in inventory.job_hosts))
     return runtimes.of_version(version or "", names[1], inventory)
 
 

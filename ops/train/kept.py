@@ -11,7 +11,8 @@ from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.errors import DONE, UsageError, meant
 from ops.package import hostpython
-from ops.package.runtimes import installed
+from ops.package.runtimes import installed, requested
+from ops.package.tree import list_some
 
 _ACTIONS = ("ls", "rm")
 
@@ -33,7 +34,8 @@ def runtimes(cluster: Cluster, action: str | None, name: str | None, sure: bool,
 
 def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = [
-        {"name": name, "versions": installed(path), "bytes": _bytes(path)} for name, path in kept.items()
+        {"name": name, "requirements": requested(path), "versions": installed(path), "bytes": _bytes(path)}
+        for name, path in kept.items()
     ]
     if not as_json and not told:
         terminal.note("there are none: fab train --runtime-version or --runtime builds one")
@@ -44,10 +46,11 @@ def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
                 hostpython.aliased(each["versions"]).get("tensorflow", "-"),
                 str(len(each["versions"])),
                 terminal.size(each["bytes"]),
+                list_some(each["requirements"]),
             )
             for each in told
         ]
-        terminal.table(("NAME", "TENSORFLOW", "PACKAGES", "SIZE"), rows)
+        terminal.table(("NAME", "TENSORFLOW", "PACKAGES", "SIZE", "ASKED FOR"), rows)
     return told
 
 

@@ -140,9 +140,8 @@ def test_links_and_names_of_the_user_s_own() -> None:
     (missing, *_) = wrong([{"model": "m"}], versions)
     assert missing.startswith("[]: ")
     assert missing.endswith(" is missing")
-    assert list(wrong([{"name": "x", "versions": {"tensorflow": 2}, "bytes": 1}], documented()["fab runtimes"])) == [
-        "[].versions{} is 2, and not string"
-    ]
+    told = [{"name": "x", "requirements": [], "versions": {"tensorflow": 2}, "bytes": 1}]
+    assert list(wrong(told, documented()["fab runtimes"])) == ["[].versions{} is 2, and not string"]
     with pytest.raises(AssertionError, match=r"fab data, in docs/json.md: x is not documented"):
         check("ops.train.data.data", {"folder": "/bucket/data", "files": [], "x": 1})
     with pytest.raises(AssertionError, match=r"ops.other prints JSON of which docs/json.md knows nothing"):

@@ -1,0 +1,51 @@
+"""Packages of which there is a build for processors alone, which hosts without a GPU do well with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+TORCH_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+# By the name of a distribution, that of its build for processors, in the same versions, under which the same is imported.
+_BY_NAME = {"tensorflow": "tensorflow-cpu", "xgboost": "xgboost-cpu"}
+_TORCH = ("torch", "torchvision", "torchaudio")
+_CUDA = "and-cuda"
+_INDEX_OPTIONS = ("--extra-index-url", "--index-url", "-i ")
+
+
+def replaced(lines: Sequence[str]) -> list[str]:
+    """The lines of a requirements.txt with builds for processors; a line with a hash is for one file, and stays."""
+    return [_replaced(line) for line in lines]
+
+
+def asks_for_cuda(lines: Iterable[str]) -> bool:
+    """True for lines that fetch PyTorch with CUDA, as its build for processors is in another index."""
+    lines = list(lines)
+    elsewhere = any(line.startswith(_INDEX_OPTIONS) for line in lines)
+    return not elsewhere and any(_name(line) in _TORCH and "+cpu" not in line for line in lines)
+
+
+def remedy(files: Iterable[str]) -> str:
+    """What to ask for in place of what brings such files, as a part of a sentence; empty if there is nothing."""
+    names = {canonicalize_name(file.partition("-")[0]) for file in files}
+    if names & {*_TORCH} or any(name.startswith("nvidia-") for name in names if "torch" in names):
+        return f"a line {TORCH_INDEX} above torch fetches its build for processors; "
+    return "".join(f"{other} is {name} for processors; " for name, other in _BY_NAME.items() if name in names)
+
+
+def _replaced(line: str) -> str:
+    name = _name(line)
+    if name not in _BY_NAME or " --" in line:
+        return line
+    wanted = Requirement(line)
+    wanted.name, wanted.extras = _BY_NAME[name], wanted.extras - {_CUDA}
+    return line if wanted.url else str(wanted)
+
+
+def _name(line: str) -> str:
+    try:
+        return canonicalize_name(Requirement(line.partition(" --")[0].strip()).name)
+    except InvalidRequirement:
+        return ""
