@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobs import paths
+from jobs import paths, variables
 from jobs.ledger import Ledger
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
 from jobs.store import Conflict, Files, StoreError
@@ -170,7 +170,9 @@ class HostSite:
 
     def _environment(self, plan: Plan, task: Task, folder: Path) -> dict[str, str]:
         """The trainer's: that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH."""
-        env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | task.environment
+        # A trial has an output of its own, so its variables are filled in when it starts.
+        told = task.environment if plan.study else variables.expand_environment(task.environment, task.environment)
+        env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | told
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
         usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from jobs import variables
 from jobs.firsterror import FirstError
 from jobs.lease import Clock
 from jobs.records import Plan, ReplicaRecord
@@ -83,7 +84,7 @@ class Assignment:
         """The job's program, or what runs it as trials, by the Python of this process."""
         if self.plan.study:
             return [sys.executable, "-I", str(_TUNER), self.plan.jobId, self.name]
-        return self.plan.program(self.python)
+        return variables.expand_command(self.plan.program(self.python), self.environment)
 
 
 Spawn = Callable[[Assignment], Child]

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from jobs import variables
 from jobs.checked import RecordError
 from jobs.chunks import Folder, Wanted, newest
 from jobs.ledger import Ledger, Stored
@@ -219,7 +220,8 @@ class Tuner:
             again = f", again ({trial.restarts} of {self._plan.maxRestarts})" if trial.restarts else ""
             _say(f"Trial {trial.trialId} of {study.trials}{again}: {' '.join(words(trial.hyperparameters))}")
             try:
-                child = self._spawn(self._argv(trial), self._environment(trial, file))
+                environment = self._environment(trial, file)
+                child = self._spawn(variables.expand_command(self._argv(trial), environment), environment)
             except (OSError, ValueError) as error:
                 self._ended(stored, self._failed(trial, f"its program cannot be started: {error}"))
                 return
@@ -349,7 +351,10 @@ class Tuner:
         told = json.loads(self._environ.get("TF_CONFIG") or "{}")
         told["task"] = {**told.get("task", {}), "trial": number}
         ours = {"CLOUD_ML_TRIAL_ID": number, METRIC_FILE: str(file), "JOB_DIR": folder}
-        return {**self._environ, **ours, "TF_CONFIG": json.dumps(told)}
+        task = self._plan.tasks.get(self._name)
+        of_job = {name: self._environ[name] for name in (task.environment if task else ()) if name in self._environ}
+        own = variables.expand_environment(of_job, {**self._environ, **ours})  # and no secret
+        return {**self._environ, **own, **ours, "TF_CONFIG": json.dumps(told)}
 
 
 def last_words(log: Path) -> str:

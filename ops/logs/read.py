@@ -127,6 +127,10 @@ def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: 
         reasons = "".join(f"; {error}" for error in failures.values())
         if record.state is JobState.QUEUED:
             raise OpsError(f"job {job_id} is QUEUED and has printed nothing yet: --follow waits for its turn")
+        if record.final:
+            why = record.errorMessage.partition("\n")[0].rstrip(".")
+            said = f"job {job_id} is {record.state}{f' ({why})' if why else ''}"
+            raise OpsError(f"{said}, and left no log of {', '.join(replicas)}{reasons}: fab describe {job_id} says more")
         raise OpsError(f"job {job_id} has no log of {', '.join(replicas)} yet{reasons}")
     return found
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import Role
-from jobs import paths
+from jobs import paths, variables
 from jobs.study import Study
 from ops.checks import check_mapping, read_yaml
 from ops.cluster.inventory import Inventory
-from ops.errors import UsageError
+from ops.errors import UsageError, meant
 from ops.package import declared as declaration
 from ops.package import runtimes
 from ops.package.declared import Declared, Strategy
@@ -239,6 +239,16 @@ def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Invento
     return tuning.hosts(tuned, inventory)
 
 
+def _check_variables(words: Sequence[str], added: Mapping[str, str]) -> None:
+    """UsageError for a `${NAME}` that is none of those that hosts fill in."""
+    for where, texts in {"an argument": words, **{f"the environment's {name}": [value] for name, value in added.items()}}.items():
+        if found := variables.unknown(texts):
+            valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
+            name = found.strip("${}")
+            how = f"valid are {valid}; ${found} passes {found} on as it is"
+            raise UsageError(f"{where} has {found}, which nobody fills in{meant(name, variables.NAMES)}: {how}")
+
+
 def build_job(
     flags: Flags,
     inventory: Inventory,
@@ -286,6 +296,7 @@ def build_job(
     labels = {**inventory.labels, **given.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = given.get("scheduling", {})
     added = environment.added(given.get("environment", {}), flags.env_file, flags.env, where)
+    _check_variables([*command, *args], added)
     secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
     if both := added.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from infra.spec import Role
+from jobs import variables
 from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import JOBS_UNIT, Host, Inventory
 from ops.train.arguments import data_paths
@@ -88,15 +89,17 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
     # Which hosts they get is seen later: until then each replica's address is its name.
     named = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
     hosts = [named.host(name) for name in named.replicas]
+    tasks = {host.name: task(_alone(named, host) if job.study else named, host.name, job) for host in hosts}
+    data = data_paths(variables.expand_command(job.args, tasks[hosts[0].name].environment))
     return Plan(
         jobId=job.id,
         replicas=[host.name for host in hosts],
         module=job.module,
         args=[*job.args, *((job.job_dir_flag, job.job_dir) if job.job_dir_flag else ())],
-        tasks={host.name: task(_alone(named, host) if job.study else named, host.name, job) for host in hosts},
+        tasks=tasks,
         addresses={host.name: host.address for host in inventory.job_hosts},
         packageSha256=package_sha256,
-        data=data_paths(job.args) or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
+        data=data or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
         secrets=sorted(job.secrets),
         study=job.study,
         command=list(job.command),

@@ -212,10 +212,11 @@ def _push(
     """Bring every host its units and the code of the replica, and wake it; its package, too, where it is to start now."""
     inventory, job_id = submission.inventory, submission.job.id
     code, version = push.code(HERE)
-    package = submission.package.pushed if with_package else None
+    # One without a file, of a command that the hosts have, is no folder in the stream: they take it from the bucket.
+    package = (submission.package.pushed if with_package else None) or None
     shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
     files, secrets = render.render(inventory), render.secret_files(submission.job)
-    command = push.take_in_command(version, job_id if with_package else "")
+    command = push.take_in_command(version, job_id if package else "")
     size = len(shared) * len(hosts)
     # What is large is counted by bytes, as its hosts are all done at once.
     sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None

@@ -1,0 +1,61 @@
+"""Variables in a job's arguments and environment, such as `${JOB_DIR}`: filled in on the host, as no shell reads them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX")
+"""Those that there are; a trainer's environment has them all."""
+# `${ANYTHING}`, and `$NAME` of ours alone; with another dollar or a backslash in front it is meant as it is.
+_REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
+_SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
+# Of a shell's options, those with a word of their own.
+_WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Fill in the variables of a text; `$$` and `\\$` in front of one stand for its dollar."""
+
+    def filled(found: re.Match[str]) -> str:
+        escape, braced, plain = found.groups()
+        name = plain or braced
+        if escape:
+            return found[0][1:]
+        return values[name] if name in NAMES and name in values else found[0]
+
+    return _REFERENCE.sub(filled, text)
+
+
+def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Fill in the variables of a command line, but for the text that a shell is to run, which has them in its environment."""
+    scripts = set(_scripts(argv))
+    return [word if place in scripts else expand(word, values) for place, word in enumerate(argv)]
+
+
+def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Fill in the variables of an environment's values, but for those of the variables themselves."""
+    return {name: value if name in NAMES else expand(value, values) for name, value in environment.items()}
+
+
+def unknown(words: Sequence[str]) -> str | None:
+    """Find the first `${NAME}` of a command line that nobody fills in; None if there is none."""
+    scripts = set(_scripts(words))
+    texts = (word for place, word in enumerate(words) if place not in scripts)
+    found = (reference for text in texts for reference in _REFERENCE.finditer(text))
+    return next((each[0] for each in found if not each[1] and not each[3] and each[2] not in NAMES), None)
+
+
+def _scripts(argv: Sequence[str]) -> Iterator[int]:
+    """Find the places of texts that a shell is to run, as in `sh -c TEXT` and `timeout 9 bash -o pipefail -ec TEXT`."""
+    for start, word in enumerate(argv):
+        if posixpath.basename(word) not in _SHELLS:
+            continue
+        place, follows = start + 1, False
+        while place < len(argv) and argv[place].startswith(("-", "+")):
+            follows = follows or bool(_SCRIPT_FOLLOWS.fullmatch(argv[place]))
+            place += 2 if _WITH_WORD.fullmatch(argv[place]) else 1
+        if follows and place < len(argv):
+            yield place

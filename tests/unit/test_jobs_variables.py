@@ -1,0 +1,181 @@
+"""`${JOB_DIR}` and the like in arguments and environment: what is filled in where, what stays, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_ops_submit import FakeFleet, on
+from test_tuner_run import World
+
+from jobs import variables
+from jobs.chunks import Wanted
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import HostFile, Plan, Task
+from ops.cluster.bucket import open_bucket
+from ops.cluster.inventory import Inventory
+from ops.errors import OpsError, UsageError
+from ops.logs.read import read_logs
+from ops.package import package
+from ops.train import program, push, render
+from ops.train.config import Flags, build_job
+from ops.train.submit import Submission, submit
+from replica.site import HostSite
+
+VALUES = {"JOB_DIR": "/bucket/out", "JOB_ID": "j", "SCALETIER_DATA": "/bucket/data", "TYPE": "worker", "INDEX": "3"}
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("${JOB_DIR}/model", "/bucket/out/model"),
+        ("$JOB_DIR/model", "/bucket/out/model"),
+        ("--out=$JOB_DIR,$TYPE-${INDEX}", "--out=/bucket/out,worker-3"),
+        ("$JOB_DIRS $JOB_DIR_2 $JOBDIR", "$JOB_DIRS $JOB_DIR_2 $JOBDIR"),
+        ("$HOME ${HOME} $1 $$ $ ${} 5$", "$HOME ${HOME} $1 $$ $ ${} 5$"),
+        ("$$JOB_DIR $${JOB_DIR} $${x}", "$JOB_DIR ${JOB_DIR} ${x}"),
+        (r"\$JOB_DIR \${x} \$HOME", r"$JOB_DIR ${x} \$HOME"),
+        ("$SCALETIER_DATA$JOB_ID", "/bucket/dataj"),
+        ("é$JOB_DIR", "é/bucket/out"),
+    ],
+)
+def test_what_is_filled_in(text: str, filled: str) -> None:
+    assert variables.expand(text, VALUES) == filled
+
+
+def test_a_value_is_filled_in_once() -> None:
+    assert variables.expand("$JOB_DIR", {"JOB_DIR": "$JOB_ID", "JOB_ID": "x"}) == "$JOB_ID"
+
+
+@pytest.mark.parametrize(
+    ("argv", "place"),
+    [
+        (["sh", "-c", "@"], 2),
+        (["/bin/bash", "-lc", "@", "$JOB_ID"], 2),
+        (["timeout", "9", "bash", "-o", "pipefail", "-ec", "@"], 6),
+        (["bash", "-euo", "pipefail", "-c", "@"], 4),
+        (["bash", "-c", "-e", "@"], 3),
+    ],
+)
+def test_the_text_of_a_shell_stays(argv: list[str], place: int) -> None:
+    script = 'echo "$HOME ${X:-y} $$ $JOB_DIR ${TYPO}"'
+    argv = [script if word == "@" else word for word in argv]
+    assert variables.unknown(argv) is None
+    found = variables.expand_command(argv, VALUES)
+    assert found[place] == script
+    assert "$JOB_ID" not in found, "its own arguments are filled in"
+
+
+@pytest.mark.parametrize("argv", [["sh", "run.sh", "$JOB_ID"], ["sh"], ["bash", "-c"], ["mysh", "-c", "$JOB_ID"]])
+def test_a_shell_that_runs_a_file_is_no_exception(argv: list[str]) -> None:
+    assert "$JOB_ID" not in variables.expand_command(argv, VALUES)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (Flags("j", args="--out '${JOBDIR}/x'"), "an argument has ${JOBDIR}, which nobody fills in; did you mean JOB_DIR?: "),
+        (Flags("j", more_args=["${JOB_DIR:-x}"]), "an argument has ${JOB_DIR:-x}, which nobody fills in"),
+        (Flags("j", more_args=["${}"]), "an argument has ${}, which nobody fills in"),
+        (Flags("j", env=["OUT=${HOME}"]), "the environment's OUT has ${HOME}, which nobody fills in"),
+    ],
+)
+def test_an_unknown_name_is_refused(inventory: Inventory, flags: Flags, says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        build_job(flags, inventory)
+    assert str(error.value).startswith(says)
+    assert "valid are ${JOB_DIR}, ${JOB_ID}, ${SCALETIER_DATA}, ${TYPE}, ${INDEX}; $${" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_reference_of_ours_passes(inventory: Inventory) -> None:
+    words = ["$HOME", "$${x}", r"\${x}", "cost 5$", "${JOB_DIR}", "{JOB_DIR}"]
+    assert build_job(Flags("j", more_args=words), inventory).args == tuple(words)
+    command = ("sh", "-c", "echo ${X:-1} $HOME")
+    assert build_job(Flags("j"), inventory, command=command).command == command
+
+
+def test_a_host_fills_in_arguments_and_environment(tmp_path: Path) -> None:
+    (tmp_path / "jobs/job01").mkdir(parents=True)
+    (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
+    given = {**VALUES, "JOB_DIR": str(tmp_path / "out"), "LOGS": "${JOB_DIR}/logs", "PATTERN": "$HOME-$${x}"}
+    plan = Plan(
+        "job01", ["worker-3"], "m", ["--out", "$JOB_DIR/$INDEX"], {"worker-3": Task("{}", given)}, "abc", data=["/none"]
+    )
+    store = Folder(tmp_path)
+    found = HostSite(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
+    assert found.argv[-2:] == ["--out", f"{tmp_path}/out/3"]
+    assert found.environment["LOGS"] == f"{tmp_path}/out/logs"
+    assert found.environment["PATTERN"] == "$HOME-${x}"
+
+
+def test_secrets_are_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "jobs/job01").mkdir(parents=True)
+    (tmp_path / "jobs/job01/package.sha256").write_text("abc\n")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/job01.json").write_text('{"TOKEN": "a$JOB_ID"}')
+    plan = Plan(
+        "job01", ["worker-3"], "m", [], {"worker-3": Task("{}", {"JOB_ID": "x"})}, "abc", secrets=["TOKEN"], data=["/none"]
+    )
+    store = Folder(tmp_path)
+    found = HostSite(HostFile("worker-3", "/bucket"), tmp_path, Ledger(store), store, {}).prepare(plan, "worker-3")
+    assert found.environment["TOKEN"] == "a$JOB_ID"
+
+
+def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGS", "$JOB_DIR/logs")
+    monkeypatch.setenv("OTHER", "$JOB_DIR")
+    world = World(tmp_path)
+    task = Task("{}", {"LOGS": "$JOB_DIR/logs"})
+    world.plan = replace(world.plan, args=["--out", "${JOB_DIR}/model"], tasks={"master-0": task})
+    world.tuner("master-0").run()
+    _, argv, environment = world.spawned[1]
+    assert argv[3:5] == ["--out", f"{tmp_path}/output/2/model"]
+    assert (environment["LOGS"], environment["OTHER"]) == (f"{tmp_path}/output/2/logs", "$JOB_DIR")
+
+
+def test_data_that_arguments_name_by_a_variable_is_known(inventory: Inventory) -> None:
+    job = build_job(Flags("job01", more_args=["--data-dir", "${SCALETIER_DATA}/x"]), inventory)
+    assert render.plan(inventory, job, "").data == ["/bucket/data/mnist/x"]
+
+
+@pytest.fixture
+def alone(inventory: Inventory, tmp_path: Path) -> Submission:
+    """A command that the hosts have, without a package."""
+    inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
+    (tmp_path / "bucket").mkdir()
+    found = program.find(None, None, None, "echo hi")
+    job = build_job(Flags("job01"), inventory, found.source.name, found.source.files, found.command, found.folder)
+    return Submission(inventory, job, package.build(found.source, job.module, found.script), {})
+
+
+def test_a_command_without_a_package_is_taken_in_and_found_in_the_bucket(alone: Submission, tmp_path: Path) -> None:
+    bucket = Path(alone.inventory.operator_bucket)
+    ledger, fleet = Ledger(Folder(bucket)), FakeFleet(alone.inventory)
+    submit(on(fleet, ledger), alone, may_wait=True)
+    told = {command for name, command in fleet.told}
+    assert not [command for command in told if command.endswith(" job01")], "a host refuses a job's package that is not there"
+    plan = ledger.plan("job01")
+    assert plan
+    site = HostSite(HostFile("master-0", str(bucket)), tmp_path / "state", Ledger(Folder(bucket)), Folder(bucket), {})
+    plan = replace(plan, tasks={"master-0": Task("{}")}, data=["/none"])
+    found = site.prepare(plan, "master-0")
+    assert found.directory.is_dir()
+    assert found.argv == ["echo", "hi"]
+    assert push.take_in_command("v") in {command.replace(command.split()[-1], "v") for command in told}
+
+
+def test_logs_of_a_job_that_never_started_say_why(alone: Submission, tmp_path: Path) -> None:
+    bucket = alone.inventory.operator_bucket
+    cluster: Any = on(FakeFleet(alone.inventory), Ledger(Folder(Path(bucket))))
+    cluster.bucket = open_bucket(bucket, lambda: None)
+    record = alone.record().ended("master-0 could not start its replica.\nmore")
+    with pytest.raises(OpsError) as error:
+        read_logs(cluster, record, ["master-0"], Wanted())
+    why = (
+        "job job01 is FAILED (master-0 could not start its replica), and left no log of master-0: fab describe job01 says more"
+    )
+    assert str(error.value) == why
