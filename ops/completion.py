@@ -21,7 +21,7 @@ KEPT_IDS = 200
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _JOBS = frozenset({"job", "original", "resume"})
 # There a job gets an id that was never used.
-_NEW_JOB = frozenset({"train", "render"})
+_NEW_JOB = frozenset({"train"})
 
 SCRIPTS = {
     "bash": """\

@@ -36,6 +36,7 @@ from tasks import JOB, JSON, NEW_JOB, TRAINER, task
         "wake": "start hosts that are stopped, and wait until they are up",
         "follow": "show the logs until the job ends, and exit 0 only if it SUCCEEDED; --no-follow starts it and returns",
         "plain": "on a terminal too, lines that stay, and no screen",
+        "dry-run": "show the files, their size, the plan and each TF_CONFIG, and send nothing",
         "json": f"{JSON}: the job's record; logs go to stderr",
     },
 )
@@ -65,6 +66,7 @@ def train(
     wake: bool = False,
     follow: bool = True,
     plain: bool = False,
+    dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts by itself when its turn comes.
@@ -76,6 +78,7 @@ def train(
     fab train --scale-tier BASIC --package mytrainer
     fab train --resume job03 -- --max-steps 4000
     fab train --wake
+    fab train --replicas worker=2 --strategy sync --dry-run
     fab train --scale-tier BASIC --script train.py -- --epochs 3
     fab train --job job04 --package mytrainer --module mytrainer.main -- --learning-rate 0.01
 
@@ -84,11 +87,13 @@ def train(
     """
     given = locals()
     from ops.cluster.cluster import Cluster
+    from ops.train import train as run
     from ops.train.config import Flags
-    from ops.train.train import train as run
 
     flags = Flags.of(given, after_dashes(sys.argv))
-    return run(Cluster.load(), flags, package, queue, follow, json, plain)
+    if dry_run:
+        return run.dry_run(Cluster.load(), flags, package, json)
+    return run.train(Cluster.load(), flags, package, queue, follow, json, plain)
 
 
 @task(
@@ -269,67 +274,6 @@ def plan(
     size = None if parameters_mb is None else number(parameters_mb, "--parameters-mb")
     call = Call(package, module, config, args, after_dashes(sys.argv), number(seconds, "--seconds"), size, target)
     return run(call, json)
-
-
-@task(
-    words=["job"],
-    rest=TRAINER,
-    iterable=["labels", "env", "secret"],
-    help={
-        "job": f"{NEW_JOB} (default: job01)",
-        "package": "as of fab train",
-        "module": "as of fab train",
-        "script": "as of fab train",
-        "command": "as of fab train",
-        "runtime": "as of fab train",
-        "runtime-version": "as of fab train",
-        "config": "as of fab train",
-        "args": "as of fab train",
-        "scale-tier": "as of fab train",
-        "replicas": "as of fab train",
-        "strategy": "as of fab train",
-        "labels": "as of fab train",
-        "job-dir": "as of fab train",
-        "env": "as of fab train",
-        "env-file": "as of fab train",
-        "secret": "as of fab train; shown by its name alone",
-        "secret-file": "as of fab train; shown by their names alone",
-        "json": JSON,
-    },
-)
-def render(
-    _: Any,
-    job: str = "job01",
-    package: str | None = None,
-    module: str | None = None,
-    script: str | None = None,
-    command: str | None = None,
-    runtime: str | None = None,
-    runtime_version: str | None = None,
-    config: str | None = None,
-    args: str | None = None,
-    scale_tier: str | None = None,
-    replicas: str | None = None,
-    strategy: str | None = None,
-    labels: Any = None,
-    job_dir: str | None = None,
-    env: Any = None,
-    env_file: str | None = None,
-    secret: Any = None,
-    secret_file: str | None = None,
-    json: bool = False,
-) -> int:
-    """Print every file that fab train would write on every host, and touch nothing.
-
-    fab render
-    fab render --replicas worker=2 --strategy sync
-    """
-    given = locals()
-    from ops.cluster.inventory import load
-    from ops.train.config import Flags
-    from ops.train.preview import print_render
-
-    return print_render(load(), Flags.of(given, after_dashes(sys.argv)), package, json)
 
 
 @task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})

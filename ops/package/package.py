@@ -77,7 +77,7 @@ class Package:
 
     `imports` are the modules that the hosts must have, each with the `file:line` that wants it. `wheels` are the files of
     the dependencies that they lack, which lie beside the package. `installed` is what the job's own Python has, name to
-    version; empty where it has none of its own.
+    version; empty where it has none of its own. `left_out` is what ignore files leave out.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Package:
     wheels: Mapping[str, bytes] = field(default_factory=dict)
     executables: frozenset[str] = frozenset()
     installed: Mapping[str, str] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
     @property
     def sha256(self) -> str:
@@ -126,7 +127,7 @@ def build(
     imports = _imports(source.files, wheels, name, module, script, source.folder)
     with terminal.Step(f"packing {source.name}"):
         archive = pack({**wheels, **source.files}, source.executables)
-    return Package(name, source.files, imports, archive, wheels, source.executables, installed or {})
+    return Package(name, source.files, imports, archive, wheels, source.executables, installed or {}, source.left_out)
 
 
 def unpack(

@@ -119,8 +119,8 @@ def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
 
 def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     """What is in it, name to version; made first where it was not made before. UsageError where pip finds no such thing."""
-    kept = inventory.require_runtimes(f"runtime {runtime.name}")
-    folder = kept.here / runtime.key
+    there = inventory.require_runtimes(f"runtime {runtime.name}")
+    folder = there.here / runtime.key
     if not folder.is_dir():
         if runtime.cuda:
             how = f"put a line {cpubuilds.TORCH_INDEX} into {runtime.file}"
@@ -133,13 +133,18 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
             making(folder, OpsError) as made,
         ):
             try:
-                _install(made, runtime, _seen(kept, runtime.key), step)
+                _install(made, runtime, _seen(there, runtime.key), step)
             except UsageError:
                 if not runtime.original:
                     raise
                 # Not every version has such a build.
-                _install(made, replace(runtime, lines=runtime.original), _seen(kept, runtime.key), step)
+                _install(made, replace(runtime, lines=runtime.original), _seen(there, runtime.key), step)
     return installed(folder)
+
+
+def kept(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
+    """What is in it, if it was built before; empty if not."""
+    return installed(inventory.require_runtimes(f"runtime {runtime.name}").here / runtime.key)
 
 
 def installed(folder: Path) -> dict[str, str]:

@@ -241,12 +241,13 @@ def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Invento
 
 def _check_variables(words: Sequence[str], added: Mapping[str, str]) -> None:
     """UsageError for a `${NAME}` that is none of those that hosts fill in."""
-    for where, texts in {"an argument": words, **{f"the environment's {name}": [value] for name, value in added.items()}}.items():
-        if found := variables.unknown(texts):
+    texts = {"an argument": words, **{f"the environment's {name}": [value] for name, value in added.items()}}
+    for where, said in texts.items():
+        if found := variables.unknown(said):
+            like = meant(found.strip("${}"), variables.NAMES)
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
-            name = found.strip("${}")
             how = f"valid are {valid}; ${found} passes {found} on as it is"
-            raise UsageError(f"{where} has {found}, which nobody fills in{meant(name, variables.NAMES)}: {how}")
+            raise UsageError(f"{where} has {found}, which nobody fills in{like}: {how}")
 
 
 def build_job(

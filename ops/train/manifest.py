@@ -30,7 +30,7 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
             "name": package.name,
             "sha256": package.sha256,
             "files": {path: hashlib.sha256(content).hexdigest() for path, content in package.files.items()},
-            "dependencies": sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path}),
+            "dependencies": dependencies(package),
         },
         "module": job.module,
         "command": list(job.command),
@@ -46,6 +46,11 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
         **({"runtime": _runtime(job.runtime, package)} if job.runtime else {}),
         **({"reproduces": job.reproduces} if job.reproduces else {}),
     }
+
+
+def dependencies(package: Package) -> list[str]:
+    """What goes along beside the package, such as `tabulate-0.9.0`."""
+    return sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path})
 
 
 def _runtime(runtime: Runtime, package: Package) -> dict[str, Any]:

@@ -1,41 +1,78 @@
-"""`fab render`: every file and every environment that `fab train` would make, and nothing touched."""
+"""`fab train --dry-run`: what a job would send where, and what its replicas would find; nothing is sent."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+import shlex
+from typing import Any
 
 from jobs.placement import place
+from jobs.records import Plan
 from ops import terminal
-from ops.cluster.inventory import Inventory
+from ops.cluster.inventory import HERE, Inventory
 from ops.errors import DONE
-from ops.train import program
-from ops.train.config import Flags, build_job
-from ops.train.part import would_do
-from ops.train.render import plan, render
+from ops.train import push, render
+from ops.train.manifest import dependencies
+from ops.train.submit import Submission
 
 
-def print_render(inventory: Inventory, flags: Flags, folder: str | None, as_json: bool) -> int:
-    """What would be written where, on a cluster whose hosts are all free; touches nothing."""
-    found = program.find(folder, flags.module, flags.script, flags.command)
-    job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
-    hosts = place(would_do(job.counts, inventory), ())
-    made = plan(inventory, job, "").placed(hosts)
-    rendered = {host: files for host, files in render(inventory).items() if host in hosts.values()}
-    replicas = {host: replica for replica, host in hosts.items()}
+def show(submission: Submission, as_json: bool) -> int:
+    """Print the files, the plan on a cluster whose hosts are all free, and the environment of each replica."""
+    inventory, built = submission.inventory, submission.package
+    hosts = place(submission.wants, ())
+    plan = render.plan(inventory, submission.job, built.sha256).placed(hosts)
+    sent = _sent(submission, plan, len(hosts))
+    files = {path: len(content) for path, content in sorted(built.files.items())}
+    brought = dependencies(built)
     if as_json:
-        files = {
-            name: [{**asdict(file), "link": None, "directory": False} for file in files] for name, files in rendered.items()
+        told = {
+            "files": [{"path": path, "bytes": size} for path, size in files.items()],
+            "ignored": list(built.left_out),
+            "dependencies": brought,
+            "sent": sent,
+            "hosts": hosts,
+            "tfConfig": {replica: json.loads(task.tfConfig) for replica, task in plan.tasks.items()},
+            "plan": plan.to_dict(),
         }
-        terminal.as_json({"hosts": files, "plan": made.to_dict()})
+        terminal.as_json(told)
         return DONE
-    for name, of_host in rendered.items():
-        for file in of_host:
-            terminal.out(terminal.paint(f"# {name}:{file.path} {file.mode:04o} {file.user}:{file.group}", "bold"))
-            terminal.out(file.content)
-        terminal.out(terminal.paint(f"# {name}: the environment of {made.module or program.words(made.command)}", "bold"))
-        task = made.tasks[replicas[name]]
-        hidden = dict.fromkeys(made.secrets, "(secret)")
-        for key, value in {"TF_CONFIG": task.tfConfig, **task.environment, **hidden}.items():
-            terminal.out(f"{key}={value}")
-        terminal.out()
+    terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
+    for what, names in (("left out", built.left_out), ("dependencies", brought)):
+        if names:
+            terminal.out(f"{what}: {', '.join(names)}")
+    _show_sent(sent, len(hosts))
+    terminal.out()
+    terminal.table(("REPLICA", "HOST"), list(hosts.items()))
+    for replica in plan.replicas:
+        _show_replica(inventory, plan, replica, hosts[replica])
     return DONE
+
+
+def _sent(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
+    """The bytes that would be sent; of data some may be in the bucket already."""
+    built = submission.package
+    code, _ = push.code(HERE)
+    each = len(push.shared_stream(code, built.pushed or None, plan.packageSha256, built.executables))
+    data = sum(path.stat().st_size for path in submission.data.values())
+    return {"eachHost": each, "hosts": each * hosts, "bucket": len(built.archive), "data": data}
+
+
+def _show_sent(sent: dict[str, int], hosts: int) -> None:
+    megabytes = {name: f"{size / 1e6:.1f} MB" for name, size in sent.items()}
+    data = f", and {megabytes['data']} of data, unless they are there" if sent["data"] else ""
+    count = terminal.plural(hosts, "host")
+    terminal.out(
+        f"to be sent: {megabytes['eachHost']} to each of {count} ({megabytes['hosts']}), "
+        f"{megabytes['bucket']} into the bucket{data}; nothing was sent"
+    )
+
+
+def _show_replica(inventory: Inventory, plan: Plan, replica: str, host: str) -> None:
+    task = plan.tasks[replica]
+    runs = shlex.join(plan.program(plan.python or push.PYTHON))
+    terminal.out()
+    terminal.out(terminal.paint(f"# {replica} on {host} ({inventory.host(host).address}): {runs}", "bold"))
+    hidden = dict.fromkeys(plan.secrets, "(secret)")
+    told: dict[str, Any] = {"TF_CONFIG": json.dumps(json.loads(task.tfConfig)), **task.environment, **hidden}
+    for name, value in told.items():
+        terminal.out(f"{name}={value}")

@@ -128,22 +128,40 @@ def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, 
     return watch(cluster, submission.record(), plain)
 
 
-def prepare(inventory: Inventory, flags: Flags, folder: str | None) -> Submission:
+def dry_run(cluster: Cluster, flags: Flags, folder: str | None, as_json: bool) -> int:
+    """Show what `train` would send, and send nothing; no host is asked, and no Python of the job's own is built."""
+    from ops.train import preview
+
+    flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
+    submission = prepare(cluster.inventory, flags, folder, dry=True)
+    for text in submission.job.notes:
+        terminal.note(text)
+    return preview.show(submission, as_json)
+
+
+def prepare(inventory: Inventory, flags: Flags, folder: str | None, dry: bool = False) -> Submission:
     """Check the job, its package and its data; UsageError for what is wrong. Touches nothing."""
-    return prepare_program(inventory, flags, program.find(folder, flags.module, flags.script, flags.command))
+    return prepare_program(inventory, flags, program.find(folder, flags.module, flags.script, flags.command), dry)
 
 
-def prepare_program(inventory: Inventory, flags: Flags, found: program.Program) -> Submission:
-    """The same of a program that was found."""
+def prepare_program(inventory: Inventory, flags: Flags, found: program.Program, dry: bool = False) -> Submission:
+    """The same of a program that was found. With `dry` a Python of the job's own is taken as it is, or as nothing."""
+    source = found.source
     job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
     installed = None
     if job.runtime:
         from ops.package import runtimes  # with packaging, which costs a job that brings none a sixtieth of a second
 
         check_tensorflow(job.declared, found.source.name, job.runtime.lines, whole=False)
-        installed = runtimes.build(inventory, job.runtime)
-        check_tensorflow(job.declared, found.source.name, map("==".join, installed.items()), whole=True)
-    built = package.build(found.source, job.module, found.script, installed, inventory.python)
+        installed = runtimes.kept(inventory, job.runtime) if dry else runtimes.build(inventory, job.runtime)
+        if installed or not dry:
+            check_tensorflow(job.declared, found.source.name, map("==".join, installed.items()), whole=True)
+        else:
+            terminal.note(
+                f"the runtime {job.runtime.name} would be built first; what the package needs besides it is not shown"
+            )
+            source = replace(source, requirements=None)
+    built = package.build(source, job.module, found.script, installed, inventory.python)
     return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
 
 

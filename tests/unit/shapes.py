@@ -48,7 +48,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.train.delete._delete": "fab delete, fab prune",
     "ops.train.delete.prune": "fab delete, fab prune",
     "ops.train.kept.runtimes": {"removed": "fab runtimes rm", "": "fab runtimes"},
-    "ops.train.preview.print_render": "fab render",
+    "ops.train.preview.show": "fab train --dry-run",
     "ops.train.reproduce._show": "fab reproduce",
     "ops.train.train.run_told": "fab train, fab cancel, fab wait, fab predict --batch",
     "ops.train.wait.wait": "fab train, fab cancel, fab wait, fab predict --batch",

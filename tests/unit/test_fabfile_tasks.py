@@ -45,7 +45,6 @@ TASKS = [
     "plan",
     "predict",
     "prune",
-    "render",
     "report",
     "reproduce",
     "runtimes",

@@ -15,7 +15,7 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, LIBRARY, Data, Declared, Pace, Strategy
-from ops.train import preview, train
+from ops.train import train
 from ops.train.arguments import steps
 from ops.train.config import Flags
 from ops.train.submit import Submission
@@ -269,14 +269,14 @@ def test_a_script_that_trains_by_the_library_has_its_strategies(
 ) -> None:
     (tmp_path / "digits.py").write_text("import scaletier\n")
     flags = Flags("job01", script=str(tmp_path / "digits.py"), strategy="sync")
-    assert preview.print_render(inventory, flags, None, True) == 0
+    assert train.dry_run(Cluster(inventory), flags, None, True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
     assert plan["args"][:2] == ["--strategy", "sync"]
 
 
-def test_fab_render_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert preview.print_render(inventory, Flags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
+def test_a_dry_run_goes_by_what_the_package_declares(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.dry_run(Cluster(inventory), Flags("job01", strategy="sync"), str(ROOT / "trainer"), True) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["restartPolicy"], plan["expendable"]) == ("all", ["ps", "evaluator"])
 

@@ -14,15 +14,15 @@ from opsdata import inventory_json
 
 from jobs.placement import place
 from jobs.records import HostFile, Plan
+from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory, parse
 from ops.package.package import Package
 from ops.train.config import Flags, Job, build_job
 from ops.train.manifest import manifest
 from ops.train.part import would_do
-from ops.train.preview import print_render
 from ops.train.render import plan, render, secret_files
+from ops.train.train import dry_run
 
-TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
 UNIT, TIMER, LIMITS = (
     f"/etc/systemd/system/{name}.d/host.conf" for name in ("scaletier.service", "scaletier.timer", "scaletier-trainer.service")
 )
@@ -127,8 +127,8 @@ def test_secrets_go_to_the_hosts_and_nowhere_else(
     assert (file.path, file.mode, file.user) == ("/var/lib/scaletier/secrets/job01.json", 0o600, "replica")
     assert json.loads(file.content) == {"TOKEN": "s3cr3t-of-ann", "OTHER": " s3cr3t 'too'"}
     built = Package("trainer", {}, {}, b"")
-    print_render(inventory, flags, None, as_json=False)
-    print_render(inventory, flags, None, as_json=True)
+    dry_run(Cluster(inventory), flags, None, as_json=False)
+    dry_run(Cluster(inventory), flags, None, as_json=True)
     shown = capsys.readouterr().out
     assert "TOKEN=(secret)" in shown
     for told in (made.to_json().decode(), repr(job), str(manifest(inventory, job, built)), shown):
@@ -210,24 +210,3 @@ def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) ->
     made = plan(inventory, build_job(Flags("job01"), inventory), "")
     assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
     assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data/mnist"
-
-
-def test_all_of_it_is_shown(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert print_render(inventory, Flags("job01", args="--a 'b c'"), str(TINY), as_json=False) == 0
-    shown = capsys.readouterr().out
-    heads = [line for line in shown.splitlines() if line.startswith(tuple(f"# {name}:" for name in inventory.names))]
-    assert len(heads) == 5 * len(inventory.hosts)
-    assert heads[:2] == ["# ps-0:/etc/scaletier/host.json 0640 root:replica", f"# ps-0:{UNIT} 0644 root:root"]
-    assert heads[4] == "# ps-0: the environment of tiny.task"
-    config, _ = json.JSONDecoder().raw_decode(shown.partition("\nTF_CONFIG=")[2])
-    assert config["job"]["args"] == ["--a", "b c"]
-    assert "JOB_ID=job01" in shown.splitlines()
-
-
-def test_all_of_it_is_shown_to_programs(inventory: Inventory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert print_render(inventory, Flags("job01", args="--a 'b c'"), str(TINY), as_json=True) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert set(shown) == {"hosts", "plan"}
-    (first, *_) = shown["hosts"]["master-0"]
-    assert (first["path"], json.loads(first["content"])["name"]) == ("/etc/scaletier/host.json", "master-0")
-    assert Plan.from_dict(shown["plan"]).args == ["--a", "b c"]
