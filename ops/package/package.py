@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 import tarfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Source:
     requirements: Path | None = None
     folder: str = ""
     executables: frozenset[str] = frozenset()
-    left_out: Sequence[str] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -87,7 +87,7 @@ class Package:
     wheels: Mapping[str, bytes] = field(default_factory=dict)
     executables: frozenset[str] = frozenset()
     installed: Mapping[str, str] = field(default_factory=dict)
-    left_out: Sequence[str] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:

@@ -37,9 +37,9 @@ class Tree:
     notes: tuple[str, ...] = ()
 
     @property
-    def left_out(self) -> list[str]:
+    def left_out(self) -> tuple[str, ...]:
         """All that ignore files leave out."""
-        return sorted(path for paths in self.ignored.values() for path in paths)
+        return tuple(sorted(path for paths in self.ignored.values() for path in paths))
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each file."""

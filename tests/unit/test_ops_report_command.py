@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_a_note(cluster: Cluster, bucket: Path, capsys: p
     shutil.rmtree(bucket / paths.log("job01", "master-0"))
     assert report(cluster, ["job01"], None, json=True) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [
-        "no log was read: job job01 has no log of master-0 yet",
+        "no log was read: job job01 is SUCCEEDED, and left no log of master-0: fab describe job01 says more",
         "evaluation.json was not used: confusion must be a list of 2 to 50 rows",
         "the manifest was not read: it is no JSON",
     ]
