@@ -110,9 +110,7 @@ def _lost(channel: Any) -> str:
 
 def broke_off(error: BaseException | None) -> str:
     """That a connection broke off, and by what."""
-    if error is None or isinstance(error, EOFError):  # an end without a word, which is seen as either
-        return "broke off"
-    return f"broke off: {str(error) or type(error).__name__}"
+    return "broke off" if error is None else f"broke off: {str(error) or type(error).__name__}"
 
 
 class _Connection(Connection):  # type: ignore[misc]  # Fabric has no types
