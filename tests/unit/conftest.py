@@ -6,8 +6,10 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -18,6 +20,7 @@ from replicahosts import make
 
 from ops import terminal
 from ops.cluster.inventory import Inventory, parse
+from ops.plan import processes, rehearsal, runs
 
 # The same examples on every machine and in every run, however long one takes, and nothing kept for other processes.
 hypothesis.settings.register_profile(
@@ -100,6 +103,16 @@ def served(tmp_path: Path) -> Inventory:
 def standard(tmp_path: Path) -> Inventory:
     """The same hosts, as if they were STANDARD_1's."""
     return parse(inventory_json(scaleTier="STANDARD_1"), tmp_path)
+
+
+@pytest.fixture
+def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes ten hours pass at once for jobs that run on this machine."""
+    ahead = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    for module in (processes, rehearsal, runs):
+        monkeypatch.setattr(module, "time", clock)
+    return lambda: ahead.append(ahead.pop() + 36_000)
 
 
 @pytest.fixture

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from waiting import limit, wait_for
 
 from ops.errors import OpsError, UsageError
+from ops.logs import progress
 from ops.logs.progress import Mark
 from ops.plan import processes, rehearsal
 
@@ -41,24 +45,29 @@ def test_a_step_is_the_median_and_the_speed_of_a_job_is_all_of_it() -> None:
         assert rehearsal.mean_rate(few) is None
 
 
-def rehearse(tmp_path: Path, code: str, seconds: float = 20.0) -> list[str]:
+def rehearse(tmp_path: Path, code: str, seconds: float = 0.0) -> list[str]:
     (tmp_path / "mine.py").write_text(code)
-    return rehearsal.rehearse(["mine", "--a", "b c"], dict(os.environ), tmp_path, seconds)
+    return rehearsal.rehearse(["mine", "--a", "b c"], dict(os.environ), tmp_path, seconds or limit())
 
 
 PRINTS = "import sys, time\nfor n in range(6):\n    print(f'Train [master/0], step {n}: x ({n}.0 sec) y', flush=True)\n"
 
 
-def test_one_that_goes_on_is_ended_with_its_children(tmp_path: Path) -> None:
-    code = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nprint(child.pid)\n" + PRINTS + "time.sleep(600)\n"
-    began = time.monotonic()
-    lines = rehearse(tmp_path, code, 2.0)
-    assert time.monotonic() - began < 60
+def test_one_that_goes_on_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leap: Callable[[], None]
+) -> None:
+    mark = progress.mark
+
+    def seen(line: str) -> Mark | None:
+        if "step 5:" in line:
+            leap()
+        return mark(line)
+
+    monkeypatch.setattr(progress, "mark", seen)
+    code = "import subprocess\nchild = subprocess.Popen(['sleep', '6000'])\nprint(child.pid)\n" + PRINTS + "time.sleep(6000)\n"
+    lines = rehearse(tmp_path, code)
     assert len(rehearsal.marks(lines)) == 4
-    deadline = time.monotonic() + 10
-    while runs(int(lines[0])):
-        assert time.monotonic() < deadline, "the child goes on"
-        time.sleep(0.05)
+    wait_for(lambda: not runs(int(lines[0])), "the child's end")
 
 
 def runs(pid: int) -> bool:
@@ -68,10 +77,25 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_seconds_count_from_the_first_line_of_training(tmp_path: Path) -> None:
+def test_seconds_count_from_the_first_line_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long TensorFlow takes to be imported."""
-    code = f"import time\ntime.sleep(2)\n{PRINTS}time.sleep(600)\n"
-    assert len(rehearsal.marks(rehearse(tmp_path, code, 1.0))) == 4
+    now = [1000.0]
+
+    class Slow:
+        failed = None
+
+        def lines(self, until: Callable[[], float]) -> Iterator[str]:
+            yield "importing"
+            now[0] += 400
+            assert until() == 1000 + rehearsal._START_SECONDS + 30
+            for step in range(4):
+                yield LINE.format(step, step)
+                assert until() == 1400 + 30
+                now[0] += 5
+
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rehearsal, "running", lambda *_: nullcontext(Slow()))
+    assert len(rehearsal.rehearse(["mine"], {}, tmp_path, 30.0)) == 5
 
 
 def test_one_that_ends_by_itself_has_said_enough(tmp_path: Path) -> None:
@@ -81,15 +105,15 @@ def test_one_that_ends_by_itself_has_said_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "seconds", "kind", "says"),
     [
-        ("raise ValueError('bad shape')", 20.0, OpsError, "mine ended with 1 after .* here: ValueError: bad shape"),
-        ("raise SystemExit(3)", 20.0, OpsError, "mine ended with 3 after .* here: it printed nothing"),
+        ("raise ValueError('bad shape')", 0.0, OpsError, "mine ended with 1 after .* here: ValueError: bad shape"),
+        ("raise SystemExit(3)", 0.0, OpsError, "mine ended with 3 after .* here: it printed nothing"),
         (
             "import time; time.sleep(600)",
             0.5,
             UsageError,
             "mine printed 0 lines of the form .*, 4 are needed in .*: give --seconds more",
         ),
-        (PRINTS.replace("6", "2"), 20.0, UsageError, "mine printed 2 lines .*: give it more steps"),
+        (PRINTS.replace("6", "2"), 0.0, UsageError, "mine printed 2 lines .*: give it more steps"),
     ],
 )
 def test_bad_input_is_one_line(
