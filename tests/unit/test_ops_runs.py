@@ -100,7 +100,19 @@ def test_several_replicas_meet_at_a_parameter_server_and_all_of_them_end(tmp_pat
     await_end(tmp_path)
 
 
-def test_who_sums_without_servers_has_none_and_every_process_its_own_port(tmp_path: Path) -> None:
+def test_who_sums_without_servers_has_none_and_every_process_its_own_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: dict[str, socket.socket] = {}
+    listen = socket.create_server
+
+    def create(address: tuple[str, int]) -> socket.socket:
+        assert address == ("127.0.0.1", 0)
+        server = listen(address)
+        tried[f"127.0.0.1:{server.getsockname()[1]}"] = server
+        return server
+
+    monkeypatch.setattr(socket, "create_server", create)
     found = runs.starts(course(tmp_path, Target("loss", 1)), 4)
     assert [start.name for start in found] == ["master/0", "worker/0", "worker/1", "worker/2"]
     configs = [json.loads(start.env["TF_CONFIG"]) for start in found]
@@ -108,9 +120,8 @@ def test_who_sums_without_servers_has_none_and_every_process_its_own_port(tmp_pa
     addresses = [address for each in json.loads(cluster).values() for address in each]
     assert len(set(addresses)) == 4
     assert [config["task"] for config in configs][1:3] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
-    for address in addresses:
-        host, port = address.split(":")
-        socket.create_server((host, int(port))).close()
+    assert {*addresses} == tried.keys()
+    assert all(server.fileno() == -1 for server in tried.values()), "nobody listens there any more"
 
 
 def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None:
@@ -150,12 +161,12 @@ def test_it_is_told_at_which_step_the_last_replica_began(tmp_path: Path) -> None
             r"mine with 2 replicas did not reach loss=0.1 in 10 h \d+ min, the best was 0.7 at step 600: "
             "give --until-seconds more, or an easier target",
         ),
-        ("loss=0.1", "--fail chief", OpsError, r"mine ended with 1 after \d.\d s here: the data is gone"),
+        ("loss=0.1", "--fail chief", OpsError, r"mine ended with 1 after .* here: the data is gone"),
         (
             "loss=0.1",
             "--endless --fail worker",
             OpsError,
-            r"mine as worker/0 ended with 1 after \d.\d s here: the data is gone",
+            r"mine as worker/0 ended with 1 after .* here: the data is gone",
         ),
     ],
 )
