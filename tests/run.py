@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -139,7 +140,7 @@ def count_all() -> int:
         command = [BIN / "pytest", "--collect-only", "-qq", *shard.options, *shard.paths]
         environment = os.environ | shard.environment
         listed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
-        count += sum(int(line.rpartition(": ")[2]) for line in listed.splitlines() if line.startswith("tests/"))
+        count += sum(int(found) for found in re.findall(r"^tests/\S+: (\d+)$", listed, re.MULTILINE))
     return count
 
 
