@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[above]) for above in range(3)]
+
+from waiting import limit  # noqa: E402
 
 _DONE = re.compile(r"Done (\d+) runs|^#(\d+)", re.MULTILINE)
 _LONGEST = 4096
@@ -62,7 +64,7 @@ def inside(name: str, corpus: Path, found: Path, seconds: float, replay: str | N
 
     cases = [replay] if replay else [f"-max_total_time={seconds:.0f}", str(corpus)]
     kept = f"-artifact_prefix={found}/{re.sub('[^a-z0-9]+', '-', name.lower())}-"
-    atheris.Setup([sys.argv[0], f"-max_len={_LONGEST}", "-timeout=20", "-rss_limit_mb=4096", kept, *cases], case)
+    atheris.Setup([sys.argv[0], f"-max_len={_LONGEST}", f"-timeout={limit(20):.0f}", "-rss_limit_mb=4096", kept, *cases], case)
     atheris.Fuzz()
 
 

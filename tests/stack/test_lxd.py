@@ -133,6 +133,10 @@ def test_nothing_changes_by_itself(program: Program, fresh_program: Program) -> 
     assert {item.urn: item.inputs for item in first.resources} == {item.urn: item.inputs for item in second.resources}
 
 
+def test_a_stack_of_no_tier_is_standard_1(program: Program) -> None:
+    assert program("lxd").inventory["scaleTier"] == "STANDARD_1"
+
+
 def test_a_local_stack_has_no_price_and_nothing_of_google(program: Program) -> None:
     stack = program("lxd", scaleTier="BASIC")
     assert "hourlyCost" not in stack.exports
