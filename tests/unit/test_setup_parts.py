@@ -285,6 +285,11 @@ def test_what_will_be_made_is_added_up(checkout: Path) -> None:
     first, *items = sh(checkout, "setup/needs.sh").stdout.splitlines()
     assert first.endswith(": 1.7 GB in about 2 minutes, or 3 minutes if Pulumi is built, on two processors:")
     assert len(items) == 4
+    df = program(checkout / "bin/df", "echo; echo disk 9 9 1562500")
+    ran = sh(checkout, "setup/needs.sh")
+    said = f"setup: 1.7 GB are to be made here, and {checkout} has 1.6 GB free: make room first\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
+    df.unlink()
     program(checkout / "bin/pulumi", "echo v3.260.1")
     (checkout / ".cache/hosts/runtime-1").mkdir(parents=True)
     first, *items = sh(checkout, "setup/needs.sh").stdout.splitlines()
