@@ -236,13 +236,20 @@ def test_all(run: Run, names: Sequence[str]) -> int:
     return 0
 
 
+def named(name: str) -> list[str]:
+    """Return the shard of this name, or those whose names begin with it, as `rehearsal` is three; exit with 2 if none does."""
+    names = [name] if name in SHARDS else [each for each in SHARDS if each.startswith(f"{name}-")]
+    return names or refuse(f"--shard {name!r} is no shard. Valid: {', '.join(SHARDS)}")
+
+
 def main() -> int:
     """Run as the command line says; the exit code is 0 if all passed, 1 if not, 130 or 143 after a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["test", "all"])
-    parser.add_argument("--shard", action="append", choices=[*SHARDS], help="one shard of all; may be repeated")
+    parser.add_argument("--shard", action="append", default=[], help="one shard of all; may be repeated")
     parser.add_argument("--load", type=int, default=0, help="busy loops beside the tests")
     given = parser.parse_args()
+    names = [name for shard in given.shard for name in named(shard)]
     check_disk()
     with only_run(f"make {'test' if given.what == 'test' else 'test-all'}") as lock, busy_loops(given.load):
         run = Run(lock)
@@ -250,7 +257,7 @@ def main() -> int:
             signal.signal(number, run.interrupt)  # heard even if the shell that started this ignores it
         began = time.monotonic()
         print(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}", flush=True)
-        everything = test(run) if given.what == "test" else test_all(run, given.shard or [*SHARDS])
+        everything = test(run) if given.what == "test" else test_all(run, names or [*SHARDS])
     print("\n" + "\n".join(table(run)))
     minutes = (time.monotonic() - began) / 60
     if run.signal:

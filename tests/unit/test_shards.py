@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +88,19 @@ def test_what_proves_the_same_for_less_is_there_and_make_test_runs_it(on_hosts: 
     assert not is_only_full(functions(ROOT / file)[test])
     assert any(is_below(CHEAPER[on_hosts], path) for path in (*run.QUICK.paths, *run.STORY.paths))
     assert on_hosts.startswith(ON_HOSTS)
+
+
+def test_docs_name_shards_that_there_are() -> None:
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    given = [each for page in pages for each in re.findall(r'SHARD=("[^"]+"|\w[\w-]*)', page.read_text())]
+    assert len(given) > 5
+    for name in " ".join(given).replace('"', "").split():
+        assert run.named(name)
+
+
+def test_a_name_stands_for_the_shards_that_begin_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.named("jobs") == ["jobs"]
+    assert run.named("rehearsal") == [name for name in SHARDS if name.startswith("rehearsal")] != []
+    with pytest.raises(SystemExit):
+        run.named("job")
+    assert capsys.readouterr().err.startswith("error: --shard 'job' is no shard. Valid: here, processes, ")
