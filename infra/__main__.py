@@ -10,6 +10,7 @@ from functools import partial
 import pulumi
 from pulumi import ResourceOptions
 
+from infra import backend
 from infra.cluster import inventory
 from infra.config import ClusterConfig, ConfigError
 from infra.connection import FOLDER
@@ -19,6 +20,7 @@ from infra.operator_key import OperatorKey
 from infra.spec import SpecError
 from infra.state import State, before
 from infra.targets import TargetError, target
+from infra.templates import ROOT
 
 # Tells Pulumi's language host that the user has been told already.
 _SHOWN = 32
@@ -27,6 +29,8 @@ _SHOWN = 32
 def main() -> None:
     """Builds the stack; every error that a user can make is one line."""
     stack = pulumi.get_stack()
+    if elsewhere := backend.note(ROOT):
+        pulumi.log.info(elsewhere)
     raw = {
         key.partition(":")[2]: value
         for key, value in pulumi.runtime.config.get_config_env().items()

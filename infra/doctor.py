@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from infra import backend
 from infra.connection import FOLDER
 from infra.findings import Check, Finding, Severity, broken, look, ok, said, warning
 from infra.templates import ROOT
@@ -40,7 +41,7 @@ def checks(stack: str | None) -> dict[str, Check]:
     own = {name: partial(check, inventory) for name, check in found.items()}
     if inventory is None:
         own = {name: partial(_eased, check) for name, check in own.items()}
-    return {"pulumi": pulumi, "python": python, "machine": machine, **own}
+    return {"pulumi": pulumi, "python": python, "machine": machine, "state": partial(state, stack), **own}
 
 
 def _eased(check: Check) -> Iterator[Finding]:
@@ -76,6 +77,42 @@ def pulumi() -> Iterator[Finding]:
         yield broken(f"pulumi is {version or 'of no version'}, and {least} is needed", "make pulumi")
     else:
         yield ok(f"pulumi {version}")
+
+
+def state(stack: str | None) -> Iterator[Finding]:
+    """Which state is in use, whether it opens, and whether it has the hosts that are known here."""
+    which = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
+    if stack is None:
+        yield ok(which)
+        return
+    here = ROOT / FOLDER / stack / "inventory.json"
+    try:
+        held = json.loads(backend.ask(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
+    except backend.BackendError as error:
+        if f"no stack named '{stack}' found" not in str(error):
+            yield broken(str(error))
+        elif here.exists():
+            yield warning(f"{which}; it has no stack {stack}, whose hosts are known here", _remedy(stack))
+        return
+    if here.exists() and here.read_text() != _inventory_of(held):
+        yield warning(f"{which}; its stack {stack} has other hosts than those that are known here", "fab connect")
+        return
+    yield ok(which)
+
+
+def _remedy(stack: str) -> str:
+    if not backend.is_own(ROOT) and backend.has_stack(backend.own_url(ROOT), stack):
+        return f"unset {backend.URL}"
+    return f"set {backend.URL} to the state that has it"
+
+
+def _inventory_of(deployment: Mapping[str, Any]) -> str | None:
+    """Return the inventory among the outputs of a stack, None if it has none."""
+    for resource in deployment.get("resources") or ():
+        if resource["type"] == "pulumi:pulumi:Stack":
+            found = (resource.get("outputs") or {}).get("inventory")
+            return str(json.loads(found["plaintext"])) if isinstance(found, dict) else found
+    return None
 
 
 def python() -> Iterator[Finding]:
@@ -117,7 +154,11 @@ def main(arguments: list[str]) -> None:
         found = look(checks(stack), SECONDS, "--fix" in arguments)
     except (OSError, ValueError, KeyError, ImportError) as error:
         found = look({"inventory": partial(_unreadable, stack, error)}, SECONDS)
+    seen: set[str] = set()
     for finding in found:
+        if finding.what in seen:
+            continue  # several checks meet the same fault
+        seen.add(finding.what)
         sys.stdout.write(json.dumps(finding.to_dict()) + "\n")
         sys.stdout.flush()
 

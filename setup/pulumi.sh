@@ -13,10 +13,14 @@ if [ ! -x "$cli" ]; then
   echo "pulumi: $cli is not there: run \`make pulumi\`" >&2
   exit 2
 fi
-if [ -z "${PULUMI_CONFIG_PASSPHRASE+set}${PULUMI_CONFIG_PASSPHRASE_FILE:-}${PULUMI_BACKEND_URL:-}" ]; then
-  PULUMI_CONFIG_PASSPHRASE_FILE=$root/.pulumi-state/passphrase
-  export PULUMI_CONFIG_PASSPHRASE_FILE
-fi
+part=pulumi
+. "$root/setup/state.sh"
+choose_passphrase
+# The program runs in another folder than its user.
+case "${PULUMI_BACKEND_URL:-} $* " in
+  *" -C "* | *" --cwd"* | file:///* | file://'~'*) ;;
+  file://*) PULUMI_BACKEND_URL=file://$(pwd)/${PULUMI_BACKEND_URL#file://} ;;
+esac
 # The provider for Google Cloud is fetched for whoever has a stack there; Pulumi would fetch it for everybody. What it makes is made
 # elsewhere, so as much as possible is made at once, whatever processors there are here.
 if grep -qs '^ *scaletier:target: *"*gcp' "$root"/Pulumi.*.yaml; then

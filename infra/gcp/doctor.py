@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from infra import backend
 from infra.findings import Finding, broken, ok, warning
 from infra.gcp.api import ApiError, get_json, session
 from infra.gcp.leftovers import configuration, of_stack
+from infra.templates import ROOT
 
 Inventory = Mapping[str, Any] | None
 Check = Callable[[Inventory], Iterator[Finding]]
@@ -38,8 +40,15 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
 
 
 def belongings(_: Inventory) -> Iterator[Finding]:
-    """What bears the stack's names and is in no state."""
-    found, _resources = of_stack(configuration())
+    """Find what bears the stack's names and is not in its state; what another state may have is not called left over."""
+    found, known = of_stack(configuration())
+    if found and not known:
+        yield warning(
+            f"{len(found)} resources at Google bear the stack's name, and its state, {backend.url(ROOT)}, has none: "
+            "another state may have them",
+            f"set {backend.URL} to that state; python -m infra.gcp.leftovers lists them",
+        )
+        return
     yield from (warning(f"{left.kind} {left.name} is in no state", "python -m infra.gcp.leftovers --delete") for left in found)
     if not found:
         yield ok("all that bears the stack's names is in its state")

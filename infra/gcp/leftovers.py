@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,10 +18,12 @@ from typing import Any
 import google.auth.exceptions
 import requests
 
+from infra import backend
 from infra.gcp.api import COMPUTE, IAM, TIMEOUT, ApiError, GcpError, Get, endpoint, get_all, get_json, session
 from infra.gcp.names import names
 from infra.gcp.zones import project
 from infra.spec import SpecError
+from infra.templates import ROOT
 
 # In the order in which they can go, by the path below a project: what one of them is called.
 _COMPUTE = {
@@ -108,40 +109,40 @@ def _accounts(client: requests.Session, project: str, get: Get) -> Iterator[Left
 
 
 def _pulumi(*arguments: str) -> Any:
-    done = subprocess.run(["pulumi", *arguments, "--non-interactive"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise GcpError(f"pulumi {' '.join(arguments)}: {done.stderr.strip()}")
-    return json.loads(done.stdout) if done.stdout.startswith("{") else done.stdout.strip()
+    answer = backend.ask(ROOT, *arguments)
+    return json.loads(answer) if answer.startswith("{") else answer.strip()
 
 
 def configuration() -> Get:
-    """The configuration of the stack that is selected; GcpError where Pulumi does not say."""
+    """The configuration of the stack that is selected; BackendError where Pulumi does not say."""
     config = _pulumi("config", "--json", "--show-secrets")
     return lambda key: (config.get(key) or {}).get("value")
 
 
-def of_stack(get: Get) -> tuple[list[Left], list[Any]]:
-    """What is left of the stack that is selected, and the resources that its state knows."""
+def of_stack(get: Get) -> tuple[list[Left], bool]:
+    """Return what is left of the stack that is selected, and whether its state has anything at Google.
+
+    If it has nothing, what bears the stack's name may be in another state.
+    """
     own = project(lambda key: get(f"gcp:{key}"), os.environ)
     resources = _pulumi("stack", "export").get("deployment", {}).get("resources") or []
-    return leftovers(own, _pulumi("stack", "--show-name"), [str(item.get("id")) for item in resources], get), resources
+    found = leftovers(own, _pulumi("stack", "--show-name"), [str(item.get("id")) for item in resources], get)
+    return found, any(str(item.get("type")).startswith("gcp:") for item in resources)
 
 
 def main(arguments: list[str]) -> None:
     """Lists, and with `--delete` takes away; what goes wrong is one line."""
     try:
         get = configuration()
-        found, resources = of_stack(get)
-        if "--delete" in arguments and not resources and LOST not in arguments:
+        found, known = of_stack(get)
+        if "--delete" in arguments and not known and LOST not in arguments:
             raise GcpError(
-                "the state of this stack knows nothing, so this may be a colleague's stack of the same name, whose state is "
-                f"elsewhere (PULUMI_BACKEND_URL): nothing was deleted. Where nobody has it, --delete {LOST}"
+                f"this stack has nothing at Google in its state, {backend.url(ROOT)}, so another state may have what bears its "
+                f"name: nothing was deleted. If none has, --delete {LOST}"
             )
         if "--delete" in arguments:
             delete(found, get)
-    except OSError as error:
-        sys.exit(f"leftovers: pulumi cannot be run ({error}): source .venv/bin/activate first")
-    except (GcpError, SpecError) as error:
+    except (GcpError, SpecError, backend.BackendError) as error:
         sys.exit(f"leftovers: {error}")
     for left in found:
         print(f"{'deleted' if '--delete' in arguments else 'left'}: {left.kind} {left.name}")

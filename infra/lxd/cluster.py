@@ -9,6 +9,7 @@ from typing import Any
 
 from pulumi import ComponentResource, Input, Output, Resource, ResourceOptions
 
+from infra import backend
 from infra.cluster import Cluster, HostFacts
 from infra.lxd.bucket import Bucket
 from infra.lxd.config import LxdConfig
@@ -77,7 +78,7 @@ class LxdCluster(ComponentResource):
         own, network = args.found.names, args.found.network
         identity = Identity("identity", {"project": own.project}, ResourceOptions(parent=self))
         inside = ResourceOptions(parent=self, depends_on=[identity])
-        labels = {"stack": args.stack, "checkout": str(ROOT)}
+        labels = {"stack": args.stack, "checkout": str(ROOT), "backend": backend.url(ROOT)}
         project = Project("project", {"name": own.project, **labels}, inside)
         # First made, last deleted: what an interrupted run left goes with it.
         first = ResourceOptions(parent=self, depends_on=[project])

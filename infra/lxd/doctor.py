@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from infra import backend
 from infra.doctor import room
 from infra.findings import Finding, broken, ok, warning
 from infra.lxd import image, nft, quotas
@@ -140,21 +140,15 @@ def _filled(what: str, usage: int | None, size: str, mend: str) -> Iterator[Find
 
 
 def belongings(_: Inventory) -> Iterator[Finding]:
-    """What is on this machine and in no stack of this checkout."""
-    done = subprocess.run(
-        ["pulumi", "stack", "ls", "--json", "--non-interactive"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    stacks = {str(each["name"]).rpartition("/")[2] for each in json.loads(done.stdout)} if done.returncode == 0 else None
-    if stacks is None:
-        yield warning("Pulumi does not say which stacks there are, so nobody knows what belongs to none", "pulumi stack ls")
+    """Find what is on this machine and in no state."""
+    try:
+        listed: Any = json.loads(backend.ask(ROOT, "stack", "ls", "--json"))
+        stacks = {str(each["name"]).rpartition("/")[2] for each in listed}
+    except backend.BackendError as error:
+        yield warning(str(error))
+        stacks = None
     found = orphans(stacks)
-    for orphan in found:
-        yield warning(f"{orphan.what} is in no stack", orphan.remove)
+    yield from (warning(orphan.what, orphan.remedy) for orphan in found)
     if not found and stacks is not None:
         yield ok("nothing is left of other stacks")
 

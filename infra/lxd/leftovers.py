@@ -11,22 +11,30 @@ import re
 import sys
 from collections.abc import Container
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
-from infra.lxd.api import LxdError, client
+from infra import backend
+from infra.lxd.api import LxdError, client, errors
 from infra.lxd.bucket import pool_of
 from infra.lxd.layout import PREFIX, Names
 from infra.lxd.nft import tables
-from infra.lxd.project import Owner, gone, kept, owners
+from infra.lxd.project import Owner, kept, owners
 from infra.templates import ROOT
 
 _KEY = "[0-9a-f]{6}"
+_BRIDGES = "/sys/class/net"
 
 
 def own(stack: str) -> list[Names]:
-    """The names of this checkout's stack, by the labels of its LXD project; more than one where a bucket was kept."""
-    return [Names(owner.project) for owner in owners() if (owner.stack, owner.checkout) == (stack, str(ROOT))]
+    """Return the names of this checkout's stack, by the labels of its LXD project; more than one if a bucket was kept.
+
+    Of several states that have a stack of the name, the one in use counts.
+    """
+    mine = [owner for owner in owners() if (owner.stack, owner.checkout) == (stack, str(ROOT))]
+    current = [owner for owner in mine if owner.backend == backend.url(ROOT)]
+    return [Names(owner.project) for owner in current or mine]
 
 
 def leftovers(stack: str) -> list[str]:
@@ -47,41 +55,67 @@ def leftovers(stack: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Orphan:
-    """Something of a local stack that no stack knows, and the command that takes it away."""
+    """Something of a local stack that no state has, and what to do about it."""
 
     what: str
-    remove: str
+    remedy: str
 
 
 def orphans(stacks: Container[str] | None) -> list[Orphan]:
-    """What is there of stacks that are gone: `stacks` are those of this checkout, None where nobody knows them.
+    """List what belongs to no stack.
 
-    Of other checkouts' stacks, those whose folder is gone. What was to be retained is nobody's leftover.
+    Nothing that a state may still have is an orphan, and nothing that runs is to be deleted.
+
+    Args:
+        stacks: the names of the stacks in the state in use, None if it cannot be read.
     """
     known = owners()
-    found = [
-        Orphan(
-            f"project {owner.project} (stack {owner.stack} of {owner.checkout})",
-            f"lxc project set {owner.project} user.scaletier.kept true, and the next stack {owner.stack} takes its bucket up; "
-            f"or lxc delete --force --project {owner.project} its hosts, then its volume and the project",
-        )
-        for owner in known
-        if not owner.kept and _lost(owner, stacks)
-    ]
+    found = [_orphan(owner) for owner in known if not owner.kept and _lost(owner, stacks)]
     keys = {Names(owner.project).key for owner in known}
     bridges = sorted({*psutil.net_if_addrs(), *(network.name for network in client().networks.all())})
     found += [
-        Orphan(f"network {name}", f"lxc network delete {name}") for name in bridges if _astray(rf"^st({_KEY})$", name, keys)
+        Orphan(f"network {name} is in no stack", f"lxc network delete {name}")
+        for name in bridges
+        if _astray(rf"^st({_KEY})$", name, keys) and not _in_use(name)
     ]
     ours = rf"^scaletier_({_KEY})(?:_asleep_.*)?$"
-    found += [Orphan(f"nft table {name}", f"nft delete table bridge {name}") for name in tables() if _astray(ours, name, keys)]
-    return found
+    return found + [
+        Orphan(f"nft table {name} is in no stack", f"nft delete table bridge {name}")
+        for name in tables()
+        if (match := re.match(ours, name)) and match[1] not in keys and not _in_use(f"st{match[1]}")
+    ]
+
+
+def _in_use(bridge: str) -> bool:
+    """Tell whether hosts are connected to a bridge, perhaps those of another LXD on this machine."""
+    return any(Path(_BRIDGES, bridge, "brif").glob("*"))
 
 
 def _lost(owner: Owner, stacks: Container[str] | None) -> bool:
-    if owner.checkout == str(ROOT):
+    """Tell whether no state can have the stack: the state of its label is read, and every other that can be."""
+    here, own = backend.url(ROOT), backend.own_url(ROOT)
+    if not owner.backend or any(backend.mentions(url, owner.project) for url in {here, own}):
+        return False
+    if owner.backend == here:
         return stacks is not None and owner.stack not in stacks
-    return gone(owner.checkout)
+    return backend.mentions(owner.backend, owner.project) is False
+
+
+def _orphan(owner: Owner) -> Orphan:
+    name = owner.project
+    what = f"project {name} (stack {owner.stack} of {owner.checkout}) is not in its state, {owner.backend}"
+    with errors(f"project {name}"):
+        running = sum(instance.status == "Running" for instance in client(name).instances.all())
+    if running:
+        return Orphan(
+            f"{what}, and {running} of its hosts run",
+            f"put the state back if it was moved; if nobody needs the hosts, lxc stop --all --project {name}, and look again",
+        )
+    return Orphan(
+        what,
+        f"put the state back if it was moved; lxc project set {name} user.scaletier.kept true, and the next stack "
+        f"{owner.stack} takes its bucket up; or lxc delete --force --project {name} its hosts, then its volume and the project",
+    )
 
 
 def claimed(stack: str) -> list[str]:

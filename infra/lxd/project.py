@@ -18,29 +18,40 @@ from infra.lxd.layout import PREFIX, Names
 REPLACE = frozenset({"name"})
 _CONFIG = {"features.images": "false", "features.profiles": "true", "features.storage.volumes": "true"}
 _STACK, _CHECKOUT, _KEPT = "user.scaletier.stack", "user.scaletier.checkout", "user.scaletier.kept"
+_BACKEND = "user.scaletier.backend"
 
 
 class Project(ModuleResource, module="lxd", name="Project"):
-    """Inputs: name; stack and checkout, which it is labelled with and which may change."""
+    """Inputs: name; stack, checkout and backend (where its state is), which it is labelled with and which may change."""
 
     lifecycle = __name__
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose an LXD project is; `kept` where the stack is destroyed and its bucket was to stay."""
+    """The stack that an LXD project belongs to.
+
+    `kept` if the stack is destroyed and its bucket was to stay; `backend` is the URL of its state, empty if it is unknown.
+    """
 
     project: str
     stack: str
     checkout: str
     kept: bool
+    backend: str = ""
 
 
 def owners() -> list[Owner]:
     """Every project of a stack on this machine, of any checkout."""
     answer: dict[str, Any] = client().api.projects.get(params={"recursion": 1}).json()
     return [
-        Owner(item["name"], config.get(_STACK, ""), config.get(_CHECKOUT, ""), config.get(_KEPT) == "true")
+        Owner(
+            item["name"],
+            config.get(_STACK, ""),
+            config.get(_CHECKOUT, ""),
+            config.get(_KEPT) == "true",
+            config.get(_BACKEND, ""),
+        )
         for item in answer["metadata"]
         if item["name"].startswith(PREFIX)
         for config in [item["config"]]
@@ -72,7 +83,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def _labels(props: Props) -> dict[str, str]:
-    return {_STACK: props["stack"], _CHECKOUT: props["checkout"]}
+    return {_STACK: props["stack"], _CHECKOUT: props["checkout"], _BACKEND: props["backend"]}
 
 
 def read(name: str, props: Props) -> Props | None:

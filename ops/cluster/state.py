@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from infra import backend
 from ops import terminal
 from ops.errors import OpsError, UsageError
 
@@ -58,6 +59,8 @@ def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
     """
     from infra.connection import FOLDER, files, remove, write
 
+    if elsewhere := backend.note(root):
+        terminal.note(elsewhere)
     with terminal.Step("asking Pulumi who is where"):
         said = _pulumi(root, *_OUTPUTS)
     try:
@@ -66,6 +69,8 @@ def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
         raise OpsError("Pulumi cannot say who is where: its answer is no JSON") from None
     if not outputs:
         name = named() or selected(root)
+        if name and _other_state(root, name):
+            raise UsageError(f"stack {name} is not up in {backend.url(root)}, and this checkout has one: unset {backend.URL}")
         if name:
             remove(root / FOLDER / name)
         raise UsageError(f"stack {name} is not up: run pulumi up")
@@ -96,15 +101,20 @@ def _pulumi(root: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OpsError(f"Pulumi cannot be asked who is where ({error})") from None
     if ran.returncode:
-        said = [line for line in ran.stderr.splitlines() if line.strip()]
-        why = next((line for line in said if line.startswith("error: ")), said[-1] if said else "it failed").removeprefix(
-            "error: "
-        )
+        why = backend.reason(ran.stderr)
         if not re.search(r"no stack (selected|named)|not found", why):
-            raise OpsError(f"Pulumi cannot say who is where: {why}")
-        if name := named():
+            raise OpsError(backend.explain(root, why))
+        name = named()
+        if name and _other_state(root, name):
+            raise UsageError(f"stack {name!r} is not in {backend.url(root)}, and this checkout has one: unset {backend.URL}")
+        if name:
             raise UsageError(
                 f"stack {name!r} (PULUMI_STACK) is not up here: run pulumi up --stack {name} (Pulumi knows none: {why})"
             )
         raise UsageError(f"no stack is up here: run pulumi up (Pulumi knows none: {why})")
     return ran.stdout
+
+
+def _other_state(root: Path, stack: str) -> bool:
+    """Tell whether the checkout's own state has the stack, and another state is in use."""
+    return not backend.is_own(root) and backend.has_stack(backend.own_url(root), stack)

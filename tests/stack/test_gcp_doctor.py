@@ -52,12 +52,17 @@ def test_google_that_refuses_is_one_finding(fake: FakeGoogle) -> None:
 
 
 def test_what_is_in_no_state_is_named_with_what_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = [Left("instance", f"{INSTANCE}-ps-7", "http://x")]
+    left, known = [Left("instance", f"{INSTANCE}-ps-7", "http://x")], True
     monkeypatch.setattr(doctor, "configuration", lambda: lambda _: None)
-    monkeypatch.setattr(doctor, "of_stack", lambda _: (left, []))
+    monkeypatch.setattr(doctor, "of_stack", lambda _: (left, known))
     (found,) = doctor.belongings(None)
     assert (found.severity, found.what) == ("warning", "instance st-dev-ps-7 is in no state")
     assert found.mend == "python -m infra.gcp.leftovers --delete"
+    known = False
+    (found,) = doctor.belongings(None)
+    assert "1 resources at Google bear the stack's name" in found.what
+    assert "another state may have them" in found.what
+    assert "--delete" not in found.mend
     left.clear()
     (found,) = doctor.belongings(None)
     assert found.severity == "ok"

@@ -66,7 +66,12 @@ def test_they_are_found_by_the_stacks_own_names_and_by_no_others(fake: FakeGoogl
 
 @pytest.mark.parametrize(
     ("resources", "flags", "deleted"),
-    [([], ["--delete"], False), ([], ["--delete", "--state-is-lost"], True), ([{"id": "x"}], ["--delete"], True)],
+    [
+        ([], ["--delete"], False),
+        ([{"id": "x", "type": "pulumi:pulumi:Stack"}], ["--delete"], False),
+        ([], ["--delete", "--state-is-lost"], True),
+        ([{"id": "x", "type": "gcp:compute/instance:Instance"}], ["--delete"], True),
+    ],
 )
 def test_nothing_goes_that_may_be_somebody_elses(
     monkeypatch: pytest.MonkeyPatch, resources: list[dict[str, str]], flags: list[str], deleted: bool
@@ -79,6 +84,6 @@ def test_nothing_goes_that_may_be_somebody_elses(
     if deleted:
         leftovers.main(flags)
     else:
-        with pytest.raises(SystemExit, match="may be a colleague's stack of the same name"):
+        with pytest.raises(SystemExit, match="another state may have what bears its name"):
             leftovers.main(flags)
     assert bool(gone) is deleted

@@ -40,6 +40,7 @@ WITHIN = {
     "ops": {
         "ops",
         "jobs",
+        "infra.backend",
         "infra.spec",
         "infra.connection",
         "infra.findings",

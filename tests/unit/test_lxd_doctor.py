@@ -13,6 +13,7 @@ import psutil
 import pytest
 from test_lxd_firewall import Kernel
 
+from infra import backend
 from infra import doctor as general
 from infra.findings import Finding, Severity, broken, look
 from infra.lxd import doctor, leftovers, nft
@@ -22,7 +23,6 @@ from infra.lxd.layout import Names, address
 from infra.lxd.leftovers import Orphan
 from infra.lxd.project import Owner
 from infra.spec import ScaleTier, preset
-from infra.templates import ROOT
 
 NAMES = Names("scaletier-local-abcdef")
 NETWORK = ipaddress.IPv4Network("10.77.0.0/24")
@@ -129,34 +129,112 @@ def test_a_disk_that_is_nearly_full_is_said(usage: int | None, size: str, said: 
     assert [severity for severity, _ in told(doctor._filled("it", usage, size, "more"))] == said
 
 
-def test_what_is_in_no_stack_is_told_with_what_removes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = str(ROOT)
-    owners = [
-        Owner("scaletier-local-abcdef", "local", here, kept=False),
-        Owner("scaletier-lost-111111", "lost", here, kept=False),
-        Owner("scaletier-kept-222222", "gone", here, kept=True),
-        Owner("scaletier-theirs-333333", "theirs", str(tmp_path), kept=False),
-        Owner("scaletier-away-444444", "away", str(tmp_path / "no such"), kept=False),
-    ]
-    networks = [SimpleNamespace(name=name) for name in ("stabcdef", "st555555", "lxdbr0", "st22222x")]
-    monkeypatch.setattr(leftovers, "owners", lambda: owners)
-    monkeypatch.setattr(leftovers, "client", lambda: SimpleNamespace(networks=SimpleNamespace(all=lambda: networks)))
-    monkeypatch.setattr(
-        leftovers, "tables", lambda: ["scaletier_abcdef", "scaletier_666666", "scaletier_666666_asleep_1_2", "lxd"]
-    )
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "st555555": []})
+class Machine:
+    """What LXD and the kernel have of stacks: projects with the states of their hosts, networks and tables."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.owners: list[Owner] = []
+        self.hosts: dict[str, list[str]] = {}
+        self.networks: list[str] = []
+        self.tables: list[str] = []
+        self.bridges = folder / "net"
+        monkeypatch.setattr(leftovers, "owners", lambda: self.owners)
+        monkeypatch.setattr(leftovers, "client", self.client)
+        monkeypatch.setattr(leftovers, "tables", lambda: self.tables)
+        monkeypatch.setattr(leftovers, "_BRIDGES", str(self.bridges))
+        monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": []})
+        monkeypatch.setattr(leftovers, "ROOT", folder)
+        monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
+
+    def client(self, project: str = "default") -> SimpleNamespace:
+        networks = [SimpleNamespace(name=name) for name in self.networks]
+        hosts = [SimpleNamespace(status=status) for status in self.hosts.get(project, [])]
+        return SimpleNamespace(networks=SimpleNamespace(all=lambda: networks), instances=SimpleNamespace(all=lambda: hosts))
+
+    def has(self, key: str, state: str, *hosts: str, stack: str = "local", kept: bool = False) -> str:
+        project = f"scaletier-{stack}-{key}"
+        self.owners.append(Owner(project, stack, str(leftovers.ROOT), kept, state))
+        self.hosts[project] = list(hosts)
+        return project
+
+    def orphans(self, stacks: set[str] | None = None) -> list[Orphan]:
+        return leftovers.orphans(stacks)
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    return Machine(monkeypatch, tmp_path)
+
+
+def write_state(folder: Path, stack: str, text: str) -> str:
+    (stacks := folder / ".pulumi/stacks/scaletier").mkdir(parents=True, exist_ok=True)
+    (stacks / f"{stack}.json").write_text(text)
+    return f"file://{folder}"
+
+
+def test_what_another_state_may_have_is_no_orphan(there: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = write_state(tmp_path / ".pulumi-state", "local", "scaletier-local-abcdef")
+    elsewhere = write_state(tmp_path / "shared", "team", "scaletier-team-111111")
+    there.has("abcdef", own)
+    there.has("111111", elsewhere, stack="team")
+    there.has("222222", "gs://team", stack="cloud")
+    there.has("333333", "", stack="of-an-earlier-version")
+    there.has("444444", "file:///gone/.pulumi-state", stack="gone", kept=True)
+    for state in ("", elsewhere, "gs://other", "file:///empty"):
+        monkeypatch.setenv("PULUMI_BACKEND_URL", state)
+        for stacks in (set[str](), None):
+            assert there.orphans(stacks) == [], state
+
+
+def test_a_moved_checkout_has_its_stack(there: Machine, tmp_path: Path) -> None:
+    write_state(tmp_path / ".pulumi-state", "local", "scaletier-local-abcdef")
+    there.has("abcdef", "file:///before/.pulumi-state")
+    assert there.orphans({"local"}) == []
+
+
+def test_an_orphan_is_what_its_own_state_no_longer_has(there: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = write_state(tmp_path / ".pulumi-state", "local", "{}")
+    lost = there.has("abcdef", own, "Stopped", stack="lost")
+    gone = there.has("111111", "file:///gone/.pulumi-state", "Running", "Stopped")
+    cloud = there.has("222222", "gs://team", stack="cloud")
+    first, second = there.orphans({"local"})
+    assert first.what.startswith(f"project {lost} (stack lost of {tmp_path}) is not in its state, {own}")
+    assert f"lxc delete --force --project {lost}" in first.remedy
+    assert "and 1 of its hosts run" in second.what
+    assert f"lxc stop --all --project {gone}" in second.remedy
+    assert "delete" not in second.remedy, "nothing that runs is to be deleted"
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
+    assert there.orphans({"local"})[-1].what.startswith(f"project {cloud} ")
+    assert cloud not in str(there.orphans({"local", "cloud"}))
+    assert cloud not in str(there.orphans(None))
+
+
+def test_bridges_and_tables_of_no_project_are_orphans_unless_hosts_use_them(there: Machine) -> None:
+    there.has("abcdef", "")
+    there.networks = ["stabcdef", "st555555", "st777777", "lxdbr0", "st22222x"]
+    there.tables = ["scaletier_abcdef", "scaletier_666666", "scaletier_666666_asleep_1_2", "scaletier_777777", "lxd"]
+    (there.bridges / "st777777/brif/vethx").mkdir(parents=True)
+    (there.bridges / "st555555/brif").mkdir(parents=True)
     table = "nft delete table bridge scaletier_666666"
-    found = leftovers.orphans({"local"})
-    assert [each.what.split(" (")[0] for each in found[:2]] == [
-        "project scaletier-lost-111111",
-        "project scaletier-away-444444",
+    assert there.orphans() == [
+        Orphan("network st555555 is in no stack", "lxc network delete st555555"),
+        Orphan("nft table scaletier_666666 is in no stack", table),
+        Orphan("nft table scaletier_666666_asleep_1_2 is in no stack", f"{table}_asleep_1_2"),
     ]
-    assert found[2:] == [
-        Orphan("network st555555", "lxc network delete st555555"),
-        Orphan("nft table scaletier_666666", table),
-        Orphan("nft table scaletier_666666_asleep_1_2", f"{table}_asleep_1_2"),
-    ]
-    assert leftovers.orphans(None)[0].what.startswith("project scaletier-away"), "nobody knows of ours"
+
+
+def test_a_state_that_does_not_open_is_a_warning_and_nothing_is_an_orphan(
+    there: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> str:
+        raise backend.BackendError("the state in x cannot be read: no")
+
+    monkeypatch.setattr(backend, "ask", ask)
+    there.has("abcdef", backend.own_url(leftovers.ROOT))
+    monkeypatch.setattr(backend, "mentions", lambda *_: None)
+    assert told(doctor.belongings(None)) == [("warning", "the state in x cannot be read: no")]
+    monkeypatch.setattr(backend, "ask", lambda *_: '[{"name": "organization/scaletier/local"}]')
+    assert told(doctor.belongings(None)) == [("ok", "nothing is left of other stacks")]
 
 
 def test_what_infra_finds_is_a_line_of_json_each(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,6 +94,10 @@ def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], 
     owners[1:] = [Owner("scaletier-prod-bbbbbb", "prod", here, True)]
     assert leftovers.leftovers("prod")[0].endswith("(its bucket, which was to be retained)")
     assert leftovers.own("prod") == [Names("scaletier-prod-bbbbbb")]
+    owners.append(Owner("scaletier-prod-ffffff", "prod", here, False, "gs://team"))
+    assert len(leftovers.own("prod")) == 2
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
+    assert leftovers.own("prod") == [Names("scaletier-prod-ffffff")], "that of the state in use"
 
 
 def test_hosts_are_told_from_buckets_that_were_to_stay(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:

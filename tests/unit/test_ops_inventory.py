@@ -223,7 +223,7 @@ def test_no_stack_to_take(
 
 def test_what_pulumi_cannot_tell_is_no_stack_that_is_not_up(tmp_path: Path, pulumi: Pulumi) -> None:
     pulumi.answers(err="error: getting secrets manager: incorrect passphrase", code=255)
-    with pytest.raises(OpsError, match=r"^Pulumi cannot say who is where: getting secrets manager: incorrect passphrase$"):
+    with pytest.raises(OpsError, match=r"^the state in \.pulumi-state of this checkout cannot be read: \S+ does not exist"):
         load(tmp_path)
 
 
@@ -272,3 +272,31 @@ def test_load_finds_the_only_stack(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "inventory.json").write_text(inventory_json())
     assert load(tmp_path).folder == folder
+
+
+def test_another_state_is_named_and_takes_nothing_of_the_checkout_s_own(
+    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulumi.answers(outputs())
+    connect(False, tmp_path)
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
+    monkeypatch.setenv("PULUMI_STACK", "test")
+    (stacks := tmp_path / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
+    (stacks / "test.json").touch()
+    capsys.readouterr()
+    for answer in ({"out": "{}"}, {"err": "error: no stack named test found", "code": 255}):
+        pulumi.answers(**answer)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"gs://team, and this checkout has one: unset PULUMI_BACKEND_URL$"):
+            connect(False, tmp_path)
+        assert "the state in use is gs://team (PULUMI_BACKEND_URL)" in capsys.readouterr().err
+    assert (tmp_path / ".scaletier/test/id_ed25519").exists()
+
+
+def test_a_passphrase_that_opens_nothing_is_named_by_its_variable(
+    tmp_path: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
+    pulumi.answers(err="error: failed to decrypt: incorrect passphrase, please set PULUMI_CONFIG_PASSPHRASE", code=255)
+    with pytest.raises(OpsError, match="PULUMI_CONFIG_PASSPHRASE is empty: set it to the passphrase of its stack"):
+        connect(False, tmp_path)

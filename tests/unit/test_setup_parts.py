@@ -18,6 +18,7 @@ from waiting import limit
 SETUP = Path(__file__).resolve().parents[2] / "setup"
 LEAST = "3.250.0"
 BASE = "/usr/bin:/bin"
+OF_THE_CHECKOUT = "the stacks of this checkout have the passphrase in .pulumi-state/passphrase"
 
 
 def test_one_version_of_pulumi() -> None:
@@ -212,6 +213,102 @@ def test_the_wrapper_runs_what_was_chosen(checkout: Path) -> None:
     (checkout / "bin/pulumi").unlink()
     ran = sh(checkout, ".venv/bin/pulumi", "up")
     assert (ran.returncode, ran.stderr) == (2, f"pulumi: {checkout}/bin/pulumi is not there: run `make pulumi`\n")
+
+
+def wrapper(root: Path, cwd: Path | None = None, **env: str) -> tuple[list[str], str]:
+    """What the Pulumi that the wrapper runs sees: passphrase, its file and the state; and what the wrapper says."""
+    shown = (
+        'echo "${PULUMI_CONFIG_PASSPHRASE-unset}"; echo "${PULUMI_CONFIG_PASSPHRASE_FILE-unset}"; echo "${PULUMI_BACKEND_URL-}"'
+    )
+    program(root / "bin/pulumi", f"[ $1 != version ] || {{ echo v3.300.0; exit; }}\n{shown}")
+    choose(root)
+    (root / ".venv/bin").mkdir(parents=True, exist_ok=True)
+    if not (link := root / ".venv/bin/pulumi").is_symlink():
+        link.symlink_to("../../setup/pulumi.sh")
+    script = f"cd {cwd or root} && exec {link} up"
+    ran = sh(root, "sh", "-c", script, **env)
+    return ran.stdout.splitlines(), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "unused"),
+    [
+        ({"PULUMI_CONFIG_PASSPHRASE": ""}, "PULUMI_CONFIG_PASSPHRASE"),
+        ({"PULUMI_CONFIG_PASSPHRASE": "another"}, "PULUMI_CONFIG_PASSPHRASE"),
+        ({"PULUMI_CONFIG_PASSPHRASE_FILE": "/nowhere"}, "PULUMI_CONFIG_PASSPHRASE_FILE"),
+        ({"PULUMI_CONFIG_PASSPHRASE": "", "PULUMI_BACKEND_URL": "file://./.pulumi-state"}, "PULUMI_CONFIG_PASSPHRASE"),
+        ({"PULUMI_CONFIG_PASSPHRASE": "secret"}, ""),
+        ({"PULUMI_CONFIG_PASSPHRASE_FILE": ".pulumi-state/passphrase"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_passphrase_of_the_checkout_goes_before_others(checkout: Path, given: dict[str, str], unused: str) -> None:
+    state_of(checkout).mkdir()
+    (own := checkout / ".pulumi-state/passphrase").write_text("secret\n")
+    seen, said = wrapper(checkout, **given)
+    assert seen[:2] == ["unset", str(own)]
+    line = f"pulumi: {unused} is not used: {OF_THE_CHECKOUT}\n"
+    assert said == (line if unused else "")
+
+
+def test_no_stack_is_sealed_with_an_empty_passphrase(checkout: Path) -> None:
+    own = checkout / ".pulumi-state/passphrase"
+    assert wrapper(checkout, PULUMI_CONFIG_PASSPHRASE="")[0][:2] == ["unset", str(own)], "which Pulumi refuses"
+    assert wrapper(checkout, PULUMI_CONFIG_PASSPHRASE="mine")[0][:2] == ["mine", "unset"], "before make setup"
+    own.parent.mkdir()
+    own.touch()
+    assert wrapper(checkout) == ([], "pulumi: .pulumi-state/passphrase is empty: put the passphrase back\n")
+
+
+def test_another_state_has_its_own_passphrase(checkout: Path) -> None:
+    (team := checkout / "team").mkdir()
+    (checkout / ".pulumi-state").mkdir()
+    (checkout / ".pulumi-state/passphrase").write_text("secret\n")
+    for backend in ("gs://team", f"file://{team}", "file://~/team"):
+        given = {"PULUMI_BACKEND_URL": backend, "PULUMI_CONFIG_PASSPHRASE": ""}
+        assert wrapper(checkout, **given) == (["", "unset", backend], "")
+    seen, _ = wrapper(checkout, team, PULUMI_BACKEND_URL="file://./x", PULUMI_CONFIG_PASSPHRASE="")
+    assert seen[2] == f"file://{team}/./x", "the program runs in another folder"
+
+
+def stack(root: Path, selects: str = "true", outputs: str = "true", **env: str) -> subprocess.CompletedProcess[str]:
+    """`make stack` with a Pulumi that writes down what opens the stack that it makes."""
+    sealed = 'echo "${PULUMI_CONFIG_PASSPHRASE-$(cat "$PULUMI_CONFIG_PASSPHRASE_FILE")}" >sealed'
+    case = f"case $1$2 in stackinit) {sealed} ;; stackselect) {selects} ;; stackoutput) {outputs} ;; esac"
+    program(root / ".venv/bin/pulumi", case)
+    program(root / ".venv/bin/python", f'shift 2; exec {sys.executable} {SETUP.parent}/infra/backend.py "$@"')
+    return sh(root, "setup/stack.sh", **env)
+
+
+def test_a_stack_is_sealed_with_the_checkout_s_own_passphrase(checkout: Path) -> None:
+    for given in ({"PULUMI_CONFIG_PASSPHRASE": ""}, {"PULUMI_CONFIG_PASSPHRASE_FILE": "/nowhere"}):
+        ran = stack(checkout, **given)
+        line = f"stack: {next(iter(given))} is not used: {OF_THE_CHECKOUT}"
+        assert (ran.returncode, ran.stdout, ran.stderr.splitlines()) == (0, "stack: made local\n", [line])
+        passphrase = (checkout / ".pulumi-state/passphrase").read_text()
+        assert len(passphrase) > 20
+        assert (checkout / "sealed").read_text() == passphrase
+
+
+def test_a_lost_passphrase_is_not_replaced(checkout: Path) -> None:
+    state = state_of(checkout, "local.json")
+    ran = stack(checkout)
+    said = "stack: .pulumi-state/passphrase is missing, and stack local cannot be read without it: put it back\n"
+    assert (ran.returncode, ran.stderr) == (2, said)
+    assert not (state / "passphrase").exists()
+
+
+def test_a_stack_of_another_state_is_selected_if_it_opens(checkout: Path) -> None:
+    team = {"PULUMI_BACKEND_URL": "gs://team"}
+    ran = stack(checkout, **team)
+    assert (ran.returncode, ran.stdout) == (0, "stack: local of gs://team is selected\n")
+    ran = stack(checkout, selects="{ echo \"error: no stack named 'local' found\" >&2; exit 255; }", **team)
+    said = "no stack named 'local' found in gs://team (PULUMI_BACKEND_URL): make one as docs/team.md says"
+    assert (ran.returncode, ran.stderr) == (2, f"stack: {said}\n")
+    wrong = "{ echo 'error: failed to decrypt: incorrect passphrase' >&2; exit 255; }"
+    ran = stack(checkout, outputs=wrong, PULUMI_CONFIG_PASSPHRASE="", **team)
+    said = "PULUMI_CONFIG_PASSPHRASE is empty: set it to the passphrase of its stack"
+    assert (ran.returncode, ran.stderr) == (2, f"stack: the state in gs://team (PULUMI_BACKEND_URL) cannot be read: {said}\n")
 
 
 def test_what_is_needed_of_root_is_said_before_anything_is_done(checkout: Path) -> None:

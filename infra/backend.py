@@ -1,0 +1,140 @@
+"""Where the state of the stacks is: in this checkout, or where PULUMI_BACKEND_URL points; and the passphrase that opens it.
+
+`setup/state.sh` is the same for shell scripts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDER = ".pulumi-state"
+URL = "PULUMI_BACKEND_URL"
+_PASSPHRASE, _PASSPHRASE_FILE = "PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"
+_SECONDS = 120.0
+
+
+class BackendError(RuntimeError):
+    """A state that cannot be read; the message is one line that says which and why."""
+
+
+def own_url(root: Path) -> str:
+    """Return the URL of the checkout's own state."""
+    return f"file://{root / FOLDER}"
+
+
+def url(root: Path) -> str:
+    """Return the URL of the state in use, a local one as an absolute path."""
+    given = os.environ.get(URL) or own_url(root)
+    folder = local(given)
+    return f"file://{folder}" if folder else given.rstrip("/")
+
+
+def local(given: str) -> Path | None:
+    """Return the folder of a `file://` URL, None for any other."""
+    if not given.startswith("file://"):
+        return None
+    return Path(given.removeprefix("file://").partition("?")[0]).expanduser().resolve()
+
+
+def is_own(root: Path) -> bool:
+    """Tell whether the state in use is the checkout's own."""
+    return local(url(root)) == (root / FOLDER).resolve()
+
+
+def note(root: Path) -> str:
+    """Return a line about the state in use if it is not the checkout's own, else nothing."""
+    return "" if is_own(root) else f"the state in use is {url(root)} ({URL}), not this checkout's {FOLDER}"
+
+
+def mentions(given: str, word: str) -> bool | None:
+    """Tell whether a stack in a local state mentions a name.
+
+    Returns: None if the state is not local or may not be read.
+    """
+    folder = local(given)
+    if folder is None:
+        return None
+    try:
+        return any(word.encode() in text for text in _states(folder))
+    except OSError:
+        return None
+
+
+def has_stack(given: str, stack: str) -> bool:
+    """Tell whether a local state has a stack of that name."""
+    folder = local(given)
+    suffixes = (".json", ".json.gz")
+    return folder is not None and any((folder / f".pulumi/stacks/scaletier/{stack}{end}").exists() for end in suffixes)
+
+
+def _states(folder: Path) -> Iterator[bytes]:
+    """Yield the stacks of a local state; OSError if some may not be read."""
+    for parent, _, names in os.walk(folder / ".pulumi" / "stacks", onerror=_refused):
+        for name in names:
+            if name.endswith((".json", ".json.gz")):
+                content = Path(parent, name).read_bytes()
+                yield gzip.decompress(content) if name.endswith(".gz") else content
+
+
+def _refused(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def ask(root: Path, *arguments: str) -> str:
+    """Return what `pulumi` prints about the state in use.
+
+    Raises:
+        BackendError: the state, its passphrase or the program cannot be used.
+    """
+    program = Path(sys.prefix, "bin", "pulumi")
+    argv = [str(program) if program.exists() else "pulumi", *arguments, "--non-interactive"]
+    try:
+        done = subprocess.run(
+            argv, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendError(f"pulumi does not run ({error}): make pulumi") from None
+    if done.returncode:
+        raise BackendError(explain(root, reason(done.stderr)))
+    return done.stdout
+
+
+def reason(stderr: str) -> str:
+    """Return the line of Pulumi's that says why it failed."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    why = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "it failed")
+    return why.removeprefix("error: ")
+
+
+def explain(root: Path, why: str) -> str:
+    """Name the state that could not be read, and the variable that is at fault."""
+    where = f"{FOLDER} of this checkout" if is_own(root) else f"{url(root)} ({URL})"
+    return f"the state in {where} cannot be read: {_passphrase(root) if 'PASSPHRASE' in why.upper() else why}"
+
+
+def _passphrase(root: Path) -> str:
+    """Say why the passphrase does not open a stack."""
+    given, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
+    own = root / FOLDER / "passphrase"
+    if is_own(root) and own.exists():
+        return f"{FOLDER}/passphrase is not the passphrase of its stack"
+    if given:
+        return f"{_PASSPHRASE} is not the passphrase of its stack"
+    if given is not None:
+        return f"{_PASSPHRASE} is empty: set it to the passphrase of its stack"
+    if file:
+        wrong = "is not the passphrase of its stack" if Path(file).exists() else "does not exist"
+        return f"{_PASSPHRASE_FILE} is invalid: {file} {wrong}"
+    if is_own(root):
+        return f"{FOLDER}/passphrase does not exist: put it back"
+    return f"its stack has a passphrase: set {_PASSPHRASE} or {_PASSPHRASE_FILE}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(explain(Path(__file__).resolve().parents[1], reason(sys.argv[1])) + "\n")

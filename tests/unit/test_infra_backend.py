@@ -1,0 +1,149 @@
+"""Which state is in use, what it has, and the one line if it cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import backend, doctor
+from infra.findings import Finding
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_checkout_s_own_state_has_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (backend.url(tmp_path), backend.note(tmp_path)) == (f"file://{tmp_path}/.pulumi-state", "")
+    monkeypatch.chdir(tmp_path)
+    for own in (f"file://{tmp_path}/.pulumi-state/", "file://./.pulumi-state", f"file://{tmp_path}/.pulumi-state?x=y"):
+        monkeypatch.setenv("PULUMI_BACKEND_URL", own)
+        assert backend.is_own(tmp_path), own
+    for other in ("gs://team", "file:///elsewhere", "https://api.pulumi.com"):
+        monkeypatch.setenv("PULUMI_BACKEND_URL", other)
+        assert backend.note(tmp_path) == (
+            f"the state in use is {other} (PULUMI_BACKEND_URL), not this checkout's .pulumi-state"
+        )
+
+
+def test_what_a_local_state_mentions(tmp_path: Path) -> None:
+    stacks = tmp_path / ".pulumi" / "stacks" / "scaletier"
+    assert backend.mentions(f"file://{tmp_path}", "scaletier-local-abcdef") is False, "a state that is gone has nothing"
+    stacks.mkdir(parents=True)
+    (stacks / "local.json.gz").write_bytes(gzip.compress(b'{"project": "scaletier-local-abcdef"}'))
+    (stacks / "prod.json.bak").write_text("scaletier-prod-111111")
+    assert backend.mentions(f"file://{tmp_path}", "scaletier-local-abcdef")
+    assert backend.mentions(f"file://{tmp_path}", "scaletier-prod-111111") is False
+    assert backend.mentions("gs://team", "scaletier-local-abcdef") is None
+    assert [backend.has_stack(f"file://{tmp_path}", name) for name in ("local", "loc", "prod")] == [True, False, False]
+
+
+def test_a_state_that_may_not_be_read_may_have_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(_: Path, onerror: Any) -> list[Any]:
+        onerror(PermissionError())
+        return []
+
+    monkeypatch.setattr(backend.os, "walk", walk)
+    assert backend.mentions(f"file://{tmp_path}", "scaletier-local-abcdef") is None
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"PULUMI_CONFIG_PASSPHRASE": ""}, "PULUMI_CONFIG_PASSPHRASE is empty: set it to the passphrase of its stack"),
+        ({"PULUMI_CONFIG_PASSPHRASE": "no"}, "PULUMI_CONFIG_PASSPHRASE is not the passphrase of its stack"),
+        ({"PULUMI_CONFIG_PASSPHRASE_FILE": "/nowhere"}, "PULUMI_CONFIG_PASSPHRASE_FILE is invalid: /nowhere does not exist"),
+        (
+            {"PULUMI_CONFIG_PASSPHRASE_FILE": __file__},
+            f"PULUMI_CONFIG_PASSPHRASE_FILE is invalid: {__file__} is not the passphrase of its stack",
+        ),
+        ({}, "its stack has a passphrase: set PULUMI_CONFIG_PASSPHRASE or PULUMI_CONFIG_PASSPHRASE_FILE"),
+    ],
+)
+def test_a_passphrase_that_opens_nothing_is_named(
+    env: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "failed to decrypt: incorrect passphrase, please set PULUMI_CONFIG_PASSPHRASE to the correct passphrase"
+    for name, value in {"PULUMI_BACKEND_URL": "gs://team", **env}.items():
+        monkeypatch.setenv(name, value)
+    where = "the state in gs://team (PULUMI_BACKEND_URL) cannot be read: "
+    assert backend.explain(tmp_path, why) == where + says
+    assert backend.explain(tmp_path, "no such bucket") == f"{where}no such bucket"
+
+
+def test_the_checkout_s_own_passphrase_is_what_counts_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE_FILE", str(tmp_path / ".pulumi-state" / "passphrase"))
+    said = "the state in .pulumi-state of this checkout cannot be read: "
+    assert backend.explain(tmp_path, "incorrect passphrase").startswith(f"{said}PULUMI_CONFIG_PASSPHRASE_FILE is invalid: ")
+    (tmp_path / ".pulumi-state").mkdir()
+    (tmp_path / ".pulumi-state" / "passphrase").write_text("x")
+    assert backend.explain(tmp_path, "incorrect passphrase") == (
+        f"{said}.pulumi-state/passphrase is not the passphrase of its stack"
+    )
+
+
+def test_pulumi_s_own_reason_is_one_line() -> None:
+    assert backend.reason("warning: x\n\nerror: it is full\nmore\n") == "it is full"
+    assert (backend.reason("a\nb\n"), backend.reason("")) == ("b", "it failed")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout that knows the hosts of stack local."""
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    (folder := tmp_path / ".scaletier" / "local").mkdir(parents=True)
+    (folder / "inventory.json").write_text("of this cluster")
+    return tmp_path
+
+
+def state(monkeypatch: pytest.MonkeyPatch, answer: str | backend.BackendError) -> list[Finding]:
+    def ask(_: Path, *words: str) -> str:
+        assert words == ("stack", "export", "--show-secrets", "--stack", "local")
+        if isinstance(answer, backend.BackendError):
+            raise answer
+        outputs = {"inventory": {"plaintext": json.dumps(answer)}}
+        return json.dumps({"deployment": {"resources": [{"type": "pulumi:pulumi:Stack", "outputs": outputs}]}})
+
+    monkeypatch.setattr(backend, "ask", ask)
+    return list(doctor.state("local"))
+
+
+def test_the_doctor_names_the_state_and_compares_its_hosts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = state(monkeypatch, "of this cluster")
+    assert (found.severity, found.what) == ("ok", "the state in use is this checkout's, .pulumi-state")
+    (found,) = state(monkeypatch, "of another")
+    assert (found.severity, found.mend) == ("warning", "fab connect")
+    (found,) = state(monkeypatch, backend.BackendError("the state in x cannot be read: incorrect passphrase"))
+    assert (found.severity, found.what) == ("broken", "the state in x cannot be read: incorrect passphrase")
+
+
+def test_another_state_without_the_stack_is_a_warning_with_the_way_back(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
+    none = backend.BackendError("the state in gs://team cannot be read: no stack named 'local' found")
+    (found,) = state(monkeypatch, none)
+    assert (found.severity, found.mend) == ("warning", "set PULUMI_BACKEND_URL to the state that has it")
+    assert found.what.startswith("the state in use is gs://team (PULUMI_BACKEND_URL)")
+    assert "it has no stack local, whose hosts are known here" in found.what
+    (stacks := here / ".pulumi-state/.pulumi/stacks/scaletier").mkdir(parents=True)
+    (stacks / "local.json").touch()
+    (found,) = state(monkeypatch, none)
+    assert found.mend == "unset PULUMI_BACKEND_URL"
+    (here / ".scaletier/local/inventory.json").unlink()
+    assert state(monkeypatch, none) == []
+
+
+def test_one_fault_that_several_checks_meet_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> list[Finding]:
+        raise backend.BackendError("the state cannot be read")
+
+    monkeypatch.setattr(doctor, "checks", lambda _: {"state": fails, "orphans": fails})
+    doctor.main([])
+    assert len(capsys.readouterr().out.splitlines()) == 1
