@@ -15,7 +15,8 @@ T = TypeVar("T")
 class Limited:
     """A store whose calls are made in a thread of their own, one at a time.
 
-    While a call hangs, further ones fail at once: what hangs may still take effect, which conditional writes allow for.
+    While a call hangs, further ones fail at once: what hangs may still take effect, which conditional writes allow for. A call
+    that was given up before its turn came is never made.
     """
 
     def __init__(self, store: Store, seconds: float) -> None:
@@ -44,8 +45,11 @@ class Limited:
         if self._hangs.is_set():
             raise StoreError(f"an earlier call has been hanging for more than {self._seconds:g} s")
         ended: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+        turn = threading.Lock()  # whoever has it decides whether the call is made
 
         def run() -> None:
+            if not turn.acquire(blocking=False):
+                return
             try:
                 ended.put((work(), None))
             except Exception as error:  # noqa: BLE001  it is raised where the call was made
@@ -56,7 +60,7 @@ class Limited:
             result, error = ended.get(timeout=self._seconds)
         except queue.Empty:
             self._hangs.set()
-            if not ended.empty():
+            if not turn.acquire(blocking=False) and not ended.empty():
                 self._hangs.clear()  # it ended just now, and nobody else would say so
             raise StoreError(f"no answer within {self._seconds:g} s") from None
         if error is not None:

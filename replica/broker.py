@@ -120,9 +120,13 @@ class _Server(ThreadingHTTPServer):
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
             super().process_request(request, client_address)
-        else:
+        except RuntimeError:  # no thread can be started: the system has no more
+            self._room.release()
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

@@ -120,13 +120,14 @@ def hosts(cluster: Cluster) -> Iterator[Finding]:
     offsets = {}
     for name, (moment, took, output) in outcome.results.items():
         try:
-            offsets[name] = offset = clock(output, moment)
+            offset, about = clock(output, moment), list(_state(name, output))
         except (ValueError, IndexError):
             yield broken(f"{name} gives an answer that is none of a host", f"fab shell {name}")
             continue
+        offsets[name] = offset
         if abs(offset) > _OFFSET_MS + took * 500:
             yield warning(f"the clock of {name} is {offset:+.0f} ms off this one's", f"fab shell {name} -- timedatectl")
-        yield from _state(name, output)
+        yield from about
     if offsets and not outcome.failures:
         worst = max(offsets, key=lambda name: abs(offsets[name]))
         yield ok(f"all {len(offsets)} hosts answer; the clock that is most off is that of {worst}, {offsets[worst]:+.0f} ms")
@@ -138,6 +139,7 @@ def clock(output: str, moment: float) -> float:
 
 
 def _state(name: str, output: str) -> Iterator[Finding]:
+    """Yield what is wrong with a host's disk and units; ValueError for an answer that was cut."""
     _, full, *failed = output.splitlines()
     percent = int(full.strip().removesuffix("%"))
     if percent >= _NEARLY:

@@ -80,6 +80,27 @@ def test_what_hung_may_still_take_effect_and_then_all_goes_on(hanging: Hanging) 
     assert store.read("a") == (b"one", version)
 
 
+def test_a_call_that_was_given_up_before_its_turn_is_never_made(hanging: Hanging) -> None:
+    store = Limited(hanging, 0.3)
+    failed = list[str]()
+
+    def write(name: str) -> None:
+        try:
+            store.create(name, b"")
+        except StoreError as error:
+            failed.append(str(error))
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in ("a", "b", "c")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(PATIENCE)
+    assert len(failed) == 3
+    hanging.let_go.set()
+    until(lambda: _works(store))
+    assert len(store.scan("*")) == 1, "only what was under way takes effect"
+
+
 def test_a_call_that_ends_just_when_it_is_given_up_leaves_nothing_hanging(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:

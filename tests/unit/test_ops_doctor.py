@@ -68,6 +68,15 @@ def test_hosts_of_which_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     assert found[3].mend == "fab shell worker-0 -- sudo systemctl restart scaletier-wall.service"
 
 
+@pytest.mark.parametrize("cut", ["", "1000.0", "1000.0\n", "1000.0\n 9", "1000.0\n a%\n"])
+def test_an_answer_that_was_cut_hides_nothing_of_other_hosts(monkeypatch: pytest.MonkeyPatch, cut: str) -> None:
+    found = asked(monkeypatch, ps_0=cut, worker_0="1000.0\n 99%\nx.service\n", worker_1="1000.0\n 1%\n")
+    what = [each.what for each in found]
+    assert ("ps-0 gives an answer that is none of a host" in what) is (cut != "1000.0\n 9")
+    assert {"the disk of worker-0 is 99 % full", "x.service failed on worker-0"} <= {*what}
+    assert what[-1].startswith(f"all {2 if len(found) == 4 else 3} hosts answer")
+
+
 def test_a_key_that_others_may_read_is_made_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     for name in ("id_ed25519", "known_hosts", "ssh_config"):

@@ -108,6 +108,27 @@ def test_who_asks_for_ever_leaves_its_replica_room_for_all_else(monkeypatch: pyt
         broker.close()
 
 
+def test_a_thread_that_cannot_start_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Access("mine", (), ()), lambda _: ("token", 3600.0), lambda _: None)
+    pairs = [socket.socketpair() for _ in range(40)]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for there, _ in pairs:
+                broker._server.process_request(there, ("127.0.0.1", 1))
+        assert {here.recv(1) for _, here in pairs} == {b""}, "who finds no thread is hung up on"
+        places = [broker._server._room.acquire(blocking=False) for _ in range(33)]
+        assert places == [True] * 32 + [False]
+    finally:
+        for _, here in pairs:
+            here.close()
+        broker.close()
+
+
 @given(
     st.lists(
         st.text(alphabet="gs:/mineothr01-_.'\" |)(", max_size=40) | st.from_regex(r"gs://[a-z]{3,8}/[a-z']{0,9}"), max_size=30
