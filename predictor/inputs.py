@@ -13,6 +13,10 @@ from predictor.shards import File, Shard
 
 _GZIP = b"\x1f\x8b"
 _HEAD = 4096
+# Bytes of a TFRecord beside its data.
+_FRAME = 16
+_LARGE = 1 << 20
+_MOST_MARKS = 256
 _ENDED_EARLY = "cannot be read from here on"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds between the attempts to read what fails, for what is over in a moment."""
@@ -62,13 +66,31 @@ def _looked_at(path: str) -> File:
             records, packed = kind_of(opened.read(_HEAD))
     except damages as error:
         return File(path, damage=_said(error))
-    count = 0
+    size = int(tensorflow().file_io.stat_v2(path).length)
+    marks = _Marks(size >= _LARGE and not packed)
     try:
-        for _ in _all(path, records, packed):
-            count += 1
+        for record in _raw(path, records, packed):
+            marks.add(len(record) + (_FRAME if records else 0))
     except _damages() as error:
-        return File(path, records, packed, count, _said(error))
-    return File(path, records, packed, count)
+        return File(path, records, packed, marks.count, _said(error), size, marks.step, marks.places)
+    return File(path, records, packed, marks.count, "", size, marks.step, marks.places)
+
+
+class _Marks:
+    """Counts records, and keeps the bytes at which some of them begin, evenly spaced and few."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.count, self.step, self.places = 0, 1, list[int]()
+        self._wanted, self._byte = wanted, 0
+
+    def add(self, size: int) -> None:
+        """Count the next record, of so many bytes in the file."""
+        if self._wanted and self.count % self.step == 0:
+            if len(self.places) == _MOST_MARKS:
+                self.places, self.step = self.places[::2], self.step * 2
+            self.places.append(self._byte)
+        self.count += 1
+        self._byte += size
 
 
 class Reader:
@@ -85,9 +107,10 @@ class Reader:
 
         UnreadableError as of `looked_at`. Where the file has fewer by now they end early, and `lacking` says so.
         """
-        if file.path != self._path or shard.first < self._at:
-            self._path, self._at, self._damage = file.path, 0, ""
-            self._rest = _all(file.path, file.records, file.packed)
+        near, byte = _start(file, shard.first)
+        if file.path != self._path or not near <= self._at <= shard.first:
+            self._path, self._at, self._damage = file.path, near, ""
+            self._rest = _all(file.path, file.records, file.packed, byte)
         while self._at < shard.end and (record := self._next(file)) is not None:
             self._at += 1
             if self._at > shard.first:
@@ -111,7 +134,8 @@ class Reader:
                 return None
             except tensorflow().errors.OpError as error:
                 patience.wait(error)
-                self._rest = islice(_all(file.path, file.records, file.packed), self._at, None)
+                near, byte = _start(file, self._at)
+                self._rest = islice(_all(file.path, file.records, file.packed, byte), self._at - near, None)
 
 
 class _Patience:
@@ -134,14 +158,41 @@ def _damages() -> tuple[type[Exception], ...]:
     return (errors.DataLossError, errors.OutOfRangeError, zlib.error, EOFError, gzip.BadGzipFile)
 
 
-def _all(path: str, records: bool, packed: bool) -> Iterator[bytes]:
-    """All records of a file, or its lines; an error where it is damaged."""
-    if records:
+def _start(file: File, record: int) -> tuple[int, int]:
+    """Return a record at or before one, and its byte, from where a file is read; the first of a file that was changed."""
+    try:
+        same = bool(file.marks) and int(tensorflow().file_io.stat_v2(file.path).length) == file.size
+    except tensorflow().errors.OpError:
+        same = False  # what is wrong the reading says
+    return file.mark(record) if same else (0, 0)
+
+
+def _all(path: str, records: bool, packed: bool, byte: int = 0) -> Iterator[bytes]:
+    """Yield the records of a file from one's first byte on, or its lines without their ends; an error for damage."""
+    for found in _raw(path, records, packed, byte):
+        yield found if records else found.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _raw(path: str, records: bool, packed: bool, byte: int = 0) -> Iterator[bytes]:
+    if records and byte:
+        yield from _records_from(path, byte)
+    elif records:
         yield from tensorflow().record_io.RecordIterator(path, "GZIP" if packed else "")
-        return
-    with tensorflow().file_io.FileIO(path, "rb") as opened:
-        for line in gzip.GzipFile(fileobj=opened) if packed else opened:
-            yield line.removesuffix(b"\n").removesuffix(b"\r")
+    else:
+        with tensorflow().file_io.FileIO(path, "rb") as opened:
+            if byte:
+                opened.seek(byte)
+            yield from gzip.GzipFile(fileobj=opened) if packed else opened
+
+
+def _records_from(path: str, byte: int) -> Iterator[bytes]:
+    reader = tensorflow().record_io.RandomRecordReader(path)
+    while True:
+        try:
+            record, byte = reader.read(byte)
+        except IndexError:
+            return
+        yield record
 
 
 def _said(error: Exception) -> str:

@@ -12,8 +12,14 @@ PER_REPLICA = 4
 
 @dataclass(frozen=True)
 class File:
-    """A file of the input: TFRecords, or lines, perhaps in gzip. `count` are its records, or lines, that can be read, and
-    `damage` says what is wrong behind them.
+    """A file of the input: TFRecords, or lines, perhaps in gzip.
+
+    Attributes:
+        count: how many records, or lines, can be read.
+        damage: what is wrong behind them.
+        size: bytes, as they were counted.
+        step: how many records lie between two marks.
+        marks: the byte that every `step`-th record begins at, of a large file that is not in gzip.
     """
 
     path: str
@@ -21,6 +27,14 @@ class File:
     packed: bool = False
     count: int = 0
     damage: str = ""
+    size: int = 0
+    step: int = 1
+    marks: Sequence[int] = ()
+
+    def mark(self, record: int) -> tuple[int, int]:
+        """Return the last marked record up to one, and the byte that it begins at."""
+        place = min(record // self.step, len(self.marks) - 1)
+        return (place * self.step, self.marks[place]) if place >= 0 else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -80,4 +94,4 @@ def plan_to_json(files: Sequence[File]) -> bytes:
 
 
 def plan_from_json(content: bytes) -> list[File]:
-    return [File(**given) for given in json.loads(content)]
+    return [File(**{**given, "marks": tuple(given.get("marks", ()))}) for given in json.loads(content)]

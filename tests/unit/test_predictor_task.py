@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from predictor import task
+from predictor import inputs, task
 from predictor.library import tensorflow
 from predictor.output import ERRORS, Output
 from predictor.request import Request
@@ -111,6 +111,48 @@ def test_several_replicas_share_the_work(asked: Asked, model: Path, tmp_path: Pa
         task._run(request, str(model), Output(str(out)), DEFAULT, rank, 3)
     assert results(out) == [2.0 * x for x in range(100)]
     assert not (out / ".parts").exists()
+
+
+def test_a_large_file_is_read_once_by_all_replicas_together(
+    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replica begins at its own shards, in lines and in records; one that is packed has to be read from its start."""
+    monkeypatch.setattr(inputs, "_LARGE", 0)
+    monkeypatch.setattr(inputs, "_MOST_MARKS", 64)
+    values = range(1000)
+    request = asked(a=lines(*values), b=tfrecords(tmp_path / "scratch", values), c=gzip.compress(lines(*values)))
+    out = tmp_path / "out"
+    output = Output(str(out))
+    output.keep_plan([task.looked_at(path) for path in request.inputs])
+    got = dict.fromkeys(request.inputs, 0)
+    whole = inputs._raw
+
+    def counting(path: str, *rest: Any) -> Iterator[bytes]:
+        for record in whole(path, *rest):
+            got[path] += 1
+            yield record
+
+    monkeypatch.setattr(inputs, "_raw", counting)
+    for rank in (3, 2, 1, 0):
+        task._run(request, str(model), output, DEFAULT, rank, 4)
+    assert results(out) == [2.0 * x for x in (*values, *values, *values)]
+    lines_read, records_read, packed_read = got.values()
+    assert 1000 <= lines_read < 1500
+    assert 1000 <= records_read < 1500
+    assert packed_read > 2000
+
+
+def test_a_file_that_was_changed_is_read_from_its_start(
+    asked: Asked, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_LARGE", 0)
+    request, out = asked(a=lines(*range(40))), tmp_path / "out"
+    output = Output(str(out))
+    output.keep_plan([task.looked_at(path) for path in request.inputs])
+    Path(request.inputs[0]).write_bytes(lines(*range(10, 50), 7))
+    for rank in (1, 0):
+        task._run(request, str(model), output, DEFAULT, rank, 2)
+    assert results(out) == [2.0 * x for x in range(10, 50)]
 
 
 class KilledError(BaseException):
@@ -317,7 +359,7 @@ def test_a_part_of_tensorflow_is_enough(asked: Asked, model: Path, tmp_path: Pat
     request, out = asked(a=gzip.compress(lines(1, 2)), b=tfrecords(tmp_path / "scratch", range(3))), tmp_path / "out"
     script = f"""
 import sys
-from predictor import task
+from predictor import inputs, task
 from predictor.library import tensorflow
 task._run(task.Request.from_json(sys.stdin.buffer.read()), {str(model)!r}, task.Output({str(out)!r}), {DEFAULT!r}, 0, 1)
 print(sum(name.startswith("tensorflow.") for name in sys.modules), "tensorflow.python.keras" in sys.modules)
