@@ -175,8 +175,21 @@ class Fleet:
                 self._open[name] = connection
             return connection
 
-    def run(self, name: str, command: str, stdin: bytes | None = None, sent: Callable[[int], None] = lambda _: None) -> Ran:
-        """Run a command line on a host over one channel, the bytes on its stdin; `sent` is told of each piece that has gone."""
+    def run(
+        self,
+        name: str,
+        command: str,
+        stdin: bytes | tuple[bytes, ...] | None = None,
+        sent: Callable[[int], None] = lambda _: None,
+    ) -> Ran:
+        """Run a command line on a host over one channel.
+
+        Args:
+            name: the host.
+            command: the command line.
+            stdin: what the command reads; parts are sent one after the other, and not copied into one.
+            sent: is called with the number of bytes of each piece that has gone.
+        """
         connection = self.connection(name)
         try:
             channel = connection.create_session()
@@ -186,9 +199,10 @@ class Fleet:
                 if stdin is not None:
                     # A command that ends before it has read all says why by its exit code.
                     with contextlib.suppress(OSError):
-                        for start in range(0, len(stdin), _BURST):  # sendall copies all that it has left for each packet
-                            channel.sendall(piece := stdin[start : start + _BURST])
-                            sent(len(piece))
+                        for part in (stdin,) if isinstance(stdin, bytes) else stdin:
+                            for start in range(0, len(part), _BURST):  # sendall copies all that it has left for each packet
+                                channel.sendall(piece := part[start : start + _BURST])
+                                sent(len(piece))
                 channel.shutdown_write()
                 output = b"".join(iter(lambda: channel.recv(_CHUNK), b""))
                 if (exited := int(channel.recv_exit_status())) >= 0:
@@ -206,7 +220,12 @@ class Fleet:
         return Stream(name, self.connection(name), command)
 
     def must(
-        self, name: str, command: str, what: str, stdin: bytes | None = None, sent: Callable[[int], None] = lambda _: None
+        self,
+        name: str,
+        command: str,
+        what: str,
+        stdin: bytes | tuple[bytes, ...] | None = None,
+        sent: Callable[[int], None] = lambda _: None,
     ) -> str:
         """The output of a command that has to succeed; HostError with the end of its output if it does not."""
         ran = self.run(name, command, stdin, sent)

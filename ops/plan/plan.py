@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import json
@@ -132,7 +133,8 @@ def plan(call: Call, as_json: bool) -> int:
         for tier, known in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
-    path(module, args, declared).write_text(json.dumps(made, indent=1) + "\n")
+    kept = {**made, "ignoredFlags": _no_work(declared)}
+    path(module, args, declared).write_text(json.dumps(kept, indent=1) + "\n")
     if as_json:
         terminal.as_json(made)
         return DONE
@@ -267,9 +269,42 @@ def path(module: str, args: Sequence[str], declared: Declared) -> Path:
     How long a job runs, how it shares the work, how often it evaluates and where its files are changes nothing of what a step
     costs.
     """
+    return _path(module, args, _no_work(declared))
+
+
+def _no_work(declared: Declared) -> list[str]:
+    """Return the flags that change nothing of what a step costs."""
     pace = declared.plan
-    key = json.dumps([module, without(args, [flag for flag in (STRATEGY, pace.steps, pace.period, pace.evaluate) if flag])])
+    return [flag for flag in (STRATEGY, pace.steps, pace.period, pace.evaluate) if flag]
+
+
+def _path(module: str, args: Sequence[str], ignored: Sequence[str]) -> Path:
+    key = json.dumps([module, without(args, ignored)])
     return PLANS / f"{module}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
+
+
+def read(module: str, args: Sequence[str]) -> dict[str, Any]:
+    """Return the plan of a job, known by the flags that it was kept without: no package is needed to find it.
+
+    Raises:
+        UsageError: no plan was made of the same work, or it is invalid.
+    """
+    for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
+        try:
+            made: dict[str, Any] = json.loads(file.read_bytes())
+            if _path(module, args, made["ignoredFlags"]) != file:
+                continue
+            Work(**made["work"])
+            if made["until"]:
+                Learned.of(made["until"])
+            if not made.keys() >= {"args", "createTime", "package", "vcpusPerCpu"}:
+                raise ValueError("it lacks a key")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the plan {file} is invalid: {error!r}. Run fab plan again") from None
+        return made
+    raise UsageError(
+        f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
+    )
 
 
 def as_dict(found: Prediction, learned: Learned | None = None) -> dict[str, Any]:

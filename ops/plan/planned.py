@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +20,7 @@ from ops.logs.read import read_logs
 from ops.package.declared import Declared
 from ops.plan import rehearsal
 from ops.plan.learning import Learned, crossing
-from ops.plan.plan import as_dict, models, path, period_of, strategy_of
+from ops.plan.plan import as_dict, models, period_of, read, strategy_of
 from ops.plan.scaling import Machine, Prediction, Shape, Work
 from ops.plan.show import time_to
 from ops.train import manifest
@@ -68,8 +67,8 @@ def compared(cluster: Cluster, record: JobRecord) -> Checked:
     if then != (today := manifest.cluster(inventory)):
         lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
+    made = read(whole["module"], whole["args"])
     declared = read_package(cluster.bucket, job_id, whole).declared
-    made = read_plan(whole["module"], whole["args"], declared)
     chief = inventory.chief.name
     log = read_logs(cluster, record, [chief], Wanted())[chief]
     messages = [line.message for line in log if progress.tells(line.message)]
@@ -110,17 +109,6 @@ def reached(learned: Learned, messages: Sequence[str]) -> float | None:
             part = (found.step - before.step) / (after.step - before.step)
             return before.seconds + part * (after.seconds - before.seconds)
     return None
-
-
-def read_plan(module: str, args: Sequence[str], declared: Declared) -> dict[str, Any]:
-    """The newest plan of a job; UsageError where none was made of the same work."""
-    try:
-        found: dict[str, Any] = json.loads(path(module, args, declared).read_bytes())
-    except FileNotFoundError:
-        raise UsageError(
-            f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
-        ) from None
-    return found
 
 
 def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: float, declared: Declared) -> Prediction:

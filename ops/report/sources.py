@@ -152,7 +152,7 @@ def _planned(cluster: Cluster, record: JobRecord) -> Planned | None:
         return None
     try:
         checked = planned.compared(cluster, record)
-    except (OpsError, StoreError, OSError, KeyError, TypeError, ValueError):
+    except (OpsError, StoreError, OSError):
         return None
     found = checked.found
     figures = (round(found.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(found.speed_up, 2))

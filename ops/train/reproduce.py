@@ -8,6 +8,8 @@ import itertools
 import json
 import os
 import sys
+import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -89,10 +91,25 @@ def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
         whole: dict[str, Any] = json.loads(content or "{}")
     except ValueError as error:
         raise OpsError(f"the manifest of {job_id} is no JSON ({error}): start the job with fab train") from None
-    if not {"package", "module", "args", "cluster"} <= whole.keys() or not isinstance(whole["package"], dict):
+    if not _is_whole(whole):
         what = "no manifest" if content is None else "a manifest of an older version"
         raise UsageError(f"job {job_id} has {what}, so it cannot be run from the bucket alone: start it with fab train")
     return whole
+
+
+def _is_whole(whole: Any) -> bool:
+    """Tell whether a manifest has what a job is made of: any job can write to the bucket."""
+    if not isinstance(whole, dict) or not isinstance(whole.get("args"), list) or "module" not in whole:
+        return False
+    package, made = whole.get("package"), whole.get("cluster")
+    counts = made.get("replicas", {}) if isinstance(made, dict) else None
+    return (
+        isinstance(package, dict)
+        and {"name", "sha256", "files"} <= package.keys()
+        and isinstance(counts, dict)
+        and all(isinstance(count, int) for count in counts.values())
+        and all(isinstance(arg, str) for arg in whole["args"])
+    )
 
 
 def _runtime(inventory: Inventory, whole: Mapping[str, Any]) -> Runtime | None:
@@ -112,7 +129,10 @@ def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installe
         what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
-    return unpack(archive, name, whole["package"]["files"], whole["module"], script, installed)
+    try:
+        return unpack(archive, name, whole["package"]["files"], whole["module"], script, installed)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise OpsError(f"the package of {job_id} cannot be unpacked ({error}): start the job with fab train") from None
 
 
 def build_job(

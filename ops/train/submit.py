@@ -223,7 +223,7 @@ def _push(
     done = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
 
     def take_in(name: str) -> None:
-        stream = shared + push.host_stream([*files[name], *secrets])
+        stream = (shared, push.host_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
         fleet.must(name, command, "could not start its replica, it ended", stream, sent)
 
     outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, done)

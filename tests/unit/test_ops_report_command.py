@@ -124,6 +124,13 @@ def test_what_a_plan_had_said(cluster: Cluster, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(planned, "compared", none)
     assert told() is None
 
+    def faulty(*_: Any) -> None:
+        raise KeyError("a fault of the program")
+
+    monkeypatch.setattr(planned, "compared", faulty)
+    with pytest.raises(KeyError, match="a fault of the program"):
+        told()
+
 
 def test_what_cannot_be_read_is_a_note(cluster: Cluster, bucket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(bucket, paths.output("job01") + "/evaluation.json", b"{}")

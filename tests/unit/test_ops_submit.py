@@ -57,19 +57,21 @@ class FakeFleet:
         self.inventory, self.answers = inventory, answers
         self.told: list[tuple[str, str]] = []
         self.sent: dict[str, bytes] = {}
+        self.parts: list[tuple[bytes, ...]] = []
         self._lock = threading.Lock()
 
-    def run(self, name: str, command: str, stdin: bytes | None = None) -> Ran:
+    def run(self, name: str, command: str, stdin: bytes | tuple[bytes, ...] | None = None) -> Ran:
         with self._lock:
             self.told.append((name, command))
             if stdin is not None:
-                self.sent[name] = stdin
+                self.parts.append((stdin,) if isinstance(stdin, bytes) else stdin)
+                self.sent[name] = b"".join(self.parts[-1])
         return self.answers(name, command) or Ran(name, 0, "")
 
-    def must(self, name: str, command: str, what: str, stdin: bytes | None = None, sent: Any = None) -> str:
+    def must(self, name: str, command: str, what: str, stdin: bytes | tuple[bytes, ...] | None = None, sent: Any = None) -> str:
         ran = self.run(name, command, stdin)
         if sent:
-            sent(len(stdin or b""))
+            sent(len(self.sent.get(name, b"")))
         if ran.exited:
             raise HostError(name, what, ran.exited, ran.output)
         return ran.output
