@@ -42,9 +42,9 @@ def main() -> None:
         chosen = target(ClusterConfig.target_of(raw))
         config = chosen.config.parse(raw)
         spec = config.spec()
-        found = chosen.prepare(stack, spec, config)
+        found = chosen.prepare(stack, spec, config, state)
         spec = chosen.settled(spec, found)
-        change = Change(hosts_lost(state.hosts, spec), chosen.anew(stack, spec, config, found))
+        change = Change(hosts_lost(state.hosts, spec), chosen.anew(spec, config, found, state))
         bucket = (partial(chosen.read, stack, found), partial(chosen.create, stack, found))
         check(change, *bucket, pulumi.runtime.is_dry_run(), config.disrupt_jobs)
     except (ConfigError, SpecError, TargetError) as error:

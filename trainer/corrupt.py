@@ -149,6 +149,8 @@ def _following(file: str, offset: int) -> int | None:
         size = int(source.size())
         source.seek(offset)
         header = source.read(_HEADER)
+    if len(header) < _HEADER:
+        return size  # the file ends in the header
     length, checksum = struct.unpack("<QI", header)
     return min(offset + _HEADER + length + _FOOTER, size) if checksum == _masked_crc(header[:8]) else None
 

@@ -23,7 +23,7 @@ from infra.gcp.preflight import keeps, preflight
 from infra.gcp.survey import Survey, survey
 from infra.gcp.zones import Place, places
 from infra.spec import ClusterSpec, SpecError
-from infra.state import State, before
+from infra.state import State
 from infra.targets import Target, TargetError
 
 
@@ -62,7 +62,7 @@ def check_cost(found: Cost | None, most: float | None, region: str) -> None:
         )
 
 
-def prepare(stack: str, spec: ClusterSpec, config: GcpConfig) -> Found:
+def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: State) -> Found:
     """All that can be known before anything is made; raises TargetError for what Google would refuse."""
     get: Get = provider_config
     try:
@@ -76,9 +76,8 @@ def prepare(stack: str, spec: ClusterSpec, config: GcpConfig) -> Found:
         kept = preflight(
             spec, where, config.boot_disk_type, config.boot_disk_size, bucket, own.stack, get, machines, seen.there
         )
-        state = before()
-        mine = _bucket_of(state)
-        _check_ours(bool(seen.there), bool(mine or state.hosts), where.project, stack)
+        mine = _bucket_of(before)
+        _check_ours(bool(seen.there), bool(mine or before.hosts), where.project, stack)
         _check_kept(mine, bucket, config.retain_bucket, get)
     except (GcpError, SpecError) as error:
         raise TargetError(str(error)) from None

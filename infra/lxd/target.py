@@ -8,7 +8,6 @@ import pulumi
 import pylxd.exceptions
 from pulumi import Output
 
-from infra import state
 from infra.cluster import Cluster
 from infra.dynamic import changes
 from infra.lxd import host
@@ -19,13 +18,14 @@ from infra.lxd.layout import BUCKET
 from infra.lxd.preflight import Found, preflight
 from infra.lxd.seal import running
 from infra.spec import ClusterSpec
+from infra.state import State
 from infra.targets import Target, TargetError
 
 
-def prepare(stack: str, spec: ClusterSpec, config: LxdConfig) -> Found:
+def prepare(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> Found:
     """What this machine has for the stack; raises TargetError where it cannot have it."""
     try:
-        found = preflight(stack, spec, config, state.before())
+        found = preflight(stack, spec, config, before)
     except LxdError as error:
         raise TargetError(str(error)) from None
     for warning in found.warnings:
@@ -38,9 +38,8 @@ def build(stack: str, spec: ClusterSpec, config: LxdConfig, found: Found, author
     return LxdCluster("cluster", LxdClusterArgs(stack, spec, config, found, authorized_key)).cluster()
 
 
-def anew(stack: str, spec: ClusterSpec, config: LxdConfig, found: Found) -> list[str]:
+def anew(spec: ClusterSpec, config: LxdConfig, found: Found, before: State) -> list[str]:
     """The hosts of the state that differ from what would be declared in something that no host can change."""
-    before = state.before()
     there = before.of("lxd:Host")
     key = next((str(outputs["publicKey"]) for outputs in before.of("operator:OperatorKey").values()), "")
     wanted = host_props(spec, config, found, key)

@@ -11,7 +11,7 @@ from stackmocks import KEY, Program, Recorder, Stack
 from test_bad_input import GOOD, refusal
 from test_firewall_answers import CUSTOM, SERVING, TIERS
 
-from infra import guard
+from infra import guard, state
 from infra.dynamic import plain
 from infra.guard import Change
 from infra.lxd.host import REPLACE, definition
@@ -75,6 +75,20 @@ def test_a_stack_that_is_up_stays_on_its_target(program: Program, monkeypatch: p
     monkeypatch.setattr(Recorder, "state", _up(program("lxd", scaleTier="BASIC")))
     said = refusal(monkeypatch, GOOD, scaleTier="BASIC")
     assert said.startswith("target is gcp, and this stack is up on lxd: `pulumi destroy` first")
+
+
+@pytest.mark.parametrize("target", ["lxd", "gcp"])
+def test_the_state_is_read_once_a_run(fresh_program: Program, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Two readings may disagree, as somebody else's update ends in between."""
+    read, names = state._read, list[str]()
+
+    def counted(name: str) -> state.State:
+        names.append(name)
+        return read(name)
+
+    monkeypatch.setattr(state, "_read", counted)
+    fresh_program(target)
+    assert len(names) == 1
 
 
 def test_every_host_is_ready_before_the_operators_files(program: Program) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scaletier.runtime import import_tensorflow
+from trainer import corrupt
 from trainer.corrupt import Damage, Segment, locate, read, segments, tensors
 
 tf = import_tensorflow()
@@ -84,6 +85,17 @@ def test_a_file_that_ends_in_a_record(directory: Path) -> None:
     offsets = write(path, [b"a" * 20, b"b" * 20])
     path.write_bytes(path.read_bytes()[: offsets[1] + 15])
     assert locate([str(path)]) == Damage(str(path), 1, offsets[1], False)
+    assert read_all(segments([str(path)], skip=True)) == [b"a" * 20]
+
+
+@pytest.mark.parametrize("left", [0, 1, 8, 11])
+def test_a_file_that_ends_in_a_header(directory: Path, left: int) -> None:
+    """TensorFlow takes it for whole; it is looked at again where it was cut after a first reading."""
+    path = directory / f"header-{left}.tfrecord"
+    offsets = write(path, [b"a" * 20, b"b" * 20])
+    path.write_bytes(path.read_bytes()[: offsets[1] + left])
+    assert corrupt._following(str(path), offsets[1]) == offsets[1] + left
+    assert locate([str(path)]) is None
     assert read_all(segments([str(path)], skip=True)) == [b"a" * 20]
 
 
