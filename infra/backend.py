@@ -87,7 +87,7 @@ def _refused(error: OSError) -> None:
 
 
 def ask(root: Path, *arguments: str) -> str:
-    """Return what `pulumi` prints about the state in use.
+    """Return what `pulumi` prints about the state in use, for the project in the current folder.
 
     Raises:
         BackendError: the state, its passphrase or the program cannot be used.
@@ -95,9 +95,7 @@ def ask(root: Path, *arguments: str) -> str:
     program = Path(sys.prefix, "bin", "pulumi")
     argv = [str(program) if program.exists() else "pulumi", *arguments, "--non-interactive"]
     try:
-        done = subprocess.run(
-            argv, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BackendError(f"pulumi does not run ({error}): make pulumi") from None
     if done.returncode:

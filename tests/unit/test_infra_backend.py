@@ -147,3 +147,21 @@ def test_one_fault_that_several_checks_meet_is_one_line(
     monkeypatch.setattr(doctor, "checks", lambda _: {"state": fails, "orphans": fails})
     doctor.main([])
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_pulumi_is_asked_about_the_project_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (program := tmp_path / "bin" / "pulumi").write_text(
+        '#!/bin/sh\necho "$@"; pwd; [ "$1" = stack ] || { echo "error: no" >&2; exit 1; }'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(backend.sys, "prefix", str(tmp_path))
+    (here := tmp_path / "project").mkdir()
+    monkeypatch.chdir(here)
+    assert backend.ask(tmp_path, "stack", "ls") == f"stack ls --non-interactive\n{here}\n"
+    with pytest.raises(backend.BackendError, match=r"^the state in \.pulumi-state of this checkout cannot be read: no$"):
+        backend.ask(tmp_path, "config")
+    program.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(backend.BackendError, match=r"pulumi does not run .*: make pulumi"):
+        backend.ask(tmp_path, "config")
