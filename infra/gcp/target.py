@@ -79,6 +79,7 @@ def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: State) -> 
         mine = _bucket_of(before)
         _check_ours(bool(seen.there), bool(mine or before.hosts), where.project, stack)
         _check_kept(mine, bucket, config.retain_bucket, get)
+        _warn_unrecorded(seen, before)
     except (GcpError, SpecError) as error:
         raise TargetError(str(error)) from None
     pulumi.log.info(price.line(where.region) if price else f"infra/prices.yaml has no price for this cluster in {where.region}")
@@ -108,6 +109,16 @@ def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
         raise TargetError(
             f"project {project} has hosts of a stack {stack} that this state does not know: a colleague's, whose state is "
             "elsewhere (PULUMI_BACKEND_URL), or left by a lost one (python -m infra.gcp.leftovers). Take another name"
+        )
+
+
+def _warn_unrecorded(seen: Survey, state: State) -> None:
+    """Name the hosts that an update made which was killed before it could record them: they cost money."""
+    known = state.of("compute/instance:Instance")
+    if left := [host.name for host in seen.there or () if host.name not in known]:
+        pulumi.log.warn(
+            f"{', '.join(left)} at Google and not in the state, left by an update that did not end: "
+            "python -m infra.gcp.leftovers --delete removes them, then pulumi up"
         )
 
 

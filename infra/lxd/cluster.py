@@ -99,6 +99,7 @@ class LxdCluster(ComponentResource):
                 "hosts": {replica.name: props["address"] for replica, props in self.props.items()},
                 "created": {replica.name: host.created for replica, host in self.hosts.items()},
                 "started": {replica.name: host.started for replica, host in self.hosts.items()},
+                "unrecorded": [],
             },
             ResourceOptions(parent=self, depends_on=list(self.hosts.values())),
         )

@@ -16,6 +16,7 @@ from infra.lxd import image, nft, quotas
 from infra.lxd.api import client, errors, hosts_of
 from infra.lxd.bucket import found, pool_of, used
 from infra.lxd.firewall import forward_drops, rules
+from infra.lxd.host import unrecorded
 from infra.lxd.layout import Names
 from infra.lxd.leftovers import orphans, own
 from infra.lxd.preflight import BRIDGED
@@ -99,6 +100,8 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         running = sum(status.get(name) == "Running" for name in expected)
         if running == len(expected):
             yield ok(f"all {running} hosts run")
+        for name in unrecorded(names.project, expected):
+            yield warning(f"host {name} is left by an update that did not end", "pulumi up")
 
 
 def _start(inventory: Mapping[str, Any], names: Names, name: str) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import pylxd.exceptions
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
-from infra.lxd.api import client, errors, number
+from infra.lxd.api import client, errors, hosts_of, number
 from infra.lxd.layout import BUCKET, RUNTIMES
 from infra.runtime.build import VENV
 
@@ -21,6 +21,7 @@ REPLACE = frozenset(
 
 
 CPUS, ALLOWANCE = "limits.cpu", "limits.cpu.allowance"
+_MACHINE_TYPE = "user.scaletier.machine-type"
 _PERIOD_MS = 100
 # Seconds between asking LXD to delete an instance and asking again.
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -80,7 +81,7 @@ def limits(props: Props) -> dict[str, str]:
     return {
         **_cpu_limits(props["cpus"]),
         "limits.memory": str(props["memory"]),
-        "user.scaletier.machine-type": props["machineType"],
+        _MACHINE_TYPE: props["machineType"],
         **{f"user.label.{key}": value for key, value in props["labels"].items()},
     }
 
@@ -189,6 +190,15 @@ def remove(project: str, name: str) -> None:
             if pause is None:
                 raise
             time.sleep(pause)
+
+
+def unrecorded(project: str, known: Container[str]) -> list[str]:
+    """Return the hosts in a stack's project that are not known: an update that was killed leaves those that it was making."""
+    with errors("hosts"):
+        names = [name for name in hosts_of(project) if name not in known]
+        instances = client(project).instances
+        # Somebody's own instance is not a host.
+        return sorted(name for name in names if instances.exists(name) and _MACHINE_TYPE in instances.get(name).config)
 
 
 def purge(project: str) -> None:

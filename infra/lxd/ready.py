@@ -12,6 +12,7 @@ import pylxd.exceptions
 from pulumi import Output
 
 from infra.dynamic import ModuleResource, Props
+from infra.lxd import host
 from infra.lxd.api import LxdError, client, errors
 from infra.spec import SSH_PORT
 
@@ -24,7 +25,8 @@ _POLL = 0.05
 
 class Ready(ModuleResource, module="lxd", name="Ready"):
     """Inputs: project, hosts (name to address), created and started (name to time: a host made anew has a
-    new key, and one that was started boots).
+    new key, and one that was started boots), unrecorded (hosts that an update made which was killed before it could record
+    them: the next one finds them by its refresh, and removes them).
 
     Output `hostKeys`: address to public host key.
     """
@@ -35,7 +37,11 @@ class Ready(ModuleResource, module="lxd", name="Ready"):
 
 
 def create(props: Props) -> tuple[str, Props]:
-    return "ready", {**props, "hostKeys": wait(props["project"], props["hosts"])}
+    keys = wait(props["project"], props["hosts"])
+    for name in host.unrecorded(props["project"], props["hosts"]):
+        with errors(f"host {name}"):
+            host.remove(props["project"], name)
+    return "ready", {**props, "hostKeys": keys}
 
 
 def wait(project: str, hosts: Mapping[str, str]) -> dict[str, str]:
@@ -85,7 +91,7 @@ def _host_key(project: str, name: str) -> str:
 
 
 def read(name: str, props: Props) -> Props | None:
-    return props
+    return {**props, "unrecorded": host.unrecorded(props["project"], props["hosts"])}
 
 
 def update(name: str, old: Props, new: Props) -> Props:

@@ -64,6 +64,22 @@ def test_they_are_found_by_the_stacks_own_names_and_by_no_others(fake: FakeGoogl
     ]
 
 
+def test_what_is_in_the_state_as_a_pending_operation_alone_is_left(fake: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update that was killed as it made worker-3, whatever the configuration became since."""
+    made, pending = (f"projects/my-project-1/zones/z/instances/{PREFIX}-{name}" for name in ("master-0", "worker-3"))
+    page = {"zones/z": {"instances": [item(made), item(pending)]}}
+    fake.answers[f"{ALL}/aggregated/instances"] = (200, {"items": page})
+    kind = "gcp:compute/instance:Instance"
+    deployment = {
+        "resources": [{"id": made, "type": kind}],
+        "pending_operations": [{"type": "creating", "resource": {"urn": "urn::worker-3", "type": kind}}],
+    }
+    monkeypatch.setattr(leftovers, "_pulumi", lambda *words: "dev" if "--show-name" in words else {"deployment": deployment})
+    found, known = leftovers.of_stack(lambda key: "my-project-1" if key == "gcp:project" else config(fake, key))
+    assert [left.id for left in found] == [pending]
+    assert known
+
+
 @pytest.mark.parametrize(
     ("resources", "flags", "deleted"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pulumi
 import pytest
@@ -89,6 +90,22 @@ def test_a_bucket_that_is_there_is_taken_up(program: Program, monkeypatch: pytes
 def test_a_stack_of_somebody_else_with_this_name_is_left_alone(there: bool, known: bool, refused: bool) -> None:
     with pytest.raises(TargetError, match="hosts of a stack dev that this state does not know") if refused else nullcontext():
         target._check_ours(there, known, PROJECT, STACK)
+
+
+def test_hosts_that_a_killed_update_left_are_named_at_every_preview(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the configuration no longer has, too."""
+    said: list[str] = []
+    monkeypatch.setattr("pulumi.log.warn", said.append)
+    there = [SimpleNamespace(name=name) for name in ("master-0", "worker-0", "worker-3")]
+    kind = "gcp:compute/instance:Instance"
+    state = State({f"urn::{name}": {"type": kind, "outputs": {}} for name in ("master-0", "worker-0")})
+    target._warn_unrecorded(SimpleNamespace(there=there[:2]), state)  # type: ignore[arg-type]
+    target._warn_unrecorded(SimpleNamespace(there=None), state)  # type: ignore[arg-type]
+    assert said == []
+    target._warn_unrecorded(SimpleNamespace(there=there), state)  # type: ignore[arg-type]
+    (line,) = said
+    assert line.startswith("worker-3 at Google and not in the state")
+    assert "python -m infra.gcp.leftovers --delete" in line
 
 
 @pytest.mark.parametrize(

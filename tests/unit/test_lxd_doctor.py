@@ -68,6 +68,7 @@ def instances(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Instances:
     found = Instances()
     monkeypatch.setattr(doctor, "client", lambda *_: SimpleNamespace(instances=found))
     monkeypatch.setattr(doctor, "hosts_of", lambda _: list(found.status))
+    monkeypatch.setattr(doctor, "unrecorded", lambda _, known: sorted(found.status.keys() - {*known}))
     return found
 
 
@@ -106,6 +107,16 @@ def test_a_host_that_is_off_is_started_behind_the_firewall_and_one_that_is_gone_
     off.fix()
     assert instances.status["worker-1"] == "Running"
     assert list(kernel.tables) == [NAMES.table]
+
+
+def test_hosts_of_an_update_that_was_killed_are_named(instances: Instances) -> None:
+    instances.status |= {"worker-14": "Running", "worker-15": "Stopped"}
+    said = [(str(each.severity), each.what, each.mend) for each in doctor.hosts(INVENTORY)]
+    assert said == [
+        ("ok", "all 8 hosts run", ""),
+        ("warning", "host worker-14 is left by an update that did not end", "pulumi up"),
+        ("warning", "host worker-15 is left by an update that did not end", "pulumi up"),
+    ]
 
 
 def test_low_limits_are_broken_for_many_hosts_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 from replicahosts import Clock
 
-from infra.lxd import ready
+from infra.dynamic import Props, changes
+from infra.lxd import host, ready
 from infra.lxd.api import LxdError
 
 
@@ -51,3 +53,44 @@ def test_those_that_stay_silent_are_named(answers_at: dict[str, float]) -> None:
     answers_at |= {"10.0.0.1": 100.0, "10.0.0.2": 1e9, "10.0.0.3": 1e9}
     with pytest.raises(LxdError, match=r"^no ssh on worker-1, worker-2, and on no other host for 180 s: see `lxc console "):
         ready.wait("p", {f"worker-{number}": address for number, address in enumerate(answers_at)})
+
+
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch, answers_at: dict[str, float]) -> list[str]:
+    """The instances in the stack's LXD project, by name; one is not ours."""
+    names = ["mine"]
+    answers_at |= {f"10.0.0.{number}": 0.0 for number in range(1, 9)}
+
+    def get(name: str) -> SimpleNamespace:
+        return SimpleNamespace(config={} if name == "mine" else {"user.scaletier.machine-type": "n1-standard-4"})
+
+    instances = SimpleNamespace(exists=lambda name: name in names, get=get)
+    monkeypatch.setattr(host, "client", lambda _: SimpleNamespace(instances=instances))
+    monkeypatch.setattr(host, "hosts_of", lambda _: [*names])
+    monkeypatch.setattr(host, "remove", lambda _, name: names.remove(name))
+    return names
+
+
+def props(*hosts: str) -> Props:
+    return {"project": "p", "hosts": {name: f"10.0.0.{n}" for n, name in enumerate(hosts, 1)}, "unrecorded": []}
+
+
+def test_what_a_killed_update_left_is_found_by_the_next_and_goes(project: list[str]) -> None:
+    """Whatever the configuration became meanwhile, and also one that was to be replaced; nothing that is not a host."""
+    project += ["master-0", "worker-0", "worker-1", "worker-2", "worker-3"]
+    before = props("master-0", "worker-0")
+    found = ready.read("ready", before)
+    assert found == {**before, "unrecorded": ["worker-1", "worker-2", "worker-3"]}
+    after = props("master-0", "worker-1")
+    assert changes(found, after), "so the next update of the stack updates it"
+    made = ready.update("ready", found, after)
+    assert project == ["mine", "master-0", "worker-1"]
+    assert made["unrecorded"] == []
+    assert set(made["hostKeys"]) == {"10.0.0.1", "10.0.0.2"}
+
+
+def test_what_the_first_update_left_goes_too(project: list[str]) -> None:
+    project += ["master-0", "worker-0", "worker-1"]
+    _, made = ready.create(props("master-0"))
+    assert project == ["mine", "master-0"]
+    assert ready.read("ready", made) == made, "nothing is left to do"
