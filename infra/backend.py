@@ -51,6 +51,24 @@ def note(root: Path) -> str:
     return "" if is_own(root) else f"the state in use is {url(root)} ({URL}), not this checkout's {FOLDER}"
 
 
+def unused(root: Path) -> str:
+    """Return a line about a passphrase in the environment that is not used, as the checkout's own is, else nothing."""
+    own = root / FOLDER / "passphrase"
+    try:
+        passphrase = own.read_text().strip() if is_own(root) else ""
+    except OSError:
+        passphrase = ""
+    if not passphrase:
+        return ""
+    given, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
+    name = ""
+    if given is not None:
+        name = _PASSPHRASE if given != passphrase else ""
+    elif file and not (Path(file).is_file() and Path(file).read_bytes().strip() == passphrase.encode()):
+        name = _PASSPHRASE_FILE
+    return f"{name} is not used: the stacks of this checkout have the passphrase in {FOLDER}/passphrase" if name else ""
+
+
 def mentions(given: str, word: str) -> bool | None:
     """Tell whether a stack in a local state mentions a name.
 

@@ -82,6 +82,8 @@ def pulumi() -> Iterator[Finding]:
 def state(stack: str | None) -> Iterator[Finding]:
     """Which state is in use, whether it opens, and whether it has the hosts that are known here."""
     which = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
+    if unused := backend.unused(ROOT):
+        yield ok(unused)
     if stack is None:
         yield ok(which)
         return
@@ -94,6 +96,9 @@ def state(stack: str | None) -> Iterator[Finding]:
         elif here.exists():
             yield warning(f"{which}; it has no stack {stack}, whose hosts are known here", _remedy(stack))
         return
+    if pending := [str(each["resource"]["urn"]).rpartition("::")[2] for each in held.get("pending_operations") or ()]:
+        clear = "pulumi up, then pulumi refresh --clear-pending-creates"
+        yield warning(f"an update did not end, and the state has {', '.join(pending)} as pending", clear)
     if here.exists() and here.read_text() != _inventory_of(held):
         yield warning(f"{which}; its stack {stack} has other hosts than those that are known here", "fab connect")
         return

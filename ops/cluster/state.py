@@ -59,8 +59,8 @@ def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
     """
     from infra.connection import FOLDER, files, remove, write
 
-    if elsewhere := backend.note(root):
-        terminal.note(elsewhere)
+    for line in filter(None, (backend.note(root), backend.unused(root))):
+        terminal.note(line)
     with terminal.Step("asking Pulumi who is where"):
         said = _pulumi(root, *_OUTPUTS)
     try:

@@ -93,6 +93,19 @@ def test_what_an_update_left_is_found_and_goes(records: Cloud, stack: Stack, cut
     assert stack.plan() == []
 
 
+def test_hosts_that_a_killed_update_left_are_named_also_if_the_configuration_shrank(records: Cloud, stack: Stack) -> None:
+    stack.up()
+    stack.configure(scaleTier="CUSTOM", masterType="n1-standard-4", workerType="n1-standard-4", workerCount="1")
+    kill_in_mid_create(records, stack)
+    stack.configure(workerCount="0")
+    said = stack.up()
+    (worker,) = [each["name"] for each in records.world.of("Instance") if "worker" in each["name"]]
+    assert "worker-0 at Google and not in the state" in said
+    assert leftovers(stack) == [f"left: instance {worker}"]
+    assert leftovers(stack, "--delete") == [f"deleted: instance {worker}"]
+    assert "not in the state" not in stack.up()
+
+
 def test_a_bucket_that_a_destroyed_stack_has_left_is_taken_up_again(records: Cloud, stack: Stack) -> None:
     stack.up(retainBucket="true")
     bucket = stack.inventory["bucket"].removeprefix("gs://")

@@ -49,7 +49,7 @@ def test_a_state_that_may_not_be_read_may_have_anything(tmp_path: Path, monkeypa
         onerror(PermissionError())
         return []
 
-    monkeypatch.setattr(backend.os, "walk", walk)
+    monkeypatch.setattr("os.walk", walk)
     assert backend.mentions(f"file://{tmp_path}", "scaletier-local-abcdef") is None
 
 
@@ -88,6 +88,32 @@ def test_the_checkout_s_own_passphrase_is_what_counts_here(tmp_path: Path, monke
     )
 
 
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({"PULUMI_CONFIG_PASSPHRASE": ""}, "PULUMI_CONFIG_PASSPHRASE"),
+        ({"PULUMI_CONFIG_PASSPHRASE": "another"}, "PULUMI_CONFIG_PASSPHRASE"),
+        ({"PULUMI_CONFIG_PASSPHRASE_FILE": "/nowhere"}, "PULUMI_CONFIG_PASSPHRASE_FILE"),
+        ({"PULUMI_CONFIG_PASSPHRASE": "secret", "PULUMI_CONFIG_PASSPHRASE_FILE": "/nowhere"}, ""),
+        ({"PULUMI_CONFIG_PASSPHRASE": "", "PULUMI_BACKEND_URL": "gs://team"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_passphrase_that_is_not_used_is_named(
+    env: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    assert backend.unused(tmp_path) == "", "there is no other"
+    (tmp_path / ".pulumi-state").mkdir()
+    (own := tmp_path / ".pulumi-state" / "passphrase").write_text("secret\n")
+    line = f"{name} is not used: the stacks of this checkout have the passphrase in .pulumi-state/passphrase"
+    assert backend.unused(tmp_path) == (line if name else "")
+    monkeypatch.delenv("PULUMI_CONFIG_PASSPHRASE", raising=False)
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE_FILE", str(own))
+    assert backend.unused(tmp_path) == ""
+
+
 def test_pulumi_s_own_reason_is_one_line() -> None:
     assert backend.reason("warning: x\n\nerror: it is full\nmore\n") == "it is full"
     assert (backend.reason("a\nb\n"), backend.reason("")) == ("b", "it failed")
@@ -102,13 +128,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def state(monkeypatch: pytest.MonkeyPatch, answer: str | backend.BackendError) -> list[Finding]:
+def state(monkeypatch: pytest.MonkeyPatch, answer: str | backend.BackendError, *pending: str) -> list[Finding]:
     def ask(_: Path, *words: str) -> str:
         assert words == ("stack", "export", "--show-secrets", "--stack", "local")
         if isinstance(answer, backend.BackendError):
             raise answer
         outputs = {"inventory": {"plaintext": json.dumps(answer)}}
-        return json.dumps({"deployment": {"resources": [{"type": "pulumi:pulumi:Stack", "outputs": outputs}]}})
+        operations = [{"type": "creating", "resource": {"urn": f"urn:pulumi:local::x::y::{name}"}} for name in pending]
+        resources = [{"type": "pulumi:pulumi:Stack", "outputs": outputs}]
+        return json.dumps({"deployment": {"resources": resources, "pending_operations": operations}})
 
     monkeypatch.setattr(backend, "ask", ask)
     return list(doctor.state("local"))
@@ -117,6 +145,9 @@ def state(monkeypatch: pytest.MonkeyPatch, answer: str | backend.BackendError) -
 def test_the_doctor_names_the_state_and_compares_its_hosts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = state(monkeypatch, "of this cluster")
     assert (found.severity, found.what) == ("ok", "the state in use is this checkout's, .pulumi-state")
+    first, _ = state(monkeypatch, "of this cluster", "worker-1", "worker-2")
+    assert first.what == "an update did not end, and the state has worker-1, worker-2 as pending"
+    assert first.mend == "pulumi up, then pulumi refresh --clear-pending-creates"
     (found,) = state(monkeypatch, "of another")
     assert (found.severity, found.mend) == ("warning", "fab connect")
     (found,) = state(monkeypatch, backend.BackendError("the state in x cannot be read: incorrect passphrase"))
@@ -155,7 +186,7 @@ def test_pulumi_is_asked_about_the_project_in_the_current_folder(tmp_path: Path,
         '#!/bin/sh\necho "$@"; pwd; [ "$1" = stack ] || { echo "error: no" >&2; exit 1; }'
     )
     program.chmod(0o755)
-    monkeypatch.setattr(backend.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
     (here := tmp_path / "project").mkdir()
     monkeypatch.chdir(here)
     assert backend.ask(tmp_path, "stack", "ls") == f"stack ls --non-interactive\n{here}\n"
