@@ -387,7 +387,7 @@ def _folder(above: Path | None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="trial-", dir=above))
     try:
         if above:
-            folder.chmod(0o770)  # for the trial, which is another user of this folder's group
+            folder.chmod(0o770)  # for the trial, to whose group the launcher gives it
         yield folder
     finally:
         delete(folder)

@@ -52,7 +52,7 @@ class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
         return content
 
     def makedirs(self, path: str, exist_ok: bool = True, mode: int = 0o777) -> None:  # noqa: ARG002
-        """The directory and those above it; the host's umask and the bucket's setgid bit leave them to the group."""
+        """Make the directory and those above it; the host's umask lets the group of who logs in write to them."""
         missing: list[str] = []
         while path and not self._there(path):
             missing.append(path)

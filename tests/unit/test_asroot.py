@@ -446,7 +446,7 @@ def test_a_package_takes_the_place_of_another_whole_and_of_its_own_never(machine
     there = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
     assert there == ["package.sha256", "package/mine/deeper/evil.py", "package/mine/task.py"]
     assert ((home / "package.sha256").read_text(), (home / "package/mine/task.py").read_text()) == ("b", "2")
-    assert oct((home / "package/mine/deeper").stat().st_mode) == "0o42775", "a program may write beside itself"
+    assert oct((home / "package/mine/deeper").stat().st_mode) == "0o40775", "a program may write beside itself, and copy it"
 
 
 def test_secrets_are_the_replica_s_alone_and_follow_no_link(machine: Machine, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import getpass
 import json
 import os
+import pwd
 import shlex
 import signal
 import socket
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from launching import Host, module
+from launching import SCRIPT, Host, module
 from replicahosts import PATIENCE, until
 from waiting import wait_for
 
@@ -91,6 +93,12 @@ def test_what_a_job_is_shown_of_the_bucket() -> None:
     ]
     assert "--uid=trainer" in line
     assert not {"python", "task", "A=b"} & set(line), "what is told by a command line is seen by all"
+
+
+def test_a_trainer_may_hold_thousands_of_files_open_and_give_nobody_s_rights_to_one() -> None:
+    """The unit's soft limit would be systemd's, 1024."""
+    unit = (SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf").read_text().splitlines()
+    assert {"LimitNOFILE=1048576", "RestrictSUIDSGID=yes"} <= set(unit)
 
 
 def test_on_google_there_is_no_folder_to_hide() -> None:
@@ -200,13 +208,92 @@ def test_whatever_comes_is_refused_in_a_line(asked: Any) -> None:
 
 
 def test_a_folder_is_made_for_the_trainer_and_a_link_is_not_followed(tmp_path: Path) -> None:
-    launch._folder(str(tmp_path), ["a", "output"], os.getuid(), os.getgid(), 0o2770, 0o2775)
-    assert [oct((tmp_path / name).stat().st_mode & 0o7777) for name in ("a", "a/output")] == ["0o2775", "0o2770"]
+    launch._folder(str(tmp_path), ["a", "output"], os.getuid(), os.getgid(), 0o770, 0o775)
+    assert [permissions(tmp_path / name) for name in ("a", "a/output")] == ["0o775", "0o770"]
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "a/link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="link"):
-        launch._folder(str(tmp_path), ["a", "link", "deeper"], os.getuid(), os.getgid(), 0o2770, 0o2775)
+        launch._folder(str(tmp_path), ["a", "link", "deeper"], os.getuid(), os.getgid(), 0o770, 0o775)
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def permissions(path: Path) -> str:
+    return oct(path.stat().st_mode & 0o7777)
+
+
+def test_a_new_folder_above_the_output_has_the_group_of_its_bucket(tmp_path: Path) -> None:
+    (other,) = {*os.getgroups(), 4711} - {os.getgid()} if os.getuid() else {4711}
+    (tmp_path / "bucket").mkdir()
+    os.chown(tmp_path / "bucket", -1, other)
+    launch._folder(str(tmp_path / "bucket"), ["mine", "a", "output"], os.getuid(), os.getgid(), 0o775, 0o775)
+    groups = [(tmp_path / "bucket" / name).stat().st_gid for name in ("mine", "mine/a", "mine/a/output")]
+    assert groups == [other, other, os.getgid()]
+
+
+def test_folders_of_an_older_bucket_lose_the_bit_that_a_program_may_not_copy(host: Host, tmp_path: Path) -> None:
+    output, data, kept = (host.bucket / name for name in ("jobs/job01/output", "data", "own"))
+    (tmp_path / "elsewhere").mkdir()
+    for top in (output, data, kept):
+        (top / "a/b").mkdir(parents=True)
+        (top / "a/b/file").touch()
+        (top / "a/link").symlink_to(tmp_path / "elsewhere")
+    every = [folder for top in (output, data, kept) for folder in (top, top / "a", top / "a/b")]
+    for folder in (*every, tmp_path / "elsewhere"):
+        folder.chmod(0o2775)
+    assert finished(started(host, tmp_path, "print(1)", JOB_DIR=str(output))) == 0
+    assert [permissions(folder) for folder in every] == ["0o775"] * 6 + ["0o2775"] * 3, "of what the job sees"
+    assert permissions(tmp_path / "elsewhere") == "0o2775", "a link leads nowhere"
+
+
+def test_a_folder_deeper_than_descriptors_last_keeps_no_job_waiting(tmp_path: Path) -> None:
+    top = os.open(tmp_path, os.O_RDONLY)
+    here, deep = os.dup(top), 1200
+    for _ in range(deep):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        tmp_path.chmod(0o2775)
+        launch._clear_set_group_id(top)
+        assert permissions(tmp_path) == "0o775"
+    finally:
+        os.close(top)
+        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # pytest's own deletion ends at some depth
+
+
+def test_a_package_that_the_replica_fetched_becomes_the_trainer_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "fetched/job01/package"
+    (package / "deep").mkdir(parents=True, mode=0o755)
+    for name in ("task.py", "deep/run.sh"):
+        (package / name).touch()
+    (package / "link").symlink_to("/etc")
+    given: dict[str, tuple[int, int]] = {}
+    name_of = {(path.stat().st_dev, path.stat().st_ino): path for path in (package, package / "deep")}
+
+    def fchown(descriptor: int, uid: int, gid: int) -> None:
+        state = os.fstat(descriptor)
+        given[name_of[state.st_dev, state.st_ino].name] = (uid, gid)
+
+    def chown(name: str, uid: int, gid: int, *, dir_fd: int, follow_symlinks: bool) -> None:
+        assert not follow_symlinks
+        assert name in os.listdir(dir_fd)
+        given[name] = (uid, gid)
+
+    monkeypatch.setattr(launch, "STATE", str(tmp_path))
+    monkeypatch.setattr(launch.os, "fchown", fchown)
+    monkeypatch.setattr(launch.os, "chown", chown)
+    monkeypatch.setattr(launch, "CALLER", getpass.getuser())
+    trainer = pwd.struct_passwd(("trainer", "x", 900, 901, "", "", ""))
+    launch._give_package(str(package), trainer)
+    assert list(given) == ["run.sh", "deep", "task.py", "package"], "its own folder last, and nothing through a link"
+    assert set(given.values()) == {(900, 901)}
+    assert [permissions(each) for each in (package, package / "deep")] == ["0o775"] * 2
+    given.clear()
+    monkeypatch.setattr(launch, "CALLER", "nobody")
+    launch._give_package(str(package), trainer)
+    assert not given, "what is not the replica's stays as it is"
 
 
 def test_a_program_runs_from_its_first_word_to_its_last(host: Host, tmp_path: Path) -> None:
@@ -244,7 +331,7 @@ def test_its_output_folder_is_there_and_what_it_names_is_shown(host: Host, tmp_p
         host, tmp_path, "import sys; print(1)", f"--data={host.bucket}/own/a,{host.bucket}/jobs/b/output", JOB_DIR=output
     )
     assert finished(trainer) == 0
-    assert oct(Path(output).stat().st_mode & 0o7777) == "0o2775"
+    assert permissions(Path(output)) == "0o775"
     for shown in (
         f'BindReadOnlyPaths=-"{host.bucket}/own"',
         f'BindReadOnlyPaths=-"{host.bucket}/jobs/b/output"',
