@@ -14,6 +14,13 @@ HALF_SECONDS = 1.0
 MESSAGE_SECONDS = 1.0
 RAISED_SECONDS = 0.05
 
+# So many bytes a backspace goes back at most, which bounds what a line of them costs.
+_REACH = 4096
+# A colour, which takes no room, a character of UTF-8, or a byte that is none.
+_CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
+# At the end of what has come so far, what may go on: an end of a line, a colour, a character.
+_BEGUN = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
+_LONGEST_BEGUN = 64
 _WORD = r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _MARKS = tuple(
     re.compile(pattern)
@@ -50,8 +57,8 @@ class Line(NamedTuple):
 class Splitter:
     """Bytes to lines, whatever the pieces they arrive in; what is kept between pieces is bounded.
 
-    Ends of lines are \\n and \\r\\n. A lone \\r draws a progress bar anew: of its states one in BAR_SECONDS is a line. What has
-    no end for HALF_SECONDS is a line as it is, and what follows it is another.
+    Ends of lines are \\n and \\r\\n. A lone \\r draws a progress bar anew, and \\b a part of it: its last state is a line, and
+    before that a state each BAR_SECONDS. What has no end for HALF_SECONDS is a line as it is, and what follows it is another.
     """
 
     def __init__(self) -> None:
@@ -66,20 +73,25 @@ class Splitter:
             self._since = now
         *complete, rest = (self._rest + data).split(b"\n")
         for line in complete:
-            shown = line.removesuffix(b"\r").rpartition(b"\r")[2]
+            shown = _shown(line, self._bar)
             if shown or not self._told:
                 yield from self._cut(shown)
             self._told = self._bar = False
             self._since = now
         # A last \r may be half of \r\n: it waits for what follows.
         before, drawn_over, _ = rest.removesuffix(b"\r").rpartition(b"\r")
+        if drawn_over or b"\b" in rest:
+            self._begin_bar(now)
         if drawn_over:
-            self._bar = True
-            bar = before.rpartition(b"\r")[2]
+            bar = _shown(before, True)
             if bar and now - self._bar_at >= BAR_SECONDS:
                 self._bar_at = now
                 yield from self._cut(bar)
             rest = rest[len(before) + 1 :]
+        if b"\b" in rest:
+            begun = _BEGUN.search(rest, max(0, len(rest) - _LONGEST_BEGUN))
+            whole = begun.start() if begun else len(rest)
+            rest = _drawn(rest[:whole]) + rest[whole:]
         while len(rest) > LONGEST_LINE:
             cut = _boundary(rest)
             yield _text(rest[:cut])
@@ -101,10 +113,9 @@ class Splitter:
         if self.due(now) != 0.0:
             return
         self._since = now
-        self._bar = self._bar or self._rest.endswith(b"\r")
-        if self._bar:
-            self._bar_at = now
-        shown = self._rest.removesuffix(b"\r").rpartition(b"\r")[2]
+        if self._bar or self._rest.endswith(b"\r"):
+            self._bar, self._bar_at = True, now
+        shown = _shown(self._rest, self._bar)
         whole = shown[: len(shown) - _unfinished(shown)]
         if whole:
             yield from self._cut(whole)
@@ -114,7 +125,11 @@ class Splitter:
         """The line that had no end."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         if rest:
-            yield from self._cut(rest.rpartition(b"\r")[2])
+            yield from self._cut(_shown(rest, self._bar))
+
+    def _begin_bar(self, now: float) -> None:
+        if not self._bar:
+            self._bar, self._bar_at = True, now
 
     def _cut(self, line: bytes) -> Iterator[str]:
         while len(line) > LONGEST_LINE:
@@ -175,7 +190,32 @@ def severity_of(text: str) -> str | None:
 
 
 def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
+    return line.replace(b"\b", b"").decode("utf-8", "replace")
+
+
+def _shown(line: bytes, bar: bool) -> bytes:
+    """Return what a terminal shows of a line: what was written last; of a bar without the spaces that cover what was there."""
+    _, drawn_over, last = line.removesuffix(b"\r").rpartition(b"\r")
+    return _drawn(last).rstrip(b"\b ") if bar or drawn_over or b"\b" in last else last
+
+
+def _drawn(line: bytes) -> bytes:
+    """Apply the backspaces in a line. Those at its end stay, as they say where the next character goes."""
+    first = line.find(b"\b")
+    if first < 0:
+        return line
+    begin = max(0, first - _REACH)
+    cells: list[bytes] = []
+    cursor, style = 0, b""
+    for token in _CELL.findall(line[begin:]):
+        if token == b"\b":
+            cursor = max(0, cursor - 1)
+        elif len(token) > 1 and token.startswith(b"\x1b"):
+            style += token
+        else:
+            cells[cursor : cursor + 1] = [style + token]
+            cursor, style = cursor + 1, b""
+    return line[:begin] + b"".join(cells) + style + b"\b" * (len(cells) - cursor)
 
 
 def _unfinished(text: bytes) -> int:

@@ -19,7 +19,7 @@ def split(*pieces: bytes, seconds: float = 0.0) -> list[str]:
     return found + list(splitter.end())
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))), st.integers(1, 9))
+@given(st.lists(st.text(st.characters(exclude_characters="\b\r\n", exclude_categories=["Cs"]))), st.integers(1, 9))
 def test_lines_come_back_however_they_are_cut(lines: list[str], size: int) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
     assert split(*(data[at : at + size] for at in range(0, len(data), size))) == lines
@@ -30,6 +30,7 @@ def test_any_bytes_are_lines(pieces: list[bytes]) -> None:
     for line in split(*pieces):
         assert "\n" not in line
         assert "\r" not in line
+        assert "\b" not in line
         line.encode()
 
 
@@ -43,8 +44,57 @@ def test_of_a_progress_bar_a_state_now_and_then_is_kept() -> None:
     states = [f"\r{n:3}%".encode() for n in range(12)]
     lines = split(*states, b"\r100%\n", b"done\n", seconds=1.0)
     assert lines[-2:] == ["100%", "done"]
-    assert len(lines) == 2 + 3  # the first state, and two of ten more seconds
+    assert len(lines) == 2 + 2  # two of ten seconds
     assert "" not in lines
+
+
+def keras_bar(steps: int) -> list[bytes]:
+    """What Keras 3 writes for an epoch: it goes back by what it wrote last, and covers what is longer by spaces."""
+    width, pieces = 0, []
+    for step in range(1, steps + 1):
+        text = f"{step}/{steps} ━━ {'' if step == steps else '12s '}3ms/step - loss: {1 / step:.4f}"
+        cover = " " * (width - len(text))
+        pieces.append("\b" * width + "\r" + f"\x1b[1m{text}\x1b[0m" + cover + ("\n" if step == steps else ""))
+        width = len(text)
+    return [piece.encode() for piece in pieces]
+
+
+@given(st.integers(1, 12), st.integers(1, 60))
+def test_a_bar_of_keras_is_one_line_at_its_last_state(steps: int, size: int) -> None:
+    data = b"Epoch 1/1\n" + b"".join(keras_bar(steps)) + b"done\n"
+    last = f"\x1b[1m{steps}/{steps} ━━ 3ms/step - loss: {1 / steps:.4f}\x1b[0m"
+    assert split(*(data[at : at + size] for at in range(0, len(data), size))) == ["Epoch 1/1", last, "done"]
+
+
+def test_a_long_bar_of_keras_shows_a_state_now_and_then() -> None:
+    lines = split(*keras_bar(12), seconds=1.0)
+    assert [line.split("/")[0] for line in lines] == ["\x1b[1m5", "\x1b[1m10", "\x1b[1m12"]
+    assert not [line for line in lines if "\b" in line]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"10%\b\b\b20%\b\b\b30%\n", "30%"),
+        (b"wait |\b/\b-\b\\\bdone\n", "wait done"),
+        (b"N\bNA\bAM\bM\n", "NAM"),
+        ("né\b\b━\n".encode(), "━é"),
+        (b"\x1b[31mab\x1b[0m\b\bc\n", "\x1b[0mcb"),
+        (b"\b\b\bx\n", "x"),
+        (b"gone\b \b\b \b\b \b\b \b\n", ""),
+        (b"100%\b\b\b\b\r\n", "100%"),
+    ],
+)
+def test_backspaces_are_applied_whatever_the_pieces(written: bytes, shown: str) -> None:
+    for size in range(1, len(written) + 1):
+        assert split(*(written[at : at + size] for at in range(0, len(written), size))) == [shown], size
+
+
+def test_a_line_of_backspaces_costs_little_and_keeps_little() -> None:
+    splitter = Splitter()
+    for _ in range(200):
+        assert not list(splitter.feed(b"x" * 10 + b"\b" * 1000, 0.0))
+    assert len(splitter._rest) <= 20
 
 
 def test_what_has_no_end_is_a_line_after_a_moment_once() -> None:
@@ -72,7 +122,7 @@ def test_what_has_no_end_is_a_line_after_a_moment_once() -> None:
     assert list(splitter.end()) == []
 
 
-@given(st.lists(st.tuples(st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"])), st.integers(0, 3))))
+@given(st.lists(st.tuples(st.text(st.characters(exclude_characters="\b\r", exclude_categories=["Cs"])), st.integers(0, 3))))
 def test_whatever_the_moments_nothing_is_lost_or_shown_twice(pieces: list[tuple[str, int]]) -> None:
     splitter, now, shown = Splitter(), 10.0, []
     for text, wait in pieces:
