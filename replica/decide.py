@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord, kept
 from jobs.states import JobState, ReplicaState
+from replica import missing
 
 CONSEQUENCE_SECONDS = 30.0
 """A peer that exits so soon after a kill exits because of it."""
@@ -105,7 +106,10 @@ def stopped(job: JobRecord, view: View) -> bool:
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
     """Cloud ML's sentence about a replica that failed, and the end of its log."""
     name, code = _name(record.name), record.exitCode
-    return f"The replica {name} exited with a non-zero status of {code}{more}.{_memory_hint(record)}\n{record.errorMessage}"
+    hint = _memory_hint(record) or missing.remedy(record.errorMessage.splitlines())
+    return (
+        f"The replica {name} exited with a non-zero status of {code}{more}.{f' {hint}' if hint else ''}\n{record.errorMessage}"
+    )
 
 
 def killer(record: ReplicaRecord) -> str:
@@ -129,7 +133,7 @@ def _memory_hint(record: ReplicaRecord) -> str:
     role = record.name.rpartition("-")[0]
     of = f"{record.memoryLimit / 1e9:.1f} GB are" if record.memoryLimit else "its memory is"
     return (
-        f" For this trainer {of} too little: pulumi config has {_TYPES.get(role, role)}Type, and memory.{role} for local hosts."
+        f"For this trainer {of} too little: pulumi config has {_TYPES.get(role, role)}Type, and memory.{role} for local hosts."
     )
 
 

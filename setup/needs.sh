@@ -54,7 +54,7 @@ if [ ! -x .cache/pulumi/pulumi ] && ! find_own; then
   build=80
   will 10 1 "Pulumi: 0.1 GB if its download can be fetched, else built by Go, with 2.5 GB of Go's caches"
 fi
-[ -e .cache/image/image.squashfs ] || will 30 1 "the hosts' image: 0.1 GB"
+[ -e .cache/image/image.squashfs ] || will 30 1 "the hosts' image: 0.2 GB"
 ls -d .cache/hosts/runtime-* >/dev/null 2>&1 || will 20 14 "the hosts' Python with TensorFlow: 1.4 GB"
 [ -e .cache/mnist/manifest.json ] || will 5 1 "MNIST: 0.1 GB, by npm or from Google's storage"
 [ -n "$todo" ] || exit 0

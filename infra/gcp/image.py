@@ -81,6 +81,7 @@ def startup_script(archive: Archive, accelerator: Accelerator | None, idle_secon
         render,
         "startup.sh.j2",
         users=defaults["host_users"],
+        packages=defaults["program_packages"],
         files=_files(),
         masked=defaults["host_masked"],
         accelerator=accelerator,

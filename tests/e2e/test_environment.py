@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -31,6 +32,43 @@ told["program"] = subprocess.run([here / "run.sh"], capture_output=True, text=Tr
 (folder / f"{os.environ['TYPE']}-{os.environ['INDEX']}.json").write_text(json.dumps(told))
 while os.environ["TYPE"] == "master" and len(list(folder.glob("*.json"))) < 6:
     time.sleep(0.1)
+"""
+
+_FOLDERS = """
+import ctypes, os, pathlib, resource, shutil, socket, subprocess, tempfile
+root = pathlib.Path(os.environ["JOB_DIR"])
+places = [root, pathlib.Path.cwd(), pathlib.Path.home(), pathlib.Path("/tmp"), pathlib.Path("/var/tmp")]
+data = pathlib.Path(os.environ["SCALETIER_DATA"], "of-before")
+git = "git -c init.defaultBranch=main -c user.name=a -c user.email=b"
+ways = (
+    "cp -r tree by-cp-r",
+    "cp -a tree by-cp-a",
+    "rsync -a tree/ by-rsync",
+    "tar cf tree.tar tree && mkdir by-tar && tar xf tree.tar -C by-tar",
+    "python3 -m zipfile -c tree.zip tree/ && unzip -q tree.zip -d by-unzip",
+    f"mkdir repo && cp -r tree repo && cd repo && {git} init -q && git add . && {git} commit -qm x && git clone -q . ../by-git",
+    f"cp -r {data} data-r && cp -a {data} data-a && rsync -a {data}/ data-s",
+)
+for place in places:
+    (place / "tree/deep").mkdir(parents=True)
+    (place / "tree/deep/file").write_text("x")
+    for way in ways:
+        subprocess.run(["sh", "-ec", way], cwd=place, check=True)
+    shutil.copytree(data, place / "data-p")
+    for other in places:
+        shutil.copytree(place / "tree", other / "copied")
+        shutil.rmtree(other / "copied")
+        if other != place:
+            shutil.move(place / "by-cp-a", other / "moved")
+            shutil.move(other / "moved", place / "by-cp-a")
+    print(place.name, len(list(place.rglob("file"))))
+if (root / "of-before").exists():
+    shutil.copytree(root / "of-before", "/tmp/of-before")
+for library in ("libgomp.so.1", "libGL.so.1", "libglib-2.0.so.0", "libsndfile.so.1", "libgfortran.so.5"):
+    ctypes.CDLL(library)
+held = [tempfile.TemporaryFile(dir="/var/tmp") for _ in range(3_000)]
+print("files", len(held), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print("name", socket.getaddrinfo(socket.getfqdn(), None)[0][4][0])
 """
 
 
@@ -127,3 +165,20 @@ def test_a_job_brings_its_own_python(cluster: Stack, tmp_path: Path) -> None:
         assert (compared["runtime"], compared["package"]) == (True, True)
     finally:
         assert cluster.fab("runtimes", "rm", key, "--yes").code == 0
+
+
+def test_a_host_is_to_a_program_what_a_small_debian_is(cluster: Stack, tmp_path: Path) -> None:
+    """Folders of the bucket are as earlier versions left them: with the set-group-ID bit, which no program may copy."""
+    script, old = tmp_path / "folders.py", "data own/unpacks"
+    script.write_text(_FOLDERS)
+    made = f"cd /bucket && for top in {old}; do mkdir -p $top/of-before/deep && touch $top/of-before/deep/file; done"
+    assert cluster.ssh("master-0", f"{made} && find {old} -type d -exec chmod g+s {{}} +", user="scaletier").code == 0
+    flags = ("--script", str(script), "--job-dir", "/bucket/own/unpacks", "--scale-tier", "BASIC")
+    result = cluster.fab("train", "unpacks", *flags)
+    assert result.code == 0, result.text
+    limits = re.search(r"files 3000 (\d+) (\d+)", result.text)
+    assert limits
+    assert limits[1] == limits[2], "as many as LXD's own process may open, and 1048576 at most"
+    address = cluster.ssh("master-0", "ip -4 -o address show scope global").out.split()[3].partition("/")[0]
+    assert f"name {address}" in result.text
+    assert cluster.ssh("master-0", f"cd /bucket && find {old} -perm /6000", user="scaletier").out == ""

@@ -34,10 +34,62 @@ def test_a_script_says_which_it_is() -> None:
     assert SCRIPT.count(f"\nscript={version(SCRIPT)}\n") == 1
 
 
-def test_hosts_install_nothing_but_a_driver() -> None:
-    assert not re.search(r"\b(apt-get|pip|dpkg)\s", script(None, 1800))
+def test_hosts_that_are_closed_in_install_nothing_but_a_driver() -> None:
+    assert not re.search(r"\b(apt-get|pip)\s", script(None, 1800))
     assert "apt-get install" in SCRIPT
     assert f"url=https://storage.googleapis.com/a-bucket/{recipe('2.21.0', GPU).path}\nsha256={'5a' * 32}\n" in SCRIPT
+
+
+def part(text: str, name: str) -> str:
+    """The lines of a step, to be run by themselves."""
+    found = re.search(rf"^step {name}\n(.*?)\n(?=\n*step )", text, re.DOTALL | re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def run_part(folder: Path, text: str, **tools: str) -> str:
+    for name, body in tools.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.run(["bash", "-Eeuc", text], env=env, check=True, capture_output=True, text=True).stdout
+
+
+ADDRESS = "2: eth0    inet 10.64.0.5/32 metric 100 scope global dynamic eth0\\       valid_lft 86000sec"
+
+
+@pytest.mark.parametrize("first", ["fe80::4001:aff:fe40:5 STREAM worker-0", "10.64.0.5 STREAM worker-0", ""])
+def test_the_name_of_a_host_is_its_address_in_the_cluster(tmp_path: Path, first: str) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n10.64.0.9 worker-0 # scaletier\n")
+    text = part(script(None, 0), "names").replace("/etc/hosts", str(hosts))
+    run_part(tmp_path, text, ip=f"echo '{ADDRESS}'", getent=f"echo '{first}'", uname="echo worker-0")
+    lines = hosts.read_text().splitlines()
+    assert "127.0.0.1 localhost" in lines
+    assert not [line for line in lines if line.startswith("10.64.0.9")], "an address of before"
+    assert (lines[0] == "10.64.0.5 worker-0 # scaletier") is (not first.startswith("10.64.0.5"))
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, reached: bool) -> None:
+    archive = Archive(recipe("2.21.0", None), "a-bucket", "5a" * 32)
+    text = part(startup_script(archive, None, 0, closed=False), "packages")
+    asked = tmp_path / "asked"
+    tools = {
+        "dpkg": 'case "$2" in git|libglib2.0-0t64) ;; *) exit 1;; esac',
+        "apt-get": f'echo "$*" >>{asked}; exit {0 if reached else 100}',
+        "sleep": "true",
+    }
+    said = run_part(tmp_path, text, **tools)
+    (install,) = [line for line in asked.read_text().splitlines() if line.startswith("install")] if reached else [""]
+    assert install == "" or {"rsync", "unzip", "libgl1"} <= set(install.split())
+    assert not {"git", "libglib2.0-0"} & set(install.split()), "what is there is left alone"
+    assert ("cannot install rsync unzip" in said) is not reached
+
+
+def test_a_host_that_is_closed_in_says_what_it_does_without(tmp_path: Path) -> None:
+    assert "does without git" in run_part(tmp_path, part(script(None, 0), "packages"), dpkg="exit 1")
+    assert not run_part(tmp_path, part(script(None, 0), "packages"), dpkg="true")
 
 
 def test_no_host_upgrades_itself_in_mid_job() -> None:

@@ -1,0 +1,114 @@
+"""Find a shared library or a program that a trainer did not find on its host, and say how it gets there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+LIST = "program_packages in ansible/roles/host/defaults/main.yml"
+_CONTENTS = "https://packages.debian.org/search?searchon=contents&suite=bookworm&keywords="
+# Of libraries that packages from PyPI load, and programs that people run: the package of Debian 12. The rest is looked up.
+_LIBRARIES = {
+    "libGL.so.1": "libgl1",
+    "libEGL.so.1": "libegl1",
+    "libGLU.so.1": "libglu1-mesa",
+    "libOpenGL.so.0": "libopengl0",
+    "libOSMesa.so.8": "libosmesa6",
+    "libSM.so.6": "libsm6",
+    "libX11.so.6": "libx11-6",
+    "libXext.so.6": "libxext6",
+    "libXrender.so.1": "libxrender1",
+    "libatlas.so.3": "libatlas3-base",
+    "libblas.so.3": "libblas3",
+    "libcairo.so.2": "libcairo2",
+    "libfontconfig.so.1": "libfontconfig1",
+    "libgeos_c.so.1": "libgeos-c1v5",
+    "libgfortran.so.5": "libgfortran5",
+    "libglib-2.0.so.0": "libglib2.0-0",
+    "libgthread-2.0.so.0": "libglib2.0-0",
+    "libgomp.so.1": "libgomp1",
+    "libhdf5_serial.so.103": "libhdf5-103-1",
+    "libibverbs.so.1": "libibverbs1",
+    "liblapack.so.3": "liblapack3",
+    "libmpi.so.40": "libopenmpi3",
+    "libnuma.so.1": "libnuma1",
+    "libomp.so.5": "libomp5",
+    "libopenblas.so.0": "libopenblas0",
+    "libpq.so.5": "libpq5",
+    "libpython3.11.so.1.0": "libpython3.11",
+    "libquadmath.so.0": "libquadmath0",
+    "libsndfile.so.1": "libsndfile1",
+    "libsox.so.3": "libsox3",
+    "libtbb.so.12": "libtbb12",
+    "libusb-1.0.so.0": "libusb-1.0-0",
+    "libxml2.so.2": "libxml2",
+}
+_PROGRAMS = {
+    "cc": "build-essential",
+    "convert": "imagemagick",
+    "dot": "graphviz",
+    "g++": "build-essential",
+    "gcc": "build-essential",
+    "ifconfig": "net-tools",
+    "java": "default-jre-headless",
+    "killall": "psmisc",
+    "make": "build-essential",
+    "mpirun": "openmpi-bin",
+    "node": "nodejs",
+    "ping": "iputils-ping",
+    "ps": "procps",
+    "tesseract": "tesseract-ocr",
+    "top": "procps",
+    "xz": "xz-utils",
+    **{
+        name: name
+        for name in (
+            *("bzip2", "cmake", "curl", "ffmpeg", "file", "git", "git-lfs", "gnuplot", "htop", "jq", "less", "lsof", "npm"),
+            *("numactl", "parallel", "patch", "pigz", "rsync", "screen", "sox", "strace", "tmux", "tree", "unzip", "wget"),
+            *("xvfb", "zip", "zstd"),
+        )
+    },
+}
+_LIBRARY = re.compile(
+    r"(?:[\w.]*(?:Error|Exception): (?:.*[\s'\"])?|.*error while loading shared libraries: )(lib[\w.+-]+\.so[\w.]*)['\"]?"
+    r": cannot open shared object file"
+)
+_NAME = r"([\w.+-]+)"
+# What shells, env, and the host's own start of a trainer say.
+_PROGRAMS_MISSED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"\S+: (?:line )?\d+: (?:exec: )?{_NAME}: (?:command )?not found$",
+        rf"(?:\S*/)?env: \W?{_NAME}\W?: No such file or directory$",
+        rf"the trainer cannot start: {_NAME}: No such file or directory$",
+    )
+)
+# Python says so of a file as well: it is a program if the traceback goes through subprocess.
+_FROM_SUBPROCESS = re.compile(rf"FileNotFoundError: \[Errno 2\] No such file or directory: '{_NAME}'$")
+_SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
+_OF_GPUS = re.compile(r"lib(?:cu|nv|nccl)")
+
+
+def remedy(lines: Iterable[str]) -> str:
+    """Return one line for the last library or program that these lines of a trainer miss; empty if there is none."""
+    found, subprocess = "", False
+    for line in lines:
+        programs = (*_PROGRAMS_MISSED, _FROM_SUBPROCESS) if subprocess else _PROGRAMS_MISSED
+        if library := _LIBRARY.match(line):
+            found = _of_library(library[1])
+        elif program := next((match for each in programs if (match := each.match(line))), None):
+            found = _add(f"program {program[1]}", _PROGRAMS.get(program[1]), program[1])
+        subprocess = subprocess or _SUBPROCESS.match(line) is not None
+    return found
+
+
+def _of_library(name: str) -> str:
+    if _OF_GPUS.match(name):
+        return f"Its host has no {name}, a library of GPUs: use a build of the package for CPUs, or hosts with GPUs."
+    any_version = (package for each, package in _LIBRARIES.items() if each.startswith(f"{name}.") and name.endswith(".so"))
+    return _add(name, _LIBRARIES.get(name) or next(any_version, None), name)
+
+
+def _add(what: str, package: str | None, file: str) -> str:
+    which = f"add {package}" if package else f"add the Debian package that has it ({_CONTENTS}{file})"
+    return f"Its host has no {what}: {which} to {LIST}, then `make image` for local hosts, and `pulumi up`."

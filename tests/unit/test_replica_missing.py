@@ -1,0 +1,92 @@
+"""A library or a program that a trainer did not find: one line says how its host gets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs.records import ReplicaRecord
+from replica import missing
+from replica.decide import exit_message
+
+ROOT = Path(__file__).resolve().parents[2]
+THEN = "to program_packages in ansible/roles/host/defaults/main.yml, then `make image` for local hosts, and `pulumi up`."
+_CALL = [
+    "Traceback (most recent call last):",
+    '  File "/var/lib/scaletier/jobs/a/package/task.py", line 3, in <module>',
+    '  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child',
+    "    raise child_exception_type(errno_num, err_msg, err_filename)",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["ImportError: libGL.so.1: cannot open shared object file: No such file or directory"], "libGL.so.1: add libgl1 "),
+        (["OSError: libgomp.so.1: cannot open shared object file: No such file or directory"], "libgomp.so.1: add libgomp1 "),
+        (
+            ["OSError: cannot load library 'libsndfile.so': libsndfile.so: cannot open shared object file: No such file"],
+            "libsndfile.so: add libsndfile1 ",
+        ),
+        (
+            ["./tool: error while loading shared libraries: libtbb.so.12: cannot open shared object file: No such file"],
+            "libtbb.so.12: add libtbb12 ",
+        ),
+        (
+            ["xgboost.core.XGBoostError: libx.so.9: cannot open shared object file"],
+            "libx.so.9: add the Debian package that has",
+        ),
+        (["sh: 1: ffmpeg: not found"], "program ffmpeg: add ffmpeg "),
+        (["/bin/sh: 1: wget: not found"], "program wget: add wget "),
+        (["run.sh: 12: unzip: not found", "tar: x: Cannot open"], "program unzip: add unzip "),
+        (["bash: line 1: dot: command not found"], "program dot: add graphviz "),
+        (["./run.sh: line 3: exec: java: not found"], "program java: add default-jre-headless "),
+        (["/usr/bin/env: 'node': No such file or directory"], "program node: add nodejs "),
+        (["the trainer cannot start: gcc: No such file or directory"], "program gcc: add build-essential "),
+        ([*_CALL, "FileNotFoundError: [Errno 2] No such file or directory: 'git'"], "program git: add git "),
+        (["sh: 1: mytool: not found"], "program mytool: add the Debian package that has it (https://packages.debian.org/"),
+    ],
+)
+def test_what_is_missing_comes_with_its_remedy(lines: list[str], said: str) -> None:
+    (line,) = missing.remedy(lines).splitlines()
+    assert line.startswith(f"Its host has no {said}")
+    assert line.endswith(THEN)
+
+
+def test_a_library_of_gpus_is_no_package_of_debian() -> None:
+    said = missing.remedy(["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"])
+    assert "CPUs" in said
+    assert "packages" not in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data'",
+        "W tensorflow/x.cc:64] Could not load dynamic library 'libcudart.so.11.0'; dlerror: libcudart.so.11.0: cannot open "
+        "shared object file: No such file or directory",
+        "OSError: /opt/venv/lib/libown.so: cannot open shared object file: No such file or directory",
+        "the trainer cannot start: /no/such: No such file or directory",
+        "ModuleNotFoundError: No module named 'git'",
+        "404: page: not found",
+        "",
+    ],
+)
+def test_what_is_no_such_thing_is_left_alone(line: str) -> None:
+    assert not missing.remedy(["Traceback (most recent call last):", line])
+
+
+def test_the_message_of_the_job_has_it_in_its_first_line() -> None:
+    end = "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"
+    first, *rest = exit_message(ReplicaRecord("worker-0", exitCode=1, errorMessage=end)).splitlines()
+    assert first.startswith("The replica worker 0 exited with a non-zero status of 1. Its host has no libGL.so.1: add libgl1 ")
+    assert rest == [end]
+
+
+def test_the_list_that_it_names_is_there() -> None:
+    name, _, path = missing.LIST.partition(" in ")
+    packages = set(yaml.safe_load((ROOT / path).read_text())[name])
+    libraries = ("libGL.so.1", "libglib-2.0.so.0", "libgomp.so.1", "libsndfile.so.1", "libgfortran.so.5")
+    assert {*(missing._LIBRARIES[each] for each in libraries), "git", "rsync", "unzip"} <= packages
