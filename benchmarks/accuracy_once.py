@@ -52,7 +52,7 @@ def main() -> int:
     batches = job.eval_data()
     network = Network(job, batches.element_spec, 0)
     copy = checkpoint.LocalCopy(network)
-    evaluate = make_evaluate(network, copy.outputs, batches, None)
+    evaluate = make_evaluate(network, copy, batches, None)
     curve = []
     for step, path in checkpoints(Path(sys.argv[1])):
         copy.assign(values(path, network), copy.own, step)

@@ -21,7 +21,7 @@ from scaletier.cluster import Cluster, await_peers
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.keeper import Keeper
-from scaletier.network import Network
+from scaletier.network import Batch, Network
 from scaletier.period import Period
 from scaletier.private import Workers
 from scaletier.replica import Progress, Replica, train
@@ -76,13 +76,16 @@ class Asynchronous:
         reader = checkpoint.find(flags.job_dir, self._network)
         self._coordinator: Any = self._connect() if self._workers else None
         self._copy = checkpoint.LocalCopy(self._network)
-        self.variables, self.step, self.outputs = self._copy.variables, self._copy.step, self._copy.outputs
+        self.variables, self.step = self._copy.variables, self._copy.step
+        self.initial_test, self.test = self._copy.initial_test, self._copy.test
         self.shared, self.own = self._copy.shared, self._copy.own
         step = self._begin_at(reader)
         with tf.device(self._devices[0]):
             place = checkpoint.Place(self._source.training(0, 1 + self._workers), reader)
         self._iterator = place.iterator
-        self._keeper = Keeper(job, flags, self._network, self, self._source.element_spec[0], evaluated, place, step)
+        self._keeper = Keeper(
+            job, flags, self._network, self, Batch.of(self._source.element_spec).inputs, evaluated, place, step
+        )
         self._centre = self._make_centre(step) if self._workers else None
         of_workers = [devices_of("worker", index) for index in range(self._workers)]
         with tf.device(self._devices[0]):

@@ -177,7 +177,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
             with tf.control_dependencies([computed]):
                 values, global_step = start, centre.add(start, reached.shared, share, steps)
         loss = loss_sum / tf.maximum(tf.cast(steps, tf.float32), 1.0)
-        told = figures(steps, global_step, loss, global_step - position - steps, computed - began, network.results(metrics))
+        told = figures(steps, global_step, loss, global_step - position - steps, computed - began, metrics)
         return tuple(values), reached.own, told
 
     # There is no Python control flow for AutoGraph to convert, and converting takes time.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.data import DataError, fingerprint
-from scaletier.network import Network, Spec
+from scaletier.network import Batch, Network, Spec
 from scaletier.runtime import import_tensorflow, lost_host_errors, one_line, say
 
 tf = import_tensorflow()
@@ -90,16 +90,16 @@ class Reader:
             self.data_of = bytes(self._tensor(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
         except _DAMAGE as error:
             raise _unreadable(path, error) from None
-        for spec in network.shared:
+        for spec in (*network.shared, *network.fixed):
             if (found := self._shapes.get(key_of(spec))) != spec.shape:
                 held = "has none" if found is None else f"holds it as {found}"
                 raise CheckpointError(
                     f"checkpoint {path} is of another model: {network.model.name} has variable {spec.name} {spec.shape}, "
                     f"it {held}; pass another --job-dir, or the model that it is of"
                 )
-        self._anew = {key_of(spec): network.initial(spec) for spec in network.anew}
+        self._anew = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
         missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
-        self.own = [] if missing else network.own
+        self.own = network.fixed if missing else network.own
         self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
 
     def _found(self) -> dict[str, tuple[int, ...]]:
@@ -245,17 +245,31 @@ class LocalCopy:
         """By the names that checkpoints have for them."""
         return dict(_named(self.network.shared, self.shared)) | dict(_named(self.network.own, self.own))
 
-    def outputs(self, inputs: Any) -> Any:
-        """What the model makes of inputs, by the variables as they are."""
-        return self.network.predict(self.shared, self.own, inputs)
+    @property
+    def fixed(self) -> list[Any]:
+        """The variables that no step changes."""
+        return [variable for spec, variable in zip(self.network.own, self.own, strict=True) if spec in self.network.fixed]
+
+    def initial_test(self) -> list[Any]:
+        """The state before an evaluation's first batch."""
+        return self.network.initial_test(self.own)
+
+    def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
+        """Evaluate a batch by the variables as they are, as `Network.test`."""
+        return self.network.test(self.shared, self.own, state, batch)
 
     def restore(self, reader: Reader) -> int:
         """Takes over a checkpoint, one variable at a time; its global step. CheckpointError as of Reader."""
-        for specs, variables in ((self.network.shared, self.shared), (reader.own, self.own)):
-            for spec, variable in zip(specs, variables, strict=False):
+        for spec, variable in zip((*self.network.shared, *self.network.own), (*self.shared, *self.own), strict=True):
+            if spec in self.network.shared or spec in reader.own:
                 variable.assign(reader.value(spec))
+        self.fix()
         self.step.assign(reader.step)
         return reader.step
+
+    def fix(self) -> None:
+        """Have the network begin with what no step changes as it is here."""
+        self.network.fix([variable.numpy() for variable in self.fixed])
 
     def assign(self, shared: Sequence[Any], own: Sequence[Any], step: int) -> None:
         """Takes over values, in the network's order, and the global step. Of the devices' `own` it takes the first one's."""

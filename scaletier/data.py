@@ -155,12 +155,10 @@ def check(dataset: Any, name: str) -> None:
     if element is None:
         raise DataError(f"the job's {name} has no batch: it ends before the first one")
     batch = Batch.of(element)
-    if batch.targets is None:
-        raise JobError(f"the job's {name} has no targets; valid are elements (inputs, targets)")
     parts = [part for part in tf.nest.flatten(tuple(batch)) if part is not None]
     if any(part.shape.rank == 0 for part in parts):
         raise JobError(f"the job's {name} has a single number where there is to be one for each sample: add .batch(…)")
-    sizes = {int(tf.shape(part)[0]) for part in parts}
+    sizes = {int(part.shape[0]) for part in parts}
     if len(sizes) > 1 or 0 in sizes:
         counts = ", ".join(map(str, sorted(sizes)))
         raise JobError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from scaletier.job import Inspector
 from scaletier.network import Batch, Network
@@ -31,25 +31,35 @@ class Measured(NamedTuple):
             self.inspector.done(step, figures, summaries, job_dir, last)
 
 
+class Tested(Protocol):
+    """A model as it is at each call: `Network.test` of it, and the state before the first batch."""
+
+    def initial_test(self) -> Sequence[Any]: ...
+
+    def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, Sequence[Any], Any]: ...
+
+
 def make_evaluate(
-    network: Network, outputs: Callable[[Any], Any], batches: Any, inspector: Callable[[], Inspector] | None
+    network: Network, tested: Tested, batches: Any, inspector: Callable[[], Inspector] | None
 ) -> Callable[[Callable[[], bool]], Measured | None]:
-    """The evaluation of `outputs`, of inputs, as it is at each call, on all of `batches`, in this process; traced once.
+    """The evaluation of `tested` on all of `batches`, in this process; traced once.
 
     It is asked before each batch whether it is to go on no more, and is then None. One that takes long says so: only as batches
     end to come is it known that data has an end.
     """
 
-    def totals(batch: Batch, state: Any) -> Any:
-        found = outputs(batch.inputs)
-        return network.loss(batch, found), network.measured(state, batch, found), found if inspector else ()
+    def test(state: Any, batch: Batch) -> Any:
+        loss, outputs, state, results = tested.test(state, batch)
+        return loss, outputs if inspector else (), state, results
 
-    traced = tf.function(totals, reduce_retracing=True, autograph=False)
-    results = tf.function(network.results, autograph=False)
+    traced = tf.function(test, autograph=False)
+    spec = Batch.of(batches.element_spec)
 
     def evaluate(stopped: Callable[[], bool]) -> Measured | None:
         looks = inspector() if inspector else None
-        state, loss, samples = network.metrics(), 0.0, 0
+        state, loss, samples, results = tested.initial_test(), 0.0, 0, ()
+        # By the sizes that the dataset declares, also for a smaller last batch: Keras weighs the losses of outputs by them.
+        graph = traced.get_concrete_function([tf.TensorSpec(one.shape, one.dtype) for one in state], spec)
         told = time.monotonic()
         for element in batches:
             if stopped():
@@ -58,12 +68,12 @@ def make_evaluate(
                 say(f"Still evaluates, {samples} samples so far; eval_data must come to an end")
                 told = now
             batch = Batch.of(element)
-            mean, state, found = traced(batch, state)
-            count = int(tf.shape(tf.nest.flatten(batch.inputs)[0])[0])
+            mean, found, state, results = graph(state, batch)
+            count = int(tf.nest.flatten(batch.inputs)[0].shape[0])
             loss, samples = loss + float(mean) * count, samples + count
             if looks:
                 looks.batch(*(tf.nest.map_structure(lambda part: part.numpy(), part) for part in (batch[0], batch[1], found)))
-        named = dict(zip(network.metric_names, map(float, results(state)), strict=True))
+        named = dict(zip(network.metric_names, map(float, results), strict=True))
         return Measured(loss / max(samples, 1), named, looks)
 
     return evaluate

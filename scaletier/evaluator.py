@@ -33,7 +33,7 @@ def run(job: Job, flags: Flags, index: int) -> None:
     batches = evaluation(job.eval_data)
     network = Network(job, batches.element_spec, flags.seed)
     copy = checkpoint.LocalCopy(network)
-    evaluate = make_evaluate(network, copy.outputs, batches.once(), job.inspector)
+    evaluate = make_evaluate(network, copy, batches.once(), job.inspector)
     summaries = Summaries(f"{flags.job_dir}/evaluator{f'-{index}' if index else ''}")
     interval = EvalInterval(flags.eval_interval)
     say(f"Started [evaluator/{index}], waits for checkpoints in {checkpoint.directory(flags.job_dir)}")

@@ -15,7 +15,7 @@ from scaletier.evaluation import Measured, make_evaluate
 from scaletier.flags import Flags
 from scaletier.job import Job
 from scaletier.lines import EvalInterval, eval_line, final_line
-from scaletier.network import Network
+from scaletier.network import Batch, Network
 from scaletier.runtime import import_tensorflow, one_line, say
 from scaletier.savedmodel import export, served
 from scaletier.summaries import Summaries
@@ -40,8 +40,11 @@ class Trained(Protocol):
     @property
     def step(self) -> Any: ...
 
-    def outputs(self, inputs: Any) -> Any:
-        """What the model makes of inputs, by the variables as they are."""
+    def initial_test(self) -> Sequence[Any]:
+        """The state before an evaluation's first batch."""
+
+    def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, Sequence[Any], Any]:
+        """Evaluate a batch by the variables as they are."""
 
     def refresh(self) -> int:
         """Brings the variables and the step up to date; the global step. DivergedError where they are no longer numbers."""
@@ -70,12 +73,12 @@ class Keeper:
             tf.io.gfile.makedirs(flags.job_dir)
         except tf.errors.OpError as error:
             raise DataError(f"--job-dir {flags.job_dir} cannot be made: {one_line(error)}") from None
-        self._flags, self._trained = flags, trained
+        self._flags, self._network, self._trained = flags, network, trained
         self._served = served(job, network, trained.shared, trained.own, inputs)
         self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints, place)
         self._evaluate = None
         if evaluated is not None:
-            self._evaluate = make_evaluate(network, trained.outputs, evaluated.once(), job.inspector)
+            self._evaluate = make_evaluate(network, trained, evaluated.once(), job.inspector)
         self._interval = EvalInterval(flags.eval_interval)
         self._evaluated_step = step
         self.summaries = Summaries(flags.job_dir)
@@ -136,6 +139,8 @@ class Keeper:
     def finish(self, loss: float | None) -> None:
         """Saves, exports and evaluates the model that the job came to; `loss` is the last of training, if there was any."""
         step = self.save()
+        if self._network.averages:
+            self._average()
         try:
             exported = export(self._served, self._flags.job_dir)
             say(f"Exporting prediction graph to {exported}")
@@ -144,6 +149,14 @@ class Keeper:
                 say(final_line(step, measured.loss, measured.metrics))
             elif loss is not None:
                 say(final_line(step, loss, {}))
+
+    def _average(self) -> None:
+        """Give the weights their averages, as `fit` does at its end; the checkpoint has both."""
+        trained = self._trained.shared[: len(self._network.trained)]
+        slots = self._trained.own[len(self._trained.own) - len(self._network.slots) :]
+        for variable, value in zip(trained, self._network.averaged(trained, slots), strict=True):
+            with tf.device(variable.device):
+                variable.assign(value, read_value=False)
 
     def save(self) -> int:
         """Writes a checkpoint, unless there is one of this step; the step."""

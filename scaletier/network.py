@@ -2,14 +2,15 @@
 
 Keras keeps values in variables. Here a variable is a name, a shape and how it begins, and values are handed in and out: one
 graph then serves every replica, wherever its values lie, and no host holds a model that it does not train.
-Source: Keras's stateless API, `keras.StatelessScope`, `Optimizer.stateless_apply`.
+Loss and metrics are those of the compiled model: `compute_loss` and `compute_metrics` are called within a StatelessScope.
+Source: Keras's stateless API, `keras.StatelessScope`, `Optimizer.stateless_apply`; `train_step` of its TensorFlow trainer.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,6 @@ import keras  # noqa: E402 - TensorFlow imports it, without its noise
 
 Values = Sequence[Any]
 _FLOAT = "float32"
-_HALVES = (tf.float16, tf.bfloat16)
 # Losses of Keras that compare each target with the output in its place.
 _BY_PLACE = (
     keras.losses.mean_squared_error,
@@ -60,16 +60,18 @@ class Batch(NamedTuple):
     """What a dataset gives for one step; `weights` are those of the samples, or None."""
 
     inputs: Any
-    targets: Any
+    targets: Any = None
     weights: Any = None
 
     @classmethod
     def of(cls, element: Any) -> Batch:
-        """A dataset's element, or its spec; JobError for one that is not a pair or a triple."""
-        if isinstance(element, tuple) and len(element) in (2, 3):
+        """A dataset's element, or its spec; JobError for a tuple of more than three."""
+        if not isinstance(element, tuple):
+            return cls(element)
+        if 1 <= len(element) <= 3:
             return cls(*element)
-        held = f"a tuple of {len(element)}" if isinstance(element, tuple) else f"a {type(element).__name__}"
-        raise JobError(f"the data's elements are {held}; valid are (inputs, targets) and (inputs, targets, sample_weight)")
+        valid = "inputs, (inputs, targets) and (inputs, targets, sample_weight)"
+        raise JobError(f"the data's elements are a tuple of {len(element)}; valid are {valid}")
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
         """The batch with this done to each tensor."""
@@ -87,11 +89,12 @@ class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
 
 
 class Network:
-    """The functions, and the variables that they are of:
+    """A model's step, evaluation and prediction by Keras's own `compute_loss` and `compute_metrics`, and their variables:
 
-    `shared`: what replicas have in common, float32: trained weights first, then what is kept of the data, such as moving means.
-    `own`: what each has for itself: the optimizer's variables, the states of random generators, and counts.
-    `anew`: of these what the job says each time it starts, the learning rate.
+    `shared`: what replicas have in common, float32: trained weights first, then what a step changes, such as moving means.
+    `own`: what each has for itself: what else a step changes (states of random generators and of layers, counts), then
+        `fixed`, which no step changes, and `slots`, the optimizer's.
+    `reset_on_start`: of these what the job says each time it starts, the learning rates.
     """
 
     def __init__(
@@ -103,65 +106,45 @@ class Network:
         place: Callable[[Any], Any] | None = None,
         evaluated: Any = None,
     ) -> None:
-        """`element` is the data's element_spec, `evaluated` that of the eval_data if there is any, `replicas` how many train,
-        `place(variable)` where the optimizer updates it.
+        """Build the functions of a job's model.
 
-        Raises JobError where model, data, loss and metrics do not go together.
+        Args:
+            job: the job.
+            element: the element_spec of its data.
+            seed: of the initial values of a model that a function makes.
+            replicas: how many train.
+            place: a context in which the optimizer updates a variable.
+            evaluated: the element_spec of the job's eval_data, if there is any.
+
+        Raises:
+            JobError: model, data, loss, metrics and optimizer do not go together.
         """
         self.replicas, self._seed, spec = replicas, seed, Batch.of(element)
         self._scope = keras.StatelessScope(initialize_variables=False)
-        self._deferred = False
         if job.model is None:
             raise JobError("the job has no model: pass Job(model=…), a Keras 3 model or a function that makes one")
         self.model = self._made(job.model)
         if not isinstance(self.model, keras.Model):
             raise JobError(f"the model is {kind_of(self.model)}; valid is a Keras {keras.__version__.partition('.')[0]} model")
+        _require_keras_steps(self.model)
         if not self.model.built or not self.model.variables:
             self._build(spec.inputs)
-        compiled = _compiled(self.model) if job.loss is None or job.optimizer is None else {}
-        loss = compiled.get("loss") if job.loss is None else job.loss
-        if loss is None:
-            raise JobError("the job has no loss, and its model is not compiled with one: pass Job(loss=…)")
-        optimizer = job.optimizer or compiled.get("optimizer") or "rmsprop"
-        self._optimizer = self._stateless(optimizer, replicas, place)
-        # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
-        with_values = [*self._optimizer.variables, *([] if self._deferred else self.model.variables)]
-        self._begun = {id(variable): np.asarray(variable) for variable in with_values}
-        trained = list(self.model.trainable_variables)
-        if not trained:
+        if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")
-        with self._scope:
-            self._optimizer.build(trained)
-        specs = _specs(self.model.name, self.model.variables)
-        ids = {id(spec.variable): spec for spec in specs}
-        self._others = [ids[id(variable)] for variable in self.model.non_trainable_variables]
-        self.trained = [ids[id(variable)] for variable in trained]
-        kept = [spec for spec in self._others if spec.dtype == _FLOAT]
-        self._counts = [spec for spec in self._others if spec.dtype != _FLOAT]
-        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
-            raise JobError(
-                f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
-            )
-        self.shared = [*self.trained, *kept]
-        self.slots = _specs("", self._optimizer.variables, "optimizer/")
-        self.own = [*self._counts, *self.slots]
-        # What counts is as the job has it now, whatever a checkpoint has.
-        self.anew = [spec for spec in self.slots if spec.variable is self._rate]
-        losses = _per_output(loss, _loss_function)
-        weights = _loss_weights(compiled.get("loss_weights") if job.loss is None else None, losses, self.model.name)
-        self._losses = {key: _times(weights.get(key), one) for key, one in losses.items()}
-        self._outputs = self._look(spec)
-        plain = _made_here(job.metrics) or compiled.get("metrics") or ()
-        weighted = _made_here(job.weighted_metrics) or compiled.get("weighted_metrics") or ()
-        self._metrics = [*self._metric_objects(plain, spec, False), *self._metric_objects(weighted, spec, True)]
-        self._unmeasured = [np.asarray(variable) for _, metric, _ in self._metrics for variable in metric.variables]
-        self.metric_names = _distinct(
-            [metric.name if key is None else f"{key}_{metric.name}" for key, metric, _ in self._metrics]
-        )
-        self._measure(spec, self._outputs)
+        compiled = private.compiled(self.model)
+        self._compile(job, compiled, self._optimizer_of(job, compiled))
+        self._optimizer = private.stateless(self.model.optimizer, place)
+        self._optimizer.build(self.model.trainable_variables)
+        self._parts = private.parts(self._optimizer)
+        self._schedules = self._own_schedules()
+        # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
+        held = [one for one in (*self._optimizer.variables, *self.model.variables) if private.has_value(one)]
+        self._begun = {id(one): np.asarray(one) for one in held if self._scope.get_current_value(one) is None}
+        scope, self.metric_names = self._check(spec, "", True)
+        self._group(scope)
+        self._initial_metrics = self._reset_metrics()
         if evaluated is not None and evaluated != element:
-            given = Batch.of(evaluated)
-            self._measure(given, self._look(given, " of eval_data"), " of eval_data")
+            self._check(Batch.of(evaluated), " of eval_data", False)
 
     def require_portable(self) -> None:
         """JobError where the model has what no other host can be given."""
@@ -171,28 +154,43 @@ class Network:
                 "job's data, or train by sync, or on one host"
             )
 
+    def require_parts(self) -> None:
+        """JobError if loss or metrics cannot be computed of parts of a batch, without the whole model at hand."""
+        for name in ("compute_loss", "compute_metrics"):
+            if _overrides(self.model, name):
+                raise JobError(
+                    f"the model {self.model.name} is invalid with --strategy model-parallel: it overrides {name}. "
+                    "Valid: --strategy async or sync, or a model without it"
+                )
+        for loss in private.losses(self.model):
+            if loss.reduction in ("sum", "none", None):
+                raise JobError(
+                    f"the loss {loss.name} is invalid with --strategy model-parallel: its reduction is {loss.reduction}. "
+                    "Valid: a mean over the batch, or --strategy async or sync"
+                )
+
     def _made(self, model: Any) -> Any:
         """The model of a function, without values for its variables; with them where its maker needs some."""
         if not callable(model) or isinstance(model, keras.Model | keras.Layer):
             return model
         if not inspect.isclass(model) and wants_argument(model):
             raise JobError("the job's model is a function of an argument; valid is one of nothing, which makes a Keras model")
+        policy = keras.config.dtype_policy()
         for scope in (self._scope, None):
             keras.utils.clear_session()
+            keras.config.set_dtype_policy(policy)
             keras.utils.set_random_seed(self._seed)
             if scope is None:
                 return model()
             try:
                 with scope:
-                    made = model()
-                self._deferred = True
-                return made
+                    return model()
             except (ValueError, AttributeError, TypeError):
                 self._scope = keras.StatelessScope(initialize_variables=False)
         return None
 
     def _build(self, inputs: Any) -> None:
-        symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), inputs)
+        symbolic = tf.nest.map_structure(_symbolic, inputs)
         try:
             with self._scope:
                 self.model(symbolic)
@@ -201,28 +199,88 @@ class Network:
                 f"the model {self.model.name} does not take inputs of {_shapes(inputs)}: {one_line(error)}"
             ) from error
 
-    def _stateless(self, optimizer: Any, replicas: int, place: Callable[[Any], Any] | None) -> Any:
+    def _optimizer_of(self, job: Job, compiled: Mapping[str, Any]) -> Any:
+        """The job's optimizer, or the compiled model's, not built."""
+        given = job.optimizer or compiled.get("optimizer") or "rmsprop"
         try:
-            given = optimizer
-            if callable(optimizer):
-                given = optimizer(replicas) if wants_argument(optimizer) else optimizer()
+            if callable(given):
+                given = given(self.replicas) if wants_argument(given) else given()
             found = keras.optimizers.get(given)
         except ValueError as error:
             raise JobError(f"the optimizer cannot be had: {one_line(error)}") from None
         if not isinstance(found, keras.optimizers.Optimizer):
             raise JobError(f"the optimizer is {kind_of(found)}; valid is one of keras.optimizers, its name, or a function")
-        if found.built:
-            found = type(found).from_config(found.get_config())
-        for each in (found, getattr(found, "inner_optimizer", found)):
+        if free := next((part for part in private.parts(found) if type(part).__name__ == "ScheduleFreeAdamW"), None):
+            raise JobError(
+                f"the optimizer {type(free).__name__} is invalid: Keras computes it in another way with TensorFlow than "
+                "elsewhere. Valid: another optimizer, such as AdamW"
+            )
+        return type(found).from_config(found.get_config()) if found.built else found
+
+    def _compile(self, job: Job, compiled: Mapping[str, Any], optimizer: Any) -> None:
+        """Compile the model with what the job says, or else with what it was compiled with."""
+        loss, weights = job.loss, None
+        if loss is None:
+            loss, weights = compiled.get("loss"), compiled.get("loss_weights")
+        elif isinstance(loss, Mapping):
+            loss = dict(loss)
+        metrics = _metrics_of(job.metrics) or compiled.get("metrics")
+        weighted = _metrics_of(job.weighted_metrics) or compiled.get("weighted_metrics")
+        scales = job.optimizer is not None or not compiled
+        self._user = {"loss": loss, "loss_weights": weights, "metrics": metrics, "weighted_metrics": weighted}
+        try:
+            # A class's own `compile` was called by who made the model, and may take other arguments.
+            keras.Model.compile(self.model, optimizer, **self._user, jit_compile=False, auto_scale_loss=scales)
+        except (ValueError, TypeError) as error:
+            raise JobError(f"the model {self.model.name} cannot be compiled: {one_line(error)}") from error
+
+    def _own_schedules(self) -> list[Scheduled]:
+        """Have the optimizer ask its schedules at the global step; JobError for what goes by `model.fit` alone."""
+        schedules = []
+        for part in self._parts:
             for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-                if value := getattr(each, name, None):
+                if value := getattr(part, name, None):
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
-        self._schedule = None
-        steps = getattr(found, "inner_optimizer", found)  # of one that scales the loss for another
-        if isinstance(rate := private.rate_of(steps), keras.optimizers.schedules.LearningRateSchedule):
-            steps.learning_rate = self._schedule = Scheduled(rate)
-        self._rate = private.rate_of(steps)
-        return private.stateless(found, place)
+            if isinstance(rate := private.rate_of(part), keras.optimizers.schedules.LearningRateSchedule):
+                part.learning_rate = scheduled = Scheduled(rate)
+                schedules.append(scheduled)
+        return schedules
+
+    def _group(self, scope: _Scope) -> None:
+        """Divide the variables by what a step assigned in `scope`."""
+        trained, others = (
+            list({id(one): one for one in variables}.values())
+            for variables in (self.model.trainable_variables, self.model.non_trainable_variables)
+        )
+        known = {id(one) for one in (*trained, *others, *self._metric_variables)}
+        # States that layers of Keras keep beside their variables, and the generator that random numbers come from by default.
+        foreign = [one for key, one in scope.assigned.items() if key not in known]
+        states = {id(one) for one in foreign}
+        self._begun |= {id(one): np.asarray(one) for one in foreign if private.has_value(one)}
+        specs = _specs(self.model.name, [*trained, *others, *foreign])
+        self.trained, rest = specs[: len(trained)], specs[len(trained) :]
+        if wrong := next((spec for spec in self.trained if spec.dtype != _FLOAT), None):
+            raise JobError(
+                f"the variable {wrong.name} is {wrong.dtype}; valid is float32, also where it computes in another type"
+            )
+        changed = [spec for spec in rest if id(spec.variable) in scope.assigned]
+        kept = [spec for spec in changed if spec.dtype == _FLOAT and id(spec.variable) not in states]
+        self.fixed = [spec for spec in rest if id(spec.variable) not in scope.assigned]
+        self._changing = [spec for spec in changed if spec not in kept]
+        self.shared = [*self.trained, *kept]
+        self.slots = _specs("", self._optimizer.variables, "optimizer/")
+        self.own = [*self._changing, *self.fixed, *self.slots]
+        # What counts is as the job has it now, whatever a checkpoint has.
+        rates = {id(private.rate_of(part)) for part in self._parts}
+        self.reset_on_start = [spec for spec in self.slots if id(spec.variable) in rates]
+        self._known = known | {id(one) for one in (*foreign, *self._optimizer.variables)}
+
+    def _reset_metrics(self) -> list[npt.NDArray[Any]]:
+        """The metrics' variables before any batch."""
+        with _Scope(()) as scope:
+            self.model.reset_metrics()
+        values = ((one, scope.get_current_value(one)) for one in self._metric_variables)
+        return [np.asarray(keras.ops.convert_to_numpy(one.value if value is None else value)) for one, value in values]
 
     def initial(self, spec: Spec) -> npt.NDArray[Any]:
         """How a variable begins; the same each time, for one seed."""
@@ -232,168 +290,280 @@ class Network:
         value = spec.variable.value if told is None else told
         return np.asarray(keras.ops.convert_to_numpy(value), spec.dtype)
 
+    def fix(self, values: Sequence[Any]) -> None:
+        """Begin with these values of the `fixed` variables; layers that compute constants of theirs do so."""
+        mapping = [(spec.variable, np.asarray(value)) for spec, value in zip(self.fixed, values, strict=True)]
+        self._begun |= {id(variable): value for variable, value in mapping}
+        with _Scope(mapping):
+            for layer in private.layers(self.model):
+                if layer.variables and hasattr(layer, "finalize_state"):
+                    layer.finalize_state()
+
     def weight_of(self, spec: Spec) -> Spec | None:
         """The trained weight that a variable of the optimizer is for; None for one that is for all, such as its count."""
-        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
-        reference = inner.references.get(id(spec.variable))
+        references = (part.references.get(id(spec.variable)) for part in self._parts)
+        reference = next((one for one in references if one is not None), None)
         return next((one for one in self.trained if one.variable is reference), None)
 
     def predict(self, shared: Values, own: Values, inputs: Any) -> Any:
-        """What the model makes of a batch of inputs, as after training."""
-        outputs, _, _ = called(self.model, *self._split(shared, own), inputs, False)
-        return outputs
+        """What the model makes of a batch of inputs, as after training. The optimizer's part of `own` may be left out."""
+        with self._enter(shared, own):
+            return self._call(inputs, False)
 
-    def loss(self, batch: Batch, outputs: Any) -> Any:
-        """The mean loss of a batch, float32, without what layers add."""
-        terms = [function(*_at(key, batch.targets, outputs), batch.weights) for key, function in self._losses.items()]
-        return tf.add_n(terms)
-
-    def metrics(self) -> list[Any]:
+    def initial_metrics(self) -> list[Any]:
         """The metrics' variables before any batch."""
-        return [tf.constant(value) for value in self._unmeasured]
+        return [tf.constant(value) for value in self._initial_metrics]
 
-    def measured(self, state: Values, batch: Batch, outputs: Any) -> list[Any]:
-        """The metrics' variables after a batch: a sample counts by its weight in `weighted_metrics` alone, as with Keras."""
-        state, after = list(state), []
-        with keras.StatelessScope(initialize_variables=False):
-            for key, metric, weighted in self._metrics:
-                count = len(metric.variables)
-                mine, state = state[:count], state[count:]
-                targets, found = _at(key, batch.targets, outputs)
-                after += metric.stateless_update_state(mine, targets, found, sample_weight=batch.weights if weighted else None)
-        return after
+    def initial_test(self, own: Values) -> list[Any]:
+        """The state before an evaluation's first batch: of `own` what a step may change, and the metrics' variables."""
+        return [*map(tf.convert_to_tensor, own[: len(self._changing)]), *self.initial_metrics()]
 
-    def results(self, state: Values) -> list[Any]:
-        """The metrics, in the order of `metric_names`, float32 []."""
-        state, found = list(state), []
-        with keras.StatelessScope(initialize_variables=False):
-            for _, metric, _ in self._metrics:
-                count = len(metric.variables)
-                mine, state = state[:count], state[count:]
-                found.append(tf.cast(metric.stateless_result(mine), tf.float32))
-        return found
+    def test(self, shared: Values, own: Values, state: Values, batch: Batch) -> tuple[Any, Any, list[Any], Any]:
+        """Evaluate a batch.
 
-    def step(self, shared: Values, own: Values, batch: Batch, position: Any) -> tuple[list[Any], list[Any], Any, Any]:
-        """The variables after a step on a batch, taken at a global step, int64; the mean loss, and the outputs."""
-        trained, others = self._split(shared, own)
-        with keras.StatelessScope(initialize_variables=False), tf.GradientTape() as tape:
+        Returns: the mean loss, the outputs, the state after it, and the metrics in the order of `metric_names`, float32 [M].
+        """
+        count = len(self._changing)
+        scope = self._enter(shared, [*state[:count], *own[count:]], state[count:])
+        with scope:
+            outputs = self._call(batch.inputs, False)
+            loss = self._compute_loss(batch, outputs, False)
+            results = self._compute_metrics(batch, outputs)
+        return _mean(loss), outputs, [*scope.values(self._changing), *self._metrics_after(scope)], _stack(results.values())
+
+    def step(
+        self, shared: Values, own: Values, metrics: Values, batch: Batch, position: Any
+    ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
+        """Train on a batch at a global step, int64.
+
+        Returns: the variables after it, `shared`, `own` and the metrics'; the mean loss; and the metrics in the order of
+            `metric_names`, float32 [M].
+        """
+        trained, slots = shared[: len(self.trained)], own[len(own) - len(self.slots) :]
+        scope = self._enter(shared, own, metrics)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            outputs, others, added = called(self.model, trained, others, batch.inputs, True)
-            loss = tf.add_n([self.loss(batch, outputs), *(tf.cast(term, tf.float32) for term in added)])
-            scaled = self.scaled(loss, own[len(self._counts) :])
+            with scope:
+                outputs = self._call(batch.inputs, True)
+                loss = self._compute_loss(batch, outputs, True)
+                scaled = self._optimizer.scale_loss(loss)
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
         if all(change is None for change in changes):
             raise JobError(
                 f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             )
-        moved, slots = self.apply(trained, own[len(self._counts) :], changes, position)
-        kept, counts = self._parted(others)
-        return [*moved, *kept], [*counts, *slots], loss, outputs
+        moved, slots = self.apply(trained, slots, changes, position)
+        for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
+            scope.add_update((spec.variable, value))
+        with scope:
+            results = self._compute_metrics(batch, outputs)
+        if unknown := set(scope.assigned) - self._known:
+            raise JobError(
+                f"the model {self.model.name} is invalid: a step changes the variable {scope.assigned[unknown.pop()].path}, "
+                "which the steps before did not. Valid: a model whose steps change the same variables"
+            )
+        after = scope.values(self.shared), scope.values(self.own), self._metrics_after(scope)
+        return *after, _mean(loss), _stack(results.values())
+
+    def measure(self, state: Values, batch: Batch, outputs: Any) -> tuple[Any, list[Any], Any]:
+        """Compute the loss of outputs without what layers add, the metrics' variables after them, and the metrics."""
+        scope = self._enter((), (), state)
+        with scope:
+            compiled = private.compiled_loss(self.model)
+            loss = compiled(batch.targets, outputs, batch.weights) if compiled else tf.constant(0.0)
+            results = self._compute_metrics(batch, outputs)
+        return _mean(loss), self._metrics_after(scope), _stack(results.values())
 
     def scaled(self, loss: Any, slots: Values) -> Any:
         """The loss as its gradients are taken of it: an optimizer for float16 scales it."""
-        mapping = list(zip((spec.variable for spec in self.slots), slots, strict=True))
-        with keras.StatelessScope(mapping, initialize_variables=False):
+        with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
     def apply(self, trained: Values, slots: Values, changes: Values, position: Any) -> tuple[list[Any], list[Any]]:
         """Trained weights and the optimizer's variables after a step along these gradients, at a global step, int64."""
-        if self._schedule is not None:
-            self._schedule.at = position
+        for schedule in self._schedules:
+            schedule.at = position
         with keras.StatelessScope(initialize_variables=False):
             moved, slots = self._optimizer.stateless_apply(list(slots), list(changes), list(trained))
         return list(moved), list(slots)
 
-    def _split(self, shared: Values, own: Values) -> tuple[list[Any], list[Any]]:
-        """Trained weights, and the others in the order of Keras."""
-        kept, counts = iter(shared[len(self.trained) :]), iter(own)
-        return list(shared[: len(self.trained)]), [next(kept if spec.dtype == _FLOAT else counts) for spec in self._others]
+    @property
+    def averages(self) -> bool:
+        """Whether the optimizer has averages that take the place of the weights at the end of training."""
+        return any(part.use_ema for part in self._parts)
 
-    def _parted(self, others: Values) -> tuple[list[Any], list[Any]]:
-        """The others by whether replicas share them."""
-        pairs = list(zip(self._others, others, strict=True))
-        kept = [value for spec, value in pairs if spec.dtype == _FLOAT]
-        return kept, [value for spec, value in pairs if spec.dtype != _FLOAT]
+    def averaged(self, trained: Values, slots: Values) -> list[Any]:
+        """The trained weights as they are at the end of training."""
+        variables = [spec.variable for spec in (*self.trained, *self.slots)]
+        scope = _Scope(list(zip(variables, (*trained, *slots), strict=True)))
+        with scope:
+            self._optimizer.finalize_variable_values(variables[: len(trained)])
+        return scope.values(self.trained)
 
-    def _look(self, spec: Batch, of: str = "") -> Any:
-        """The specs of the outputs; JobError where model, loss and data do not fit, `of` saying which data where it is not the
-        job's own.
+    def _enter(self, shared: Values, own: Values, metrics: Values = ()) -> _Scope:
+        """A scope in which variables have these values. Of `own` and of the metrics those at the end may be left out."""
+        specs = [*self.shared[: len(shared)], *self.own[: len(own)]]
+        pairs = list(zip((spec.variable for spec in specs), (*shared, *own), strict=True))
+        return _Scope([*pairs, *zip(self._metric_variables[: len(metrics)], metrics, strict=True)])
+
+    def _metrics_after(self, scope: _Scope) -> list[Any]:
+        return [scope.get_current_value(variable) for variable in self._metric_variables]
+
+    def _call(self, inputs: Any, training: bool) -> Any:
+        return self.model(inputs, **_training(self.model.call, training))
+
+    def _compute_loss(self, batch: Batch, outputs: Any, training: bool) -> Any:
+        told = _training(self.model.compute_loss, training)
+        found = self.model.compute_loss(batch.inputs, batch.targets, outputs, batch.weights, **told)
+        if found is None:
+            raise ValueError("compute_loss returns None")
+        return tf.convert_to_tensor(found)
+
+    def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
+        """Update the metrics: their results by name, but for the loss, which is said besides."""
+        found = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
+        return {name: value for name, value in found.items() if name != "loss"}
+
+    def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
+        """Trace a step without an optimizer: the scope that it was in, and the names of the metrics.
+
+        Raises:
+            JobError: data, model, loss and metrics do not fit; `of` says which data if it is not the job's own.
         """
-        symbolic = tf.nest.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), spec.inputs)
-        try:
-            with keras.StatelessScope(initialize_variables=False):  # Keras's own gives every variable a value as it ends
-                found = self.model.compute_output_spec(symbolic)
-        except Exception as error:
-            raise JobError(
-                f"the model {self.model.name} does not take inputs{of} of {_shapes(spec.inputs)}: {one_line(error)}"
-            ) from error
-        outputs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), found)
-        check = tf.function(lambda batch, outputs: self.loss(batch, outputs), autograph=False)
-        try:
-            check.get_concrete_function(spec, outputs)
-        except Exception as error:
-            shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(spec.targets)}"
-            raise JobError(f"the loss does not fit: {shapes}: {one_line(error)}") from error
-        return outputs
+        model, found = self.model, list[Any]()
+        variables = list({id(one): one for one in model.variables}.values())
 
-    def _measure(self, spec: Batch, outputs: Any, of: str = "") -> None:
-        """JobError where the metrics and data do not fit, `of` as of `_look`."""
-        check = tf.function(lambda batch, found: self.measured(self.metrics(), batch, found), autograph=False)
-        try:
-            check.get_concrete_function(spec, outputs)
-        except Exception as error:
-            shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(spec.targets)}"
-            raise JobError(f"the metrics do not fit: {shapes}: {one_line(error)}") from error
-
-    def _metric_objects(self, metrics: Any, spec: Batch, weighted: bool) -> list[tuple[Any, Any, bool]]:
-        """Metrics with the key of their output, which is None where there is one output, and whether samples have weights."""
-        by_output = metrics if isinstance(metrics, Mapping) else {None: metrics}
-        found = []
-        for key, given in by_output.items():
-            try:
-                targets, outputs = _at(key, spec.targets, self._outputs)
-            except (KeyError, IndexError, TypeError):
-                shapes = f"the model gives {_shapes(self._outputs)}, the targets are {_shapes(spec.targets)}"
-                raise JobError(f"there are metrics for an output {key!r}, which there is not: {shapes}") from None
-            for one in given if isinstance(given, list | tuple) else [given]:
+        def check(values: Any, batch: Batch) -> None:
+            with _Scope(list(zip(variables, values, strict=True))) as scope:
                 try:
-                    metric = _metric(one, targets, outputs)
-                    result = metric.result()
+                    outputs = self._call(batch.inputs, training)
                 except Exception as error:
-                    raise JobError(f"the metric {one!r} cannot be had: {one_line(error)}") from error
-                if isinstance(result, Mapping) or np.ndim(result):
-                    raise JobError(f"the metric {metric.name} gives several numbers; valid is one, such as their mean")
-                found.append((key, metric, weighted))
-        return found
+                    takes = f"does not take inputs{of} of {_shapes(spec.inputs)}"
+                    raise JobError(f"the model {model.name} {takes}: {one_line(error)}") from error
+                self._require_outputs(outputs, batch)
+                if batch.targets is None and private.compiled_loss(model):
+                    raise JobError(
+                        f"the job's {of.removeprefix(' of ') or 'data'} has no targets; valid are elements (inputs, targets)"
+                    )
+                shapes = f"the model gives {_shapes(outputs)}, the targets{of} are {_shapes(batch.targets)}"
+                try:
+                    loss = self._compute_loss(batch, outputs, training)
+                    with private.checked_losses(model, _compare):
+                        self._compute_loss(batch, outputs, training)
+                except Exception as error:
+                    if "No loss to compute" in str(error):
+                        raise JobError(
+                            "the job has no loss, and its model is not compiled with one: pass Job(loss=…)"
+                        ) from None
+                    raise JobError(f"the loss does not fit: {shapes}: {one_line(error)}") from error
+                try:
+                    results = self._compute_metrics(batch, outputs)
+                except Exception as error:
+                    raise JobError(f"the metrics do not fit: {shapes}: {one_line(error)}") from error
+            del loss
+            if several := next((name for name, value in results.items() if tf.convert_to_tensor(value).shape.rank), None):
+                raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
+            found.extend((scope, list(results)))
+
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
+        graph = tf.function(check, autograph=False).get_concrete_function(specs, spec).graph
+        # Keras's variables are assigned in the scope, so that none of these operations is theirs.
+        if assigned := next((op for op in graph.get_operations() if op.type.startswith("Assign")), None):
+            handles = {internal.name: external for external, internal in graph.captures}
+            name = next((one.name for one in graph.variables if one.handle is handles.get(assigned.inputs[0].name)), "")
+            raise JobError(
+                f"the model {model.name} is invalid: a step assigns the tf.Variable {name}, of which Keras does not know. "
+                "Valid: self.add_weight(…, trainable=False)"
+            )
+        self._metric_variables = private.metric_variables(model)
+        return found[0], found[1]
+
+    def _require_outputs(self, outputs: Any, batch: Batch) -> None:
+        """JobError for losses, metrics or weights of an output that the model does not have."""
+        names = list(getattr(self.model, "output_names", ()))
+        names += [name for name in outputs if name not in names] if isinstance(outputs, Mapping) else []
+        for what, given in (*self._user.items(), ("sample weights", batch.weights)):
+            unknown = [key for key in given if key not in names] if names and isinstance(given, Mapping) else []
+            if unknown:
+                raise JobError(
+                    f"the {what.replace('_', ' ')} {'is' if what == 'loss' else 'are'} invalid: the model {self.model.name} "
+                    f"has no output {unknown[0]!r}. Valid: {', '.join(map(str, names))}"
+                )
+        if isinstance(batch.weights, Mapping) and isinstance(outputs, list | tuple):
+            raise JobError(
+                f"the sample weights are invalid: they are by name, and the outputs of the model {self.model.name} are a list. "
+                f"Valid: a tuple of weights in the order of the outputs{': ' if names else ''}{', '.join(names)}"
+            )
+
+
+class _Scope(keras.StatelessScope):  # type: ignore[misc]
+    """A scope that knows which variables were assigned in it, by their ids."""
+
+    def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__(mapping, collect_losses=True, initialize_variables=False)
+        self.assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Take a variable's new value."""
+        variable, value = update
+        self.assigned[id(variable)] = variable
+        super().add_update((variable, value.value if isinstance(value, keras.Variable) else value))
+
+    def values(self, specs: Sequence[Spec]) -> list[Any]:
+        """The variables' values now."""
+        return [self.get_current_value(spec.variable) for spec in specs]
 
 
 def called(model: Any, trained: Values, others: Values, inputs: Any, training: bool) -> tuple[Any, list[Any], list[Any]]:
-    """A model's outputs, by values of its variables; those of the variables that are not trained after it; and what layers add
-    to the loss.
+    """Call a part of a model by values of its variables.
 
-    `Layer.stateless_call` goes past the model's `__call__`, which alone tells the layers within that this is training. One
-    whose `call` has no such argument is not told, as Keras does not.
+    Returns: its outputs; the values of the variables that are not trained after it; and what layers add to the loss.
     """
-    told = {"training": training} if "training" in inspect.signature(model.call).parameters else {}
-    mapping = list(zip([*model.trainable_variables, *model.non_trainable_variables], [*trained, *others], strict=True))
-    with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
-        outputs, added = model(inputs, **told), list(model.losses)
-    known = {id(variable) for variable, _ in mapping} | {id(variable) for variable in model.metrics_variables}
-    if not known.issuperset(scope.state_mapping):
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    with _Scope(list(zip(variables, [*trained, *others], strict=True))) as scope:
+        outputs, added = model(inputs, **_training(model.call, training)), list(model.losses)
+    if not {id(variable) for variable in variables}.issuperset(scope.assigned):
         raise JobError(
-            f"the model {model.name} changes a variable that is none of its own, and what it changes would be lost: random "
-            "numbers, for example, need a keras.random.SeedGenerator that is an attribute of the layer"
+            "the model is invalid with --strategy model-parallel: it changes a variable that is none of its own. Valid: random "
+            "numbers by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
         )
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
 
 
+def _training(function: Callable[..., Any], training: bool) -> dict[str, bool]:
+    """The argument that says whether this is training, for a function that has it."""
+    return {"training": training} if "training" in inspect.signature(function).parameters else {}
+
+
+def _overrides(model: Any, name: str) -> bool:
+    """Whether a model has a method of its own in place of Keras's."""
+    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+
+
+def _require_keras_steps(model: Any) -> None:
+    """JobError for a model that is to be trained in a way of its own."""
+    for name in ("train_step", "test_step"):
+        if _overrides(model, name):
+            raise JobError(
+                f"the model {model.name} is invalid: its class {type(model).__name__} overrides {name}, which scaletier does "
+                "not call. Valid: a model that overrides compute_loss or compute_metrics instead"
+            )
+
+
+def _symbolic(spec: Any) -> Any:
+    kinds = {"ragged": isinstance(spec, tf.RaggedTensorSpec), "sparse": isinstance(spec, tf.SparseTensorSpec)}
+    return keras.KerasTensor(spec.shape, spec.dtype, **{name: True for name, value in kinds.items() if value})
+
+
 def _shapes(specs: Any) -> str:
-    """`float32 [?, 784]`, or several of these."""
-    found = [
-        f"{one.dtype.name} [{', '.join('?' if size is None else str(size) for size in one.shape)}]"
-        for one in tf.nest.flatten(specs)
-    ]
-    return " and ".join(found)
+    """`float32 [?, 784]`, or several of these, by name where they have names."""
+
+    def one(spec: Any) -> str:
+        return f"{tf.as_dtype(spec.dtype).name} [{', '.join('?' if size is None else str(size) for size in spec.shape)}]"
+
+    if isinstance(specs, Mapping):
+        return " and ".join(f"{name} {_shapes(part)}" for name, part in specs.items())
+    return " and ".join("none" if spec is None else one(spec) for spec in tf.nest.flatten(specs))
 
 
 def _specs(model: str, variables: Sequence[Any], prefix: str = "") -> list[Spec]:
@@ -414,123 +584,29 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _compiled(model: Any) -> Mapping[str, Any]:
-    """What a model was compiled with, by the names of `keras.Model.compile`; nothing where it was not."""
-    if not model.compiled:
-        return {}
-    weights, metrics, weighted = private.compiled(model)
-    found = {"loss": model.loss, "optimizer": model.optimizer, "loss_weights": weights}
-    return {**found, "metrics": metrics, "weighted_metrics": weighted}
-
-
-def _made_here(metrics: Metrics) -> Any:
-    """Metrics as they are, or as a function without arguments makes them; one of targets and outputs is a metric itself."""
-    if not callable(metrics) or isinstance(metrics, keras.metrics.Metric) or inspect.signature(metrics).parameters:
-        return metrics
-    return metrics()
-
-
-def _per_output(given: Any, resolve: Callable[[Any], Any]) -> dict[Any, Any]:
-    """By a model's outputs, None being the only one."""
+def _metrics_of(given: Metrics) -> Any:
+    """A job's metrics as `compile` takes them; a function without arguments makes them."""
+    if callable(given) and not isinstance(given, keras.metrics.Metric) and not inspect.signature(given).parameters:
+        given = given()
     if isinstance(given, Mapping):
-        return {key: resolve(one) for key, one in given.items()}
-    if isinstance(given, list | tuple):
-        return {key: resolve(one) for key, one in enumerate(given)}
-    return {None: resolve(given)}
+        return dict(given)
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _loss_weights(given: Any, losses: Mapping[Any, Any], model: str) -> dict[Any, Any]:
-    """Numbers by output, as the losses are; JobError for anything else."""
-    found = _per_output(given, lambda weight: weight)
-    if len(found) == 1 and list(losses) == [None]:
-        found = {None: next(iter(found.values()))}
-    if given is not None and not (set(found) <= set(losses) and all(isinstance(one, int | float) for one in found.values())):
-        raise JobError(f"the model {model} is compiled with loss_weights={given!r}; valid are numbers, by output as its losses")
-    return found
-
-
-def _at(key: Any, targets: Any, outputs: Any) -> tuple[Any, Any]:
-    """Those of one of a model's outputs, None being the only one."""
-    return (targets, outputs) if key is None else (targets[key], outputs[key])
-
-
-class _Reduced(keras.losses.Loss):  # type: ignore[misc]
-    """The mean of what a function made of each sample, by Keras's own rules for weights and for what the model masks."""
-
-    def call(self, losses: Any, _outputs: Any) -> Any:
-        return losses
-
-
-def _loss_function(given: Any) -> Callable[[Any, Any, Any], Any]:
-    """A function of targets, outputs and the samples' weights or None to the mean loss, float32 []."""
-    try:
-        found = keras.losses.get(given)
-    except ValueError as error:
-        raise JobError(f"the loss cannot be had: {one_line(error)}") from None
-    if isinstance(found, keras.losses.Loss):
-        if found.reduction == "sum":
-            raise JobError(f"the loss {found.name} is a sum over the batch; valid is the mean, without reduction='sum'")
-        return lambda targets, outputs, weights: _mean(found(*_alike(found, targets, outputs), sample_weight=weights))
-    reduced = _Reduced(name="loss", dtype=_FLOAT)
-    return lambda targets, outputs, weights: _mean(
-        reduced(found(*_alike(found, *_aligned(targets, _whole(outputs)))), outputs, sample_weight=weights)
-    )
+def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: Any) -> Any:
+    """A loss of Keras; ValueError where it compares place by place and would spread the one over the other, as NumPy does:
+    Keras's `fit` says nothing then, and learns something else.
+    """
+    if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
+        raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
+    return function(targets, outputs, **more)
 
 
 def _mean(losses: Any) -> Any:
     return tf.reduce_mean(tf.cast(losses, tf.float32))
 
 
-def _whole(outputs: Any) -> Any:
-    """Outputs in float32 where a layer gives them in half precision: a square of theirs may be larger than that can hold."""
-    return tf.nest.map_structure(lambda one: tf.cast(one, tf.float32) if one.dtype in _HALVES else one, outputs)
-
-
-def _alike(loss: Any, targets: Any, outputs: Any) -> tuple[Any, Any]:
-    """Targets and outputs as they are; ValueError where a loss that compares them place by place would spread the one over the
-    other, as NumPy does: Keras's `fit` says nothing then, and learns something else.
-    """
-    function, (ours, theirs) = getattr(loss, "fn", loss), _aligned(targets, outputs)
-    if function in _BY_PLACE and tf.is_tensor(ours) and not ours.shape.is_compatible_with(theirs.shape):
-        raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
-    return targets, outputs
-
-
-def _aligned(targets: Any, outputs: Any) -> tuple[Any, Any]:
-    """Targets [N] and outputs [N, 1] as being of one shape, by the rule of `keras.Model.compile` for functions."""
-    if not (tf.is_tensor(targets) and tf.is_tensor(outputs)):
-        return targets, outputs
-    more = outputs.shape.rank - targets.shape.rank
-    if more == 1 and outputs.shape[-1] == 1:
-        return (targets[:, None], outputs) if targets.shape.rank == 1 else (targets, tf.squeeze(outputs, -1))
-    if more == -1 and targets.shape[-1] == 1:
-        return (targets, outputs[:, None]) if outputs.shape.rank == 1 else (tf.squeeze(targets, -1), outputs)
-    return targets, outputs
-
-
-def _times(weight: Any, function: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    if weight is None:
-        return function
-    return lambda targets, outputs, weights: function(targets, outputs, weights) * weight
-
-
-def _metric(given: Any, targets: Any, outputs: Any) -> Any:
-    """A metric; `accuracy` is of the kind that targets and outputs ask for, by the rule of `keras.Model.compile`.
-
-    One that is given by a name goes by that.
-    """
-    if given in ("accuracy", "acc"):
-        last = outputs.shape[-1]
-        sparse = targets.shape.rank < outputs.shape.rank or (targets.shape[-1] == 1 and last != 1)
-        kind = "Binary" if last == 1 else "SparseCategorical" if sparse else "Categorical"
-        return getattr(keras.metrics, f"{kind}Accuracy")(name=given)
-    found = keras.metrics.get(given)
-    if not isinstance(found, keras.metrics.Metric):
-        found = keras.metrics.MeanMetricWrapper(found, name=found.__name__)
-    if isinstance(given, str):
-        found.name = given
-    if not found.variables or not private.built(found):  # some make theirs when they first see shapes
-        zeros = [tf.zeros([size or 1 for size in one.shape], one.dtype) for one in (targets, outputs)]
-        found.update_state(*zeros)
-    found.reset_state()
-    return found
+def _stack(values: Iterable[Any]) -> Any:
+    """Numbers as float32 [N]."""
+    found = [tf.cast(value, tf.float32) for value in values]
+    return tf.stack(found) if found else tf.zeros([0])

@@ -60,6 +60,7 @@ class ModelParallel:
         of_evaluated = evaluated.element_spec if evaluated else None
         self._network = Network(job, source.element_spec, flags.seed, place=self._device_of, evaluated=of_evaluated)
         self._network.require_portable()
+        self._network.require_parts()
         parts = units(self._network)
         reader = checkpoint.find(flags.job_dir, self._network)
         hosts = _connect(cluster)
@@ -74,11 +75,13 @@ class ModelParallel:
         by_name = {name: value for stage in self._stages for name, value in stage.variables.items()}
         self.shared = [by_name[spec.name] for spec in self._network.shared]
         self.own = [by_name[spec.name] if spec.name in by_name else self._slot(spec, reader) for spec in self._network.own]
+        if reader:
+            self._network.fix([by_name[spec.name].numpy() for spec in self._network.fixed])
         self.step = tf.Variable(np.int64(reader.step if reader else 0))
         with tf.device(self._stages[0].device):
             place = checkpoint.Place(_of_one_size(source.elsewhere(0, 1), self._size), reader)
         self._iterator = place.iterator
-        kept = self._network, self, source.element_spec[0], evaluated, place, int(self.step)
+        kept = self._network, self, Batch.of(source.element_spec).inputs, evaluated, place, int(self.step)
         self._keeper = Keeper(job, flags, *kept)
         for stage in self._stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
@@ -127,13 +130,20 @@ class ModelParallel:
             self._keeper.keep()
             raise
 
-    def outputs(self, inputs: Any) -> Any:
-        """What the model makes of inputs, through all stages."""
+    def initial_test(self) -> list[Any]:
+        """The state before an evaluation's first batch."""
+        return self._network.initial_metrics()
+
+    def test(self, state: Sequence[Any], batch: Batch) -> tuple[Any, Any, list[Any], Any]:
+        """Evaluate a batch, through all stages, as `Network.test`."""
+        outputs, terms = batch.inputs, list[Any]()
         for stage in self._stages:
             with tf.device(stage.device):
-                given = tf.nest.map_structure(brought, inputs)
-                inputs, _, _ = stage.forward(stage.variables, given, False)
-        return inputs
+                given = tf.nest.map_structure(brought, outputs)
+                outputs, _, added = stage.forward(stage.variables, given, False)
+                terms += [tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]
+        loss, state, results = self._network.measure(state, batch, outputs)
+        return tf.add_n([loss, *terms]), outputs, state, results
 
     def refresh(self) -> int:
         """The global step; the variables are where they are trained. DivergedError where they are no longer numbers."""
@@ -192,7 +202,7 @@ class ModelParallel:
                 variable.assign(after[spec.name], read_value=False)
         with tf.control_dependencies([done.loss]):  # a step that fails is none
             step = self.step.assign_add(1)
-        return figures(1, step, done.loss, 0, 0.0, network.results(done.metrics))
+        return figures(1, step, done.loss, 0, 0.0, done.results)
 
     def _all_finite(self) -> Any:
         flags = []

@@ -6,12 +6,13 @@ tests/unit/test_scaletier_private.py asks each of them of the versions in `VERSI
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scaletier.runtime import import_tensorflow, quiet_stderr
@@ -96,6 +97,8 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
     """
     import keras
 
+    if hasattr(optimizer, "references"):
+        return optimizer
     own = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "TFOptimizer")
     shared: Any = next(kind for kind in type(optimizer).__mro__ if kind.__name__ == "BaseOptimizer")
     kind: Any = type(optimizer)
@@ -125,26 +128,45 @@ def stateless(optimizer: Any, place: Callable[[Any], Any] | None = None) -> Any:
         references[id(made)] = reference_variable
         return made
 
+    def make(self: Any, *args: Any, **named: Any) -> Any:
+        # Without a value yet; what `build` makes besides are single numbers, which Keras makes in no such scope.
+        with keras.StatelessScope(initialize_variables=False):
+            return shared.add_variable(self, *args, **named)
+
     references: dict[int, Any] = {}
-    methods |= {"_backend_update_step": update, "_clip_gradients": clip}
+    methods |= {"_backend_update_step": update, "_clip_gradients": clip, "add_variable": make}
     methods |= {"add_variable_from_reference": add, "references": references}
     # Between the optimizer's own methods, which may call these, and what is for TensorFlow.
     common = type("Stateless", (keras.optimizers.Optimizer,), methods)
     optimizer.__class__ = type(kind.__name__, (kind, common), {})
-    if inner := getattr(optimizer, "inner_optimizer", None):
+    for inner in parts(optimizer):
         stateless(inner, place)
+    if choose := getattr(optimizer, "_optimizer_map", None):  # of a MultiOptimizer, which may make one for each variable
+        optimizer._optimizer_map = lambda variable: stateless(choose(variable), place)
     return optimizer
+
+
+def parts(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables: those that are within this one, or else itself."""
+    if inner := getattr(optimizer, "inner_optimizer", None):
+        return parts(inner)
+    return list(getattr(optimizer, "optimizers", [optimizer]))
+
+
+def layers(model: Any) -> list[Any]:
+    """A model's layers, those within layers too."""
+    return list(model._flatten_layers())
 
 
 def tables(model: Any) -> list[Any]:
     """What the layers of a model look words up in, which no variable is; a layer within a layer has no public name."""
     kind = import_tensorflow().saved_model.experimental.TrackableResource
-    return [value for layer in model._flatten_layers() for value in vars(layer).values() if isinstance(value, kind)]
+    return [value for layer in layers(model) for value in vars(layer).values() if isinstance(value, kind)]
 
 
-def built(metric: Any) -> bool:
-    """Whether a metric has all its variables; those that wait for shapes say it to themselves alone."""
-    return bool(getattr(metric, "_built", True))
+def has_value(variable: Any) -> bool:
+    """Whether a variable of Keras has a value already, and not only an initializer."""
+    return variable._value is not None
 
 
 def rate_of(optimizer: Any) -> Any:
@@ -154,13 +176,41 @@ def rate_of(optimizer: Any) -> Any:
     return optimizer._learning_rate
 
 
-def compiled(model: Any) -> tuple[Any, Any, Any]:
-    """The loss_weights, metrics and weighted_metrics that a compiled model was given, functions among them, which
-    `get_compile_config` only names.
+def compiled(model: Any) -> dict[str, Any]:
+    """What a model was compiled with, by the names of `keras.Model.compile`; nothing if it was not.
+
+    The public `get_compile_config` gives the names of functions alone.
     """
-    told, loss = model._compile_metrics, model._compile_loss
-    metrics, weighted = (told and told._user_metrics) or (), (told and told._user_weighted_metrics) or ()
-    return loss and loss._user_loss_weights, metrics, weighted
+    return {**model._compile_config.config, "optimizer": model.optimizer} if model.compiled else {}
+
+
+def compiled_loss(model: Any) -> Any:
+    """The function of targets, outputs and weights that a model is compiled with, or None; layers add nothing to it."""
+    return model._compile_loss
+
+
+def losses(model: Any) -> list[Any]:
+    """The losses of a compiled model's outputs, once one was computed."""
+    return [one.loss for one in (model._compile_loss and model._compile_loss._flat_losses) or ()]
+
+
+@contextlib.contextmanager
+def checked_losses(model: Any, check: Callable[..., Any]) -> Iterator[None]:
+    """Have `check(function, targets, outputs, …)` called in place of each loss's function, after Keras has aligned the two."""
+    functions = [(loss, loss.fn) for loss in losses(model) if hasattr(loss, "fn")]
+    for loss, function in functions:
+        loss.fn = functools.partial(check, function)
+    try:
+        yield
+    finally:
+        for loss, function in functions:
+            loss.fn = function
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of all metrics of a compiled model, also of those that its `metrics` leaves out."""
+    metrics = [*model._get_own_metrics(), *model.metrics]
+    return list({id(one): one for metric in metrics for one in metric.variables}.values())
 
 
 def brought(tensor: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from scaletier import checkpoint
 from scaletier.data import Source
 from scaletier.job import Job, JobError
-from scaletier.network import Network
+from scaletier.network import Batch, Network
 from scaletier.private import tables
 from scaletier.runtime import import_tensorflow, lost_host_errors, one_line
 from scaletier.walk import State
@@ -24,7 +24,7 @@ def served(job: Job, network: Network, shared: Sequence[Any], own: Sequence[Any]
     without, to its outputs. JobError where the job's `serving` gives none.
     """
     module = tf.Module()
-    module.shared, module.own, module.tables = list(shared), list(own), tables(network.model)
+    module.shared, module.own, module.tables = list(shared), list(own[: len(own) - len(network.slots)]), tables(network.model)
     module.serve = (job.serving or _plain(inputs))(lambda given: network.predict(module.shared, module.own, given))
     if not hasattr(module.serve, "get_concrete_function"):
         raise JobError(
@@ -91,4 +91,4 @@ def export_latest(job: Job, job_dir: str, seed: int) -> str:
     copy = checkpoint.LocalCopy(network)
     copy.assign(*State.initial(network), 0)
     copy.restore(found)
-    return export(served(job, network, copy.shared, copy.own, spec[0]), job_dir)
+    return export(served(job, network, copy.shared, copy.own, Batch.of(spec).inputs), job_dir)

@@ -134,13 +134,14 @@ def partition(sizes: Sequence[int], parts: int) -> list[int]:
 @dataclass
 class Passed:
     """What a batch came to: `changes` are gradients of its mean loss by the weights' names, each on its stage's host, `others`
-    the values of what is not trained; the mean loss, and the metrics' variables.
+    the values of what is not trained; the mean loss, the metrics' variables, and the metrics.
     """
 
     changes: dict[str, Any]
     others: dict[str, Any]
     loss: Any
     metrics: list[Any]
+    results: Any = None
 
 
 def there_and_back(
@@ -155,7 +156,7 @@ def there_and_back(
         with tf.device(stage.device):
             values |= {name: variable.read_value() for name, variable in stage.variables.items()}
     cuts = [size * at // parts for at in range(parts + 1)]
-    found = Passed({}, {}, tf.constant(0.0), network.metrics())
+    found = Passed({}, {}, tf.constant(0.0), network.initial_metrics())
     backs = []
     for begin, end in pairwise(cuts):
         part = batch.map(functools.partial(_between, begin, end))
@@ -190,12 +191,11 @@ def _forward(
                 tape.watch(floating)
                 tape.watch([values[name] for name in names])
                 outputs, after, added = stage.forward(values, inputs, True)
-                terms = [tf.add_n([tf.cast(term, tf.float32) for term in added]) * weight] if added else []
+                terms = [tf.add_n([tf.reduce_sum(tf.cast(term, tf.float32)) for term in added]) * weight] if added else []
                 if stage is stages[-1]:
                     here = part.map(tf.identity)
-                    loss = network.loss(here, outputs) * weight
-                    found.metrics = network.measured(found.metrics, here, outputs)
-                    terms, reached = [tf.add_n([loss, *terms])], []
+                    loss, found.metrics, found.results = network.measure(found.metrics, here, outputs)
+                    terms, reached = [tf.add_n([loss * weight, *terms])], []
                 else:
                     reached = tf.nest.flatten(outputs)
                 targets = [*reached, *(scaled(term) for term in terms)]

@@ -21,7 +21,7 @@ from scaletier.flags import Flags
 from scaletier.job import Job, JobError
 from scaletier.keeper import Keeper
 from scaletier.lines import train_line
-from scaletier.network import Network
+from scaletier.network import Batch, Network
 from scaletier.runtime import (
     BEGUN,
     import_tensorflow,
@@ -71,7 +71,8 @@ class Synchronous:
         reader = checkpoint.find(flags.job_dir, self._network) if self._chief else None
         say(f"Started [{self._name}], waits for the others to train with")
         self._copy = checkpoint.LocalCopy(self._network)
-        self.variables, self.step, self.outputs = self._copy.variables, self._copy.step, self._copy.outputs
+        self.variables, self.step = self._copy.variables, self._copy.step
+        self.initial_test, self.test = self._copy.initial_test, self._copy.test
         self.shared, self.own = self._copy.shared, self._copy.own
         own = initial_own(self._network, numbers(self._index, self._count, len(self._devices)))
         self._copy.assign(State.initial(self._network).shared, own, 0)
@@ -79,7 +80,7 @@ class Synchronous:
         step = self._copy.restore(reader) if reader else 0
         place = checkpoint.Place(source.training(self._index, self._count), reader)
         self._iterator = place.iterator
-        kept = self._network, self, source.element_spec[0], evaluated, place, step
+        kept = self._network, self, Batch.of(source.element_spec).inputs, evaluated, place, step
         self._keeper = Keeper(job, flags, *kept) if self._chief else None
         self._round = tf.function(self._replica_round, autograph=False)
         self._copy_chief = tf.function(self._take_over, autograph=False)
@@ -103,6 +104,11 @@ class Synchronous:
 
     def _train(self) -> None:
         self._copy_chief()
+        self._copy.fix()
+        for other in range(len(self.own), len(self._owns), len(self.own)):  # of further devices
+            for mine, variable in zip(self.own, self._owns[other:], strict=False):
+                if any(mine is one for one in self._copy.fixed):
+                    variable.assign(mine)
         step = last_step = int(self.step)
         start = last = time.monotonic()
         first = True
@@ -163,21 +169,21 @@ class Synchronous:
         reached, loss_sum, metrics = walk(self._network, self._iterator, start, steps, position, self._devices)
         loss = loss_sum / tf.cast(steps, tf.float32)
         # One message for all: the loss and the metrics are its last numbers.
-        told = [loss, *self._network.results(metrics)]
+        told = tf.concat([[loss], metrics], 0)
         walked = [tf.reshape(after - before, [-1]) for after, before in zip(reached.shared, start.shared, strict=True)]
-        mean = self._all_reduce(tf.concat([*walked, tf.stack(told)], 0)) / float(self._count)
-        sizes = [*(spec.size for spec in self._network.shared), len(told)]
+        mean = self._all_reduce(tf.concat([*walked, told], 0)) / float(self._count)
+        sizes = [*(spec.size for spec in self._network.shared), told.shape[0]]
         *changes, means = tf.split(mean, sizes)
         for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
             variable.assign(before + tf.reshape(change, before.shape), read_value=False)
         for variable, value in zip(self._owns, reached.own, strict=True):
             variable.assign(value, read_value=False)
         step = self.step.assign_add(steps * self._count)
-        return figures(steps * self._count, step, means[0], 0, 0.0, tf.unstack(means[1:])), loss
+        return figures(steps * self._count, step, means[0], 0, 0.0, means[1:]), loss
 
     def _take_over(self) -> None:
-        """Gives every replica the chief's parameters and step."""
-        for variable in (*self.shared, self.step):
+        """Gives every replica the chief's parameters, those that nothing changes too, and step."""
+        for variable in (*self.shared, *self._copy.fixed, self.step):
             value = variable.read_value()
             variable.assign(self._all_reduce(value if self._chief else tf.zeros_like(value)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,16 +79,16 @@ class Round(NamedTuple):
         )
 
 
-def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: Any, metrics: Sequence[Any]) -> Any:
+def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: Any, metrics: Any) -> Any:
     """All that is told of a round, float64 [5 + metrics]: one tensor, so that it comes in one message."""
-    return tf.stack([tf.cast(figure, tf.float64) for figure in (steps, global_step, loss, staleness, compute, *metrics)])
+    told = tf.stack([tf.cast(figure, tf.float64) for figure in (steps, global_step, loss, staleness, compute)])
+    return tf.concat([told, tf.cast(metrics, tf.float64)], 0)
 
 
 def walk(
     network: Network, iterator: Any, state: State, steps: Any, position: Any, devices: Sequence[str]
-) -> tuple[State, Any, list[Any]]:
-    """So many steps, int64, from `state` on the iterator's next batches: the new state, the sum of losses, the metrics'
-    variables.
+) -> tuple[State, Any, Any]:
+    """So many steps, int64, from `state` on the iterator's next batches: the new state, the sum of losses, and the metrics.
 
     Several devices share the steps, as evenly as can be, each by itself from `state`, and the new one is the mean by steps;
     metrics are those of the first device, which has a step if any has. The first step of each is taken at the global step
@@ -95,7 +96,7 @@ def walk(
     """
     if len(devices) == 1:
         return _walk(network, iterator, state, steps, position)
-    own, moved, owns, losses, first = len(network.own), list[Any](), list[Any](), list[Any](), list[Any]()
+    own, moved, owns, losses, first = len(network.own), list[Any](), list[Any](), list[Any](), None
     for index, device in enumerate(devices):
         mine = (steps + len(devices) - 1 - index) // len(devices)
         with tf.device(device):
@@ -105,27 +106,31 @@ def walk(
             moved.append([(after - before) * part for after, before in zip(reached.shared, begun.shared, strict=True)])
         owns += reached.own
         losses.append(loss_sum)
-        first = first or metrics
+        first = metrics if first is None else first
     with tf.device(devices[0]):
         shared = [before + tf.add_n(changes) for before, *changes in zip(state.shared, *moved, strict=True)]
         return State(tuple(shared), tuple(owns)), tf.add_n(losses), first
 
 
-def _walk(network: Network, iterator: Any, state: State, steps: Any, position: Any) -> tuple[State, Any, list[Any]]:
-    metrics = network.metrics()
-    shared, own = len(network.shared), len(network.own)
+def _walk(network: Network, iterator: Any, state: State, steps: Any, position: Any) -> tuple[State, Any, Any]:
+    measured = network.initial_metrics()
+    counts = [len(network.shared), len(network.own), len(measured)]
 
-    def body(taken: Any, loss_sum: Any, *values: Any) -> Any:
+    def body(taken: Any, loss_sum: Any, _results: Any, *values: Any) -> Any:
         batch = Batch.of(iterator.get_next())
-        moved, kept, loss, outputs = network.step(
-            values[:shared], values[shared : shared + own], batch, position + taken * network.replicas
-        )
-        measured = network.measured(values[shared + own :], batch, outputs)
-        return (taken + 1, loss_sum + loss, *moved, *kept, *measured)
+        shared, own, metrics = _divide(values, counts)
+        *after, loss, results = network.step(shared, own, metrics, batch, position + taken * network.replicas)
+        return (taken + 1, loss_sum + loss, results, *(value for part in after for value in part))
 
-    zeros = (tf.constant(0, tf.int64), tf.constant(0.0))
-    _, loss_sum, *values = tf.while_loop(
-        lambda taken, *_: taken < steps, body, (*zeros, *state.shared, *state.own, *metrics), parallel_iterations=1
+    zeros = (tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([len(network.metric_names)]))
+    _, loss_sum, results, *values = tf.while_loop(
+        lambda taken, *_: taken < steps, body, (*zeros, *state.shared, *state.own, *measured), parallel_iterations=1
     )
-    found = State(tuple(values[:shared]), tuple(values[shared : shared + own]))
-    return found, loss_sum, values[shared + own :]
+    shared, own, _ = _divide(values, counts)
+    return State(tuple(shared), tuple(own)), loss_sum, results
+
+
+def _divide(values: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
+    """Values, one after the other, in parts of so many each."""
+    ends = list(accumulate(counts, initial=0))
+    return [values[begin:end] for begin, end in pairwise(ends)]

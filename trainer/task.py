@@ -53,10 +53,10 @@ def _eval_data(parsed: argparse.Namespace) -> Any:
 
 
 def _loss(labels: Any, logits: Any) -> Any:
-    """Cross entropy of each image in nats, float32 [N]; labels int64 [N], logits float32 [N, 10]."""
+    """Cross entropy of each image in nats, float32 [N]; labels [N], whole numbers of any type, logits float32 [N, 10]."""
     import tensorflow as tf
 
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int64), logits)
 
 
 def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:

@@ -52,9 +52,8 @@ def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], d
     element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
     network = Network(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
     state = State.initial(network)
-    outputs = network.predict(*state, element.inputs)
-    measured = network.results(network.measured(network.metrics(), element, outputs))
-    found = {"loss": network.loss(element, outputs), **dict(zip(network.metric_names, measured, strict=True))}
+    loss, _, _, results = network.test(*state, network.initial_test(state.own), element)
+    found = {"loss": loss, **dict(zip(network.metric_names, results, strict=True))}
     keras.utils.clear_session(free_memory=False)
     model = make()
     model.run_eagerly = True  # a graph made for one batch takes ten times as long
@@ -66,8 +65,7 @@ def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], d
 
 def test_every_output_has_its_loss_by_its_weight_and_metrics_by_its_name() -> None:
     found, told = evaluated(two, INPUTS, {"a": NUMBERS[:, None], "b": KINDS})
-    names = ("loss", "a_accuracy", "a_cubed", "b_accuracy")
-    assert found == pytest.approx({name: told[name] for name in names})
+    assert found == pytest.approx(told)
 
 
 @pytest.mark.parametrize("loss", ["binary_crossentropy", "mse", cubed], ids=["named", "short", "function"])
@@ -111,7 +109,43 @@ def test_weights_of_losses_that_are_none(weights: Any) -> None:
     data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
     with pytest.raises(JobError) as told:
         Network(Job(model, data), data.element_spec, 0)
-    assert (
-        str(told.value)
-        == f"the model seq is compiled with loss_weights={weights!r}; valid are numbers, by output as its losses"
-    )
+    assert str(told.value).startswith("the loss does not fit: the model gives float32 [6, 1], ")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["by the model's function", "before"])
+def test_a_mixed_float16_model_gets_an_optimizer_that_scales_the_loss(own: bool) -> None:
+    def made() -> Any:
+        if own:
+            keras.config.set_dtype_policy("mixed_float16")
+        return keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="out")])
+
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    try:
+        if not own:
+            keras.config.set_dtype_policy("mixed_float16")
+        network = Network(Job(made, data, "mse", optimizer="adam"), data.element_spec, 0)
+        assert network.model.layers[-1].compute_dtype == "float16"
+        assert any("dynamic_scale" in spec.name for spec in network.slots)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_a_model_of_several_hosts_overrides_neither_loss_nor_metrics() -> None:
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def compute_metrics(self, *parts: Any, **named: Any) -> Any:
+            return super().compute_metrics(*parts, **named)
+
+    data = tf.data.Dataset.from_tensors((INPUTS, NUMBERS[:, None]))
+    layers = [keras.Input([4]), keras.layers.Dense(1)]
+    total = keras.losses.MeanSquaredError(reduction="sum", name="total")
+    for model, loss, reason in (
+        (
+            Own(layers, name="own"),
+            "mse",
+            "the model own is invalid with --strategy model-parallel: it overrides compute_metrics.",
+        ),
+        (keras.Sequential(layers), total, "the loss total is invalid with --strategy model-parallel: its reduction is sum."),
+    ):
+        with pytest.raises(JobError) as told:
+            Network(Job(model, data, loss), data.element_spec, 0).require_parts()
+        assert str(told.value).startswith(reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import queue
 import re
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 
 import scaletier
+from scaletier.network import Network
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
 import keras  # noqa: E402 - it comes with TensorFlow, whose import is the quiet one
+from keras import layers  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = np.random.default_rng(3).normal(size=(24, 3)).astype(np.float32)
@@ -33,6 +36,15 @@ def dataset(*parts: Any, batch: int = 4) -> Any:
 
 def make_model() -> Any:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="out")], name="line")
+
+
+def make_pair() -> Any:
+    given = keras.Input((3,))
+    return keras.Model(given, [keras.layers.Dense(1, name=name)(given) for name in ("first", "second")], name="pair")
+
+
+def paired(inputs: Any, first: Any, second: Any) -> Any:
+    return inputs, (first, second)
 
 
 def job(**changed: Any) -> scaletier.Job:
@@ -56,6 +68,17 @@ class Subclassed(keras.Model):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         return self.layer(inputs)
+
+
+class Stepped(Subclassed):
+    """It trains in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "stepped"
+
+    def train_step(self, data: Any) -> Any:
+        return {"loss": data[0]}
 
 
 def endless() -> Any:
@@ -86,11 +109,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no pair": (
         {"data": lambda: tf.data.Dataset.from_tensor_slices(INPUTS).batch(4)},
-        "the data's elements are a ",
+        "the job's data has no targets; valid are elements (inputs, targets)",
     ),
     "four of them": (
         {"data": lambda: tf.data.Dataset.from_tensors((INPUTS,) * 4)},
-        "the data's elements are a tuple of 4; valid are (inputs, targets) and (inputs, targets, sample_weight)",
+        "the data's elements are a tuple of 4; valid are inputs, (inputs, targets) and (inputs, targets, sample_weight)",
     ),
     "other sizes": (
         {"data": short},
@@ -162,11 +185,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"other": "mse"}},
         "the loss does not fit: the model gives float32 [?, 1], the targets are float32 [?, 1]: ",
     ),
-    "unknown loss": ({"loss": "least_squares"}, "the loss cannot be had: Could not interpret loss identifier: least_squares"),
-    "unknown metric": ({"metrics": ["precise"]}, "the metric 'precise' cannot be had: "),
+    "unknown loss": ({"loss": "least_squares"}, "the loss does not fit: the model gives float32 [?, 1], "),
+    "unknown metric": ({"metrics": ["precise"]}, "the metrics do not fit: the model gives float32 [?, 1], "),
     "a metric of another output": (
-        {"metrics": {"other": ["mae"]}},
-        "there are metrics for an output 'other', which there is not: the model gives float32 [?, 1], ",
+        {"model": make_pair, "metrics": {"other": ["mae"]}, "data": lambda: dataset(INPUTS, TARGETS, TARGETS).map(paired)},
+        "the metrics are invalid: the model pair has no output 'other'. Valid: first, second",
     ),
     "unknown optimizer": ({"optimizer": "quick"}, "the optimizer cannot be had: Could not interpret optimizer identifier"),
     "no optimizer": ({"optimizer": lambda: 5}, "the optimizer cannot be had: "),
@@ -185,6 +208,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to serve": (
         {"serving": lambda predict: predict},
         "the job's serving gives a function; valid is a tf.function with an input_signature",
+    ),
+    "a step of its own": (
+        {"model": Stepped},
+        "the model stepped is invalid: its class Stepped overrides train_step, which scaletier does not call. Valid: ",
     ),
     "no loss": ({"loss": None}, "the job has no loss, and its model is not compiled with one: pass Job(loss=…)"),
 }
@@ -399,9 +426,13 @@ def test_where_nothing_can_be_written_is_one_line_and_summaries_alone_end_no_job
 
 def test_an_optimizer_s_function_gets_the_number_of_replicas_where_it_must_have_an_argument(main: Main, tmp_path: Path) -> None:
     given = list[Any]()
-    for function in (lambda rate=0.25: given.append(rate), lambda replicas: given.append(replicas)):
+    for function in (
+        lambda rate=0.25: given.append(rate),
+        lambda replicas: given.append(replicas),
+        functools.partial(lambda first, second=0.5: given.append((first, second)), 0.125),
+    ):
         assert main(job(optimizer=function)) == 2
-    assert given == [0.25, 1]
+    assert given == [0.25, 1, (0.125, 0.5)]
     assert main(job(optimizer=keras.optimizers.Adam)) == 0
 
 
@@ -492,6 +523,70 @@ def test_a_model_that_looks_words_up_is_exported_with_its_words(main: Main, tmp_
     ask = tf.saved_model.load(str(exported)).signatures["serving_default"]
     first, second, third = ask(inputs=tf.constant([["good"], ["bad"], ["good"]]))["outputs"].numpy()[:, 0].tolist()
     assert first == third != second
+
+
+def test_an_export_holds_nothing_of_the_optimizer(main: Main, tmp_path: Path) -> None:
+    assert main(job(optimizer="adam")) == 0
+    (exported,) = (tmp_path / "export/Servo").iterdir()
+    held = [
+        shape
+        for name, shape in tf.train.list_variables(f"{exported}/variables/variables")
+        if name.startswith(("shared", "own"))
+    ]
+    assert sorted(held) == [[1], [3, 1]]
+
+
+def frozen(value: float) -> Callable[[], Any]:
+    """A layer that is not trained, and one that is."""
+
+    def made() -> Any:
+        first = layers.Dense(3, kernel_initializer=keras.initializers.Constant(value), name="first", trainable=False)
+        return keras.Sequential([keras.Input((3,)), first, layers.Dense(1, name="out")], name="frozen")
+
+    return made
+
+
+def test_what_no_step_changes_is_saved_and_restored_and_not_exchanged(main: Main, tmp_path: Path) -> None:
+    network = Network(job(model=frozen(1.0)), dataset().element_spec, 0)
+    assert [spec.name for spec in network.fixed] == ["first/kernel", "first/bias"]
+    assert [spec.name for spec in network.shared] == ["out/kernel", "out/bias"]
+    assert main(job(model=frozen(1.0))) == 0
+    assert main(job(model=frozen(2.0), optimizer="adam"), "--max-steps=8") == 0
+    held = {key.partition("/")[0]: value for key, value in tensors(tmp_path, 8).items()}
+    assert held["first:kernel"].tolist() == np.ones((3, 3)).tolist()
+
+
+def test_a_layer_that_was_adapted_is_as_it_was_when_the_job_goes_on(main: Main, tmp_path: Path) -> None:
+    def adapted(scale: float) -> Callable[[], Any]:
+        def made() -> Any:
+            norm = layers.Normalization()
+            norm.adapt(INPUTS * scale)
+            return keras.Sequential([keras.Input((3,)), norm, layers.Dense(1, kernel_initializer="ones")], name="norm")
+
+        return made
+
+    still = keras.optimizers.SGD(0.0)
+    assert main(job(model=adapted(1.0), optimizer=still)) == 0
+    assert main(job(model=adapted(5.0), optimizer=still), "--max-steps=8") == 0
+    first, second = (
+        tf.saved_model.load(str(path)).signatures["serving_default"](inputs=tf.constant(INPUTS))["outputs"]
+        for path in sorted((tmp_path / "export/Servo").iterdir())
+    )
+    np.testing.assert_allclose(first, ((INPUTS - INPUTS.mean(0)) / INPUTS.std(0)).sum(1, keepdims=True), atol=1e-4)
+    np.testing.assert_allclose(second, first, atol=1e-5)
+
+
+def test_an_optimizer_that_averages_ends_with_its_averages(main: Main, tmp_path: Path) -> None:
+    """The gradient is 1, so that the weight is -1, -2, -3, -4, of which the averages by a half are -1, -1.5, -2.25, -3.125."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="out")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    ones = dataset(np.ones((24, 1), np.float32), TARGETS)
+    assert main(job(model=model, data=ones, loss=lambda _, outputs: outputs, optimizer=optimizer)) == 0
+    (exported,) = (tmp_path / "export/Servo").iterdir()
+    found = tf.saved_model.load(str(exported)).signatures["serving_default"](inputs=tf.ones([1, 1]))
+    assert float(found["outputs"][0, 0]) == -3.125
+    assert float(tensors(tmp_path, 4)["out:kernel/.ATTRIBUTES/VARIABLE_VALUE"][0, 0]) == -4.0
 
 
 def test_a_subclassed_model_without_build(main: Main, capfd: pytest.CaptureFixture[str]) -> None:

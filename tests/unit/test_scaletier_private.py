@@ -187,10 +187,11 @@ def test_the_rate_of_an_optimizer_is_its_schedule_or_a_variable_of_its_own() -> 
     assert any(private.rate_of(plain) is variable for variable in plain.variables)
 
 
-def test_metrics_that_wait_for_shapes_say_so() -> None:
-    assert not private.built(keras.metrics.R2Score())
-    assert not private.built(keras.metrics.F1Score())
-    assert private.built(keras.metrics.MeanSquaredError())
+def test_a_variable_says_whether_it_has_a_value() -> None:
+    with keras.StatelessScope(initialize_variables=False):
+        later = keras.Variable("zeros", shape=(2,), dtype="float32")
+    assert not private.has_value(later)
+    assert private.has_value(keras.Variable([1.0]))
 
 
 def test_the_tables_of_a_model_are_those_of_layers_within_layers_too() -> None:
@@ -205,10 +206,48 @@ def test_a_compiled_model_tells_what_it_was_given() -> None:
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae", metric], weighted_metrics=["mse"])
-    assert private.compiled(model) == (None, ["mae", metric], ["mse"])
+    assert private.compiled(model) == {
+        "optimizer": model.optimizer,
+        "loss": "mse",
+        "loss_weights": None,
+        "metrics": ["mae", metric],
+        "weighted_metrics": ["mse"],
+        "run_eagerly": False,
+        "steps_per_execution": 1,
+        "jit_compile": False,
+    }
+    assert private.compiled(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])) == {}
+
+
+def test_the_losses_of_a_compiled_model_are_checked_once_they_are_aligned() -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    assert not any(private.compiled(model))
+    seen = list[Any]()
+
+    def check(function: Any, targets: Any, outputs: Any) -> Any:
+        seen.append((function, targets.shape, outputs.shape))
+        return function(targets, outputs)
+
+    parts = tf.zeros([2]), tf.ones([2, 1])
+    loss = private.compiled_loss(model)
+    assert float(loss(*parts)) == 1.0
+    with private.checked_losses(model, check):
+        assert float(loss(*parts)) == 1.0
+    loss(*parts)
+    assert seen == [(keras.losses.mean_squared_error, (2, 1), (2, 1))]
+    assert [one.name for one in private.losses(model)] == ["mse"]
+
+
+def test_the_variables_of_metrics_are_also_those_that_a_model_leaves_out() -> None:
+    class Quiet(keras.Sequential):  # type: ignore[misc]
+        @property
+        def metrics(self) -> list[Any]:
+            return []
+
+    model = Quiet([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.compute_metrics(None, tf.zeros([2, 1]), tf.ones([2, 1]))
+    assert len(private.metric_variables(model)) == 4
 
 
 def test_a_mask_is_beside_its_tensor_and_brought_along() -> None:

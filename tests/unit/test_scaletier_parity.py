@@ -1,0 +1,558 @@
+"""A table of models: 20 steps and an evaluation by this library are those of `model.fit` and `model.evaluate`, or one line.
+
+docs/trainers.md shows the table's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scaletier.centre import make_round, take_round
+from scaletier.checkpoint import LocalCopy
+from scaletier.evaluation import make_evaluate
+from scaletier.job import Job, JobError
+from scaletier.network import Network
+from scaletier.runtime import import_tensorflow
+from scaletier.walk import State
+
+tf = import_tensorflow()
+import keras  # noqa: E402 - TensorFlow imports it, without its noise
+from keras import layers  # noqa: E402
+
+STEPS, BATCH, WIDTH = 20, 4, 3
+ROOT = Path(__file__).resolve().parents[2]
+RANDOM = np.random.default_rng(11)
+X = RANDOM.normal(size=(STEPS * BATCH, WIDTH)).astype(np.float32)
+Y = RANDOM.normal(size=(STEPS * BATCH, 1)).astype(np.float32)
+Z = RANDOM.normal(size=(STEPS * BATCH, 2)).astype(np.float32)
+KINDS = RANDOM.integers(0, 2, STEPS * BATCH)
+FLAGS = KINDS[:, None].astype(np.float32)
+WORDS = RANDOM.integers(0, 9, (STEPS * BATCH, 4))
+WEIGHTS = RANDOM.uniform(0.5, 2, STEPS * BATCH).astype(np.float32)
+OTHER_WEIGHTS = RANDOM.uniform(0.5, 2, STEPS * BATCH).astype(np.float32)
+CROSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+PAIR = {"price": "mse", "size": "mae"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model, its data, and how it is compiled; `refused` is the one line that is expected in place of Keras's numbers."""
+
+    make: Callable[[], Any]
+    data: tuple[Any, ...] = (X, Y)
+    compile: Mapping[str, Any] = field(default_factory=lambda: {"loss": "mse"})
+    refused: str = ""
+    batch: int = BATCH
+    whole: bool = False
+    class_weight: Mapping[int, float] | None = None
+    needs: str = "SGD"
+    tolerance: float = 1e-5
+
+
+def dense(units: int = 1, **more: Any) -> Callable[[], Any]:
+    """One layer."""
+    return lambda: keras.Sequential([keras.Input((WIDTH,)), layers.Dense(units, name="out", **more)], name="model")
+
+
+def stack(*made: Callable[[], Any], given: Any = (WIDTH,), kind: str = "float32", out: int = 1) -> Callable[[], Any]:
+    """Layers, one after the other, and a last one of `out` units."""
+
+    def make() -> Any:
+        inner = [one() for one in made]
+        return keras.Sequential([keras.Input(given, dtype=kind), *inner, layers.Dense(out, name="out")], name="model")
+
+    return make
+
+
+def pair(pack: Callable[[Any, Any], Any] = lambda first, second: [first, second], units: tuple[int, int] = (1, 1)) -> Any:
+    """Two outputs by the names price and size."""
+
+    def make() -> Any:
+        given = keras.Input((WIDTH,), name="given")
+        body = layers.Dense(4, "tanh", name="body")(given)
+        made = [layers.Dense(units[at], name=name)(body) for at, name in enumerate(("price", "size"))]
+        return keras.Model(given, pack(*made), name="model")
+
+    return make
+
+
+def by_name(first: Any, second: Any) -> Any:
+    return {"price": first, "size": second}
+
+
+def nested(first: Any, second: Any) -> Any:
+    return {"a": {"price": first}, "b": second}
+
+
+def inputs(pack: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """Two inputs."""
+
+    def make() -> Any:
+        first, second = keras.Input((WIDTH,), name="first"), keras.Input((2,), name="second")
+        joined = layers.Concatenate()([layers.Dense(3, name="one")(first), layers.Dense(2, name="two")(second)])
+        return keras.Model(pack(first, second), layers.Dense(1, name="out")(joined), name="model")
+
+    return make
+
+
+def frozen() -> Any:
+    """Of three layers the first two are not trained; the second has moving means, which then do not move."""
+    first, norm = layers.Dense(4, name="first"), layers.BatchNormalization(name="norm")
+    first.trainable = norm.trainable = False
+    return keras.Sequential([keras.Input((WIDTH,)), first, norm, layers.Dense(1, name="out")], name="model")
+
+
+def adapted() -> Any:
+    norm = layers.Normalization()
+    norm.adapt(X * 3 + 1)
+    return keras.Sequential([keras.Input((WIDTH,)), norm, layers.Dense(1, name="out")], name="model")
+
+
+def looked_up() -> Any:
+    words = layers.StringLookup(vocabulary=["a", "b"])
+    made = [words, layers.Embedding(3, 2), layers.Flatten(), layers.Dense(1, name="out")]
+    return keras.Sequential([keras.Input((1,), dtype="string"), *made], name="model")
+
+
+def stateful() -> Any:
+    given = keras.Input(batch_shape=(BATCH, 4, WIDTH))
+    return keras.Model(given, layers.Dense(1, name="out")(layers.LSTM(2, stateful=True)(given)), name="model")
+
+
+def ragged() -> Any:
+    given = keras.Input((None,), dtype="int64", ragged=True)
+    return keras.Model(given, layers.Dense(1, name="out")(Pool()(layers.Embedding(9, 2)(given))), name="model")
+
+
+def tied() -> Any:
+    given, shared = keras.Input((WIDTH,)), layers.Dense(WIDTH, "tanh", name="shared")
+    return keras.Model(given, layers.Dense(1, name="out")(shared(shared(given))), name="model")
+
+
+def half(policy: str) -> Callable[[], Any]:
+    """A model of a policy that is set for all layers, as Keras's guide has it."""
+
+    def make() -> Any:
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        try:
+            made = [layers.Dense(4, "tanh", name="body"), layers.Dense(1, dtype="float32", name="out")]
+            return keras.Sequential([keras.Input((WIDTH,)), *made], name="model")
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    return make
+
+
+class Pool(layers.Layer):  # type: ignore[misc]
+    """The mean of the words that there are."""
+
+    def call(self, given: Any) -> Any:
+        return tf.reduce_mean(given, 1)
+
+
+class Adds(layers.Layer):  # type: ignore[misc]
+    """Adds to the loss what its outputs are."""
+
+    def call(self, given: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(given)))
+        return given
+
+
+class Noise(layers.Layer):  # type: ignore[misc]
+    """Adds random numbers, by a generator of its own or by Keras's."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(1) if own else None
+
+    def call(self, given: Any, training: bool = False) -> Any:
+        return given + keras.random.normal(keras.ops.shape(given), seed=self.generator) if training else given
+
+
+class Subclassed(keras.Model):  # type: ignore[misc]
+    """Its variables come to be when it first sees data, and it says nothing of training to its layers."""
+
+    def __init__(self) -> None:
+        super().__init__(name="model")
+        self.norm, self.out = layers.BatchNormalization(), layers.Dense(1)
+
+    def call(self, given: Any) -> Any:
+        return self.out(self.norm(given))
+
+
+class OwnLoss(Subclassed):
+    """Trains towards the opposite, with a metric of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.far = keras.metrics.Mean(name="far")
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+        self.far.update_state(keras.ops.abs(y + y_pred))
+        return keras.ops.mean(keras.ops.square(y + y_pred)) + sum(self.losses)
+
+
+class OwnMetrics(Subclassed):
+    """Reports what no metric of `compile` does, one of them of the last batch alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biggest = keras.metrics.Mean(name="biggest")
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        self.biggest.update_state(keras.ops.max(x))
+        return {**found, "biggest": self.biggest.result(), "last": keras.ops.max(y_pred)}
+
+
+class OneTracker(Subclassed):
+    """Its `metrics` leave out those of `compile`, as in Keras's documentation of compute_loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+        loss = keras.ops.mean((y_pred - y) ** 2)
+        self.tracker.update_state(loss)
+        return loss
+
+    def reset_metrics(self) -> None:
+        self.tracker.reset_state()
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+
+class Distiller(keras.Model):  # type: ignore[misc]
+    """A student of a teacher that is not trained, by a `compile` of its own, as Keras's example of distillation."""
+
+    def __init__(self) -> None:
+        super().__init__(name="model")
+        self.teacher, self.student = layers.Dense(2, name="teacher"), layers.Dense(2, name="student")
+        self.teacher.trainable = False
+
+    def build(self, shape: Any) -> None:
+        self.teacher.build(shape)
+        self.student.build(shape)
+
+    def compile(self, optimizer: Any = "sgd", distance: Any = None, alpha: float = 0.5) -> None:
+        super().compile(optimizer=optimizer, metrics=["mae"])
+        self.distance, self.alpha = distance, alpha
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+        own = keras.ops.mean(keras.ops.square(y - y_pred))
+        return self.alpha * own + (1 - self.alpha) * self.distance(self.teacher(x), y_pred)
+
+    def call(self, given: Any) -> Any:
+        return self.student(given)
+
+
+class Counts(Subclassed):
+    """Counts its calls beside Keras."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = tf.Variable(0, trainable=False, name="calls")
+
+    def call(self, given: Any) -> Any:
+        self.calls.assign_add(1)
+        return super().call(given)
+
+
+class OwnStep(Subclassed):
+    """A step of its own."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+class OwnTest(Subclassed):
+    """An evaluation of its own."""
+
+    def test_step(self, data: Any) -> Any:
+        return super().test_step(data)
+
+
+def cubed(targets: Any, outputs: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(targets - outputs) ** 3, -1)
+
+
+def optimizer(name: str, **settings: Any) -> Row:
+    """A model by an optimizer."""
+    return Row(dense(), compile={"loss": "mse", "optimizer": lambda: getattr(keras.optimizers, name)(**settings)}, needs=name)
+
+
+def by_variable(variable: Any) -> Any:
+    return keras.optimizers.Adam(0.01) if "bias" in variable.path else keras.optimizers.SGD(0.1)
+
+
+def several() -> Any:
+    kinds = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {"out/bias": keras.optimizers.Adam(0.01)})
+    return keras.optimizers.MultiOptimizer(kinds)
+
+
+MASKED = stack(lambda: layers.Embedding(9, 3, mask_zero=True), lambda: layers.Dense(3, "tanh"), given=(4,), kind="int64", out=2)
+BOTH = (X, (Y, FLAGS))
+NAMED = (X, {"price": Y, "size": FLAGS})
+ROWS: dict[str, Row] = {
+    # outputs
+    "one output": Row(dense(), compile={"loss": "mse", "metrics": ["mae", "mse"]}),
+    "targets without the outputs' one column": Row(dense(), (X, Y[:, 0]), {"loss": "mse", "metrics": ["mae"]}),
+    "list of outputs, one loss": Row(pair(), BOTH, {"loss": "mse"}),
+    "list of outputs of other shapes, one loss": Row(pair(units=(1, 2)), (X, (Y, Z)), {"loss": "mse"}),
+    "list of outputs, losses and weights by position": Row(pair(), BOTH, {"loss": ["mse", "mae"], "loss_weights": [0.5, 2.0]}),
+    "list of outputs, all by name": Row(
+        pair(),
+        NAMED,
+        {"loss": PAIR, "loss_weights": {"price": 0.5, "size": 2.0}, "metrics": {"price": ["mae"], "size": "mse"}},
+    ),
+    "list of outputs, one without a loss": Row(pair(), BOTH, {"loss": ["mse", None]}),
+    "list of outputs, metrics as a list of lists": Row(
+        pair(), BOTH, {"loss": "mse", "metrics": [["mae"], ["mae", "accuracy"]]}
+    ),
+    "dict of outputs, one loss": Row(pair(by_name), NAMED, {"loss": "mse", "metrics": {"size": ["accuracy"]}}),
+    "dict of outputs, losses and weights by name": Row(
+        pair(by_name), NAMED, {"loss": {"size": "mae", "price": "mse"}, "loss_weights": {"size": 2.0, "price": 0.5}}
+    ),
+    "nested outputs": Row(pair(nested, (1, 2)), (X, {"a": {"price": Y}, "b": Z}), {"loss": "mse"}),
+    # inputs
+    "list of inputs": Row(inputs(lambda first, second: [first, second]), ((X, Z), Y)),
+    "dict of inputs": Row(inputs(lambda first, second: {"p": first, "q": second}), ({"p": X, "q": Z}, Y)),
+    "nested inputs": Row(inputs(lambda first, second: {"p": [first], "q": second}), ({"p": (X,), "q": Z}, Y)),
+    "ragged inputs": Row(ragged, (tf.RaggedTensor.from_row_lengths(np.arange(200) % 9, [1, 4, 2, 3] * STEPS), Y)),
+    # losses and metrics
+    "crossentropy by its short name": Row(dense(2), (X, KINDS), {"loss": "crossentropy", "metrics": ["accuracy"]}),
+    "labels, accuracy": Row(dense(2), (X, KINDS), {"loss": CROSS, "metrics": ["accuracy", "acc"]}),
+    "a loss and a metric that are functions": Row(dense(), compile={"loss": cubed, "metrics": [cubed]}),
+    "a loss that is a sum": Row(
+        dense(),
+        compile={"loss": keras.losses.MeanSquaredError(reduction="sum"), "optimizer": lambda: keras.optimizers.SGD(1e-3)},
+    ),
+    "metrics that wait for shapes": Row(dense(2), (X, Z), {"loss": "mse", "metrics": lambda: [keras.metrics.R2Score()]}),
+    "AUC and precision": Row(
+        dense(1, activation="sigmoid"),
+        (X, FLAGS),
+        {"loss": "binary_crossentropy", "metrics": lambda: [keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="p")]},
+    ),
+    "a metric of several numbers": Row(
+        dense(2), (X, Z), {"loss": "mse", "metrics": lambda: [keras.metrics.F1Score(name="f1")]}, "the metric f1 gives several"
+    ),
+    "a smaller last batch": Row(pair(), BOTH, {"loss": "mse", "metrics": [["mae"], ["mae"]]}, batch=7),
+    # weights
+    "sample weights": Row(dense(), (X, Y, WEIGHTS), {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mae"]}),
+    "sample weights by output": Row(
+        pair(),
+        (*NAMED, {"price": WEIGHTS, "size": OTHER_WEIGHTS}),
+        {"loss": PAIR, "weighted_metrics": {"price": ["mae"], "size": ["mae"]}},
+        "the sample weights are invalid: they are by name, and the outputs of the model model are a list. Valid: a tuple",
+    ),
+    "sample weights by output, dict of outputs": Row(
+        pair(by_name),
+        (*NAMED, {"price": WEIGHTS, "size": OTHER_WEIGHTS}),
+        {"loss": PAIR, "weighted_metrics": {"price": ["mae"], "size": ["mae"]}},
+    ),
+    "class weights": Row(
+        dense(2), (X, KINDS), {"loss": CROSS, "weighted_metrics": ["accuracy"]}, class_weight={0: 0.5, 1: 3.0}
+    ),
+    "masks": Row(MASKED, (WORDS, RANDOM.normal(size=(80, 4, 2)).astype(np.float32)), {"loss": "mse", "metrics": ["mae"]}),
+    # layers
+    "subclassed, BatchNorm": Row(Subclassed),
+    "Embedding": Row(stack(lambda: layers.Embedding(9, 3), layers.Flatten, given=(4,), kind="int64"), (WORDS, Y)),
+    "a layer that is used twice": Row(tied),
+    "Dropout": Row(stack(lambda: layers.Dropout(0.5, seed=3))),
+    "a seed generator": Row(stack(lambda: Noise(True))),
+    "Keras's own random numbers": Row(stack(lambda: Noise(False))),
+    "a stateful RNN": Row(stateful, (RANDOM.normal(size=(80, 4, WIDTH)).astype(np.float32), Y), whole=True),
+    "an adapted Normalization": Row(adapted),
+    "StringLookup": Row(looked_up, (np.array([["a"], ["b"], ["c"], ["a"]] * STEPS), Y)),
+    "frozen layers": Row(frozen),
+    "regularizers": Row(dense(kernel_regularizer="l2", activity_regularizer="l1")),
+    "add_loss": Row(stack(lambda: layers.Dense(2), Adds)),
+    "add_loss alone": Row(stack(lambda: layers.Dense(2), Adds), compile={"loss": None}),
+    "add_loss alone, inputs alone": Row(stack(lambda: layers.Dense(2), Adds), (X,), {"loss": None}),
+    "mixed_float16": Row(half("mixed_float16"), tolerance=2e-3),
+    "mixed_bfloat16": Row(half("mixed_bfloat16"), tolerance=2e-2),
+    # overridden methods
+    "compute_loss": Row(OwnLoss, compile={"loss": None}),
+    "compute_metrics": Row(OwnMetrics, compile={"loss": "mse", "metrics": ["mae"]}),
+    "compute_loss, and metrics": Row(OneTracker, compile={"loss": "mse", "metrics": ["mae"]}),
+    "a distiller, with a compile of its own": Row(Distiller, (X, Z), {"distance": keras.losses.mean_absolute_error}),
+    "a tf.Variable that a step assigns": Row(
+        Counts, refused="the model model is invalid: a step assigns the tf.Variable calls:0,"
+    ),
+    "train_step": Row(OwnStep, refused="the model model is invalid: its class OwnStep overrides train_step"),
+    "test_step": Row(OwnTest, refused="the model model is invalid: its class OwnTest overrides test_step"),
+    # optimizers
+    **{
+        name: optimizer(name)
+        for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam")
+    },
+    "RMSprop": optimizer("RMSprop", centered=True, momentum=0.9),
+    "SGD": optimizer("SGD", momentum=0.9, nesterov=True),
+    "ScheduleFreeAdamW": replace(
+        optimizer("ScheduleFreeAdamW"), refused="the optimizer ScheduleFreeAdamW is invalid: Keras computes it in another way"
+    ),
+    "LossScaleOptimizer": Row(
+        dense(),
+        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), 8.0)},
+    ),
+    "MultiOptimizer": Row(dense(), compile={"loss": "mse", "optimizer": several}, needs="MultiOptimizer"),
+    "MultiOptimizer, by a function": optimizer("MultiOptimizer", optimizer_map=by_variable),
+    "EMA": optimizer("Adam", use_ema=True, ema_momentum=0.5),
+    "EMA, overwriting": Row(
+        dense(),
+        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)},
+        refused="the optimizer has ema_overwrite_frequency=2",
+    ),
+    "gradient accumulation": Row(
+        dense(),
+        compile={"loss": "mse", "optimizer": lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)},
+        refused="the optimizer has gradient_accumulation_steps=2",
+    ),
+    "a schedule": optimizer("SGD", learning_rate=keras.optimizers.schedules.CosineDecay(0.1, 20)),
+    "weight decay and clipping": optimizer("Adam", weight_decay=0.1, global_clipnorm=0.1),
+    # what does not fit
+    "a loss of no output": Row(
+        pair(),
+        BOTH,
+        {"loss": {"price": "mse", "cost": "mse"}},
+        "the loss is invalid: the model model has no output 'cost'. Valid",
+    ),
+    "a weight of no output": Row(
+        pair(by_name),
+        NAMED,
+        {"loss": PAIR, "loss_weights": {"price": 1.0, "cost": 2.0}},
+        "the loss weights are invalid: the model model has no output 'cost'. Valid: price, size",
+    ),
+    "metrics of no output": Row(
+        pair(),
+        BOTH,
+        {"loss": "mse", "metrics": {"cost": ["mae"]}},
+        "the metrics are invalid: the model model has no output 'cost'",
+    ),
+    "sample weights of no output": Row(
+        pair(by_name),
+        (*NAMED, {"cost": WEIGHTS}),
+        {"loss": PAIR},
+        "the sample weights are invalid: the model model has no output",
+    ),
+    "one list of metrics for two outputs": Row(
+        pair(by_name),
+        NAMED,
+        {"loss": "mse", "metrics": ["mae"]},
+        "the metrics do not fit: the model gives price float32 [?, 1] and",
+    ),
+    "outputs that would be spread over the targets": Row(
+        dense(2), (X, RANDOM.normal(size=(80, 3, 1)).astype(np.float32)), refused="the loss does not fit: "
+    ),
+}
+
+
+def compiled(row: Row) -> Any:
+    """The row's model, made and compiled as a user does."""
+    model, settings = row.make(), {"optimizer": "sgd", **row.compile}
+    for name in ("optimizer", "metrics"):
+        if callable(made := settings.get(name)):
+            settings[name] = made()
+    model.compile(**settings)
+    return model
+
+
+def dataset(row: Row) -> Any:
+    """The row's data: inputs, targets and weights of samples, those of classes among them."""
+    data = tf.data.Dataset.from_tensor_slices(row.data if len(row.data) > 1 else row.data[0])
+    return data.batch(row.batch, drop_remainder=row.whole)
+
+
+def weighted(row: Row) -> Any:
+    """With the weights of classes as those of samples, as docs/trainers.md says."""
+    if row.class_weight is None:
+        return dataset(row)
+    table = tf.constant([row.class_weight[0], row.class_weight[1]])
+    return dataset(row).map(lambda inputs, kinds: (inputs, kinds, tf.gather(table, kinds)))
+
+
+# Rows of which another one of the table, or the test of all optimizers in test_scaletier_private.py, proves nearly the same.
+FULL = {
+    *("Adadelta", "Adafactor", "Adagrad", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop", "SGD"),
+    *("one output", "list of outputs, losses and weights by position", "dict of outputs, one loss", "list of inputs"),
+    *("dict of inputs", "labels, accuracy", "a loss and a metric that are functions", "metrics that wait for shapes"),
+    *("AUC and precision", "Embedding", "a layer that is used twice", "Dropout", "a seed generator", "StringLookup"),
+    *("add_loss", "mixed_bfloat16", "compute_metrics", "LossScaleOptimizer", "MultiOptimizer", "a schedule"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.full("a like row proves it, see FULL") if name in FULL else ()) for name in ROWS],
+)
+def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
+    row = ROWS[name]
+    if not hasattr(keras.optimizers, row.needs):
+        pytest.skip(f"this version of Keras has no {row.needs}")
+    data = weighted(row)
+    steps = int(data.cardinality())
+    job = Job(lambda: compiled(row), data)
+    if row.refused:
+        with pytest.raises(JobError) as told:
+            Network(job, data.element_spec, 0)
+        assert str(told.value).startswith(row.refused)
+        assert "\n" not in str(told.value)
+        return
+    network = Network(job, data.element_spec, 0, evaluated=dataset(row).element_spec)
+    begun, iterator = State.initial(network), iter(data)
+    first = [np.asarray(network.initial(spec)) for spec in network.trained]
+    run = make_round(network, None, iterator, ("/device:CPU:0",))
+    state, losses = begun, list[float]()
+    for step in range(steps):
+        state, done = take_round(network, run, iterator, state, 1, step, 1.0)
+        losses.append(done.loss)
+    copy = LocalCopy(network)
+    copy.assign(*state, steps)
+    if network.averages:
+        trained, slots = copy.shared[: len(first)], copy.own[len(copy.own) - len(network.slots) :]
+        for variable, value in zip(trained, network.averaged(trained, slots), strict=True):
+            variable.assign(value)
+    found = make_evaluate(network, copy, dataset(row), None)(lambda: False)
+    assert found
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    reference = compiled(row)
+    seen = Losses()
+    reference.fit(dataset(row), class_weight=row.class_weight, verbose=0, shuffle=False, callbacks=[seen], epochs=1)
+    assert losses == pytest.approx(seen.of_batches(row.batch), rel=row.tolerance, abs=row.tolerance)
+    for variable, value in zip(reference.trainable_variables, copy.shared, strict=False):
+        np.testing.assert_allclose(value, np.asarray(variable), rtol=row.tolerance, atol=row.tolerance, err_msg=variable.path)
+    wanted = reference.evaluate(dataset(row), verbose=0, return_dict=True)
+    assert {"loss": found.loss, **found.metrics} == pytest.approx(wanted, rel=row.tolerance, abs=row.tolerance)
+
+
+def test_the_manual_shows_the_table() -> None:
+    wanted = "".join(f"| {name} | {'one line' if row.refused else 'the same numbers'} |\n" for name, row in ROWS.items())
+    assert f"| model | result |\n|---|---|\n{wanted}\n" in (ROOT / "docs/trainers.md").read_text()
+
+
+class Losses(keras.callbacks.Callback):  # type: ignore[misc]
+    """The losses of single batches, of their running means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = list[float]()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.means.append(float(logs["loss"]))
+
+    def of_batches(self, size: int) -> list[float]:
+        """Of batches of this size, but for the last one."""
+        samples = np.minimum(size * np.arange(1, len(self.means) + 1), len(X))
+        sums = np.multiply(self.means, samples)
+        return [float(one) for one in np.diff(sums, prepend=0.0) / np.diff(samples, prepend=0)]
