@@ -19,7 +19,7 @@ from infra.gcp.cluster import POLL_SECONDS
 from infra.spec import ScaleTier, preset
 from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
-from jobs.records import JobRecord, Plan, ReplicaRecord, Task
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.store import Conflict, Item
 from ops.train.render import beat_seconds, idle_seconds
@@ -97,6 +97,9 @@ class _Site:
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         pass
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:  # noqa: ARG002
+        return UnsavedFiles()
 
     def tidy(self, job_ids: Collection[str]) -> None:
         pass

@@ -8,6 +8,8 @@ JOB_ID = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,127}$")
 JOBS = "jobs"
 DATA = "data"
 QUEUE = "cluster/queue.json"
+LEFT = "left"
+"""The folder of a job's output for what its replicas wrote beside that, a folder each."""
 EVERY_JOB = f"{JOBS}/*/job.json"
 
 

@@ -46,6 +46,25 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class UnsavedFiles(Record):
+    """What a replica wrote beside JOB_DIR, looked for when its job has ended and JOB_DIR has no file of it.
+
+    `kept` names the files that are in JOB_DIR/left/<replica>/ now, `leftOut` those that were not kept, with their size or why:
+    some of them, of so many. `error` says in one line why not all could be looked at.
+    """
+
+    kind: ClassVar[str] = "the list of unsaved files"
+
+    jobDirEmpty: bool = False
+    kept: list[str] = field(default_factory=list)
+    keptFiles: int = 0
+    keptBytes: int = 0
+    leftOut: list[str] = field(default_factory=list)
+    leftOutFiles: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class ReplicaRecord(Record):
     """`jobs/<id>/replicas/<name>.json`, written by that replica alone.
 
@@ -56,7 +75,7 @@ class ReplicaRecord(Record):
     attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
     says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host,
     None before that was looked at, and of an older version. firstError is the first that its trainers printed. facts are the
-    chief's alone: what its host found for the manifest.
+    chief's alone: what its host found for the manifest. `unsaved` is None until the job has ended and that was looked for.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -84,6 +103,7 @@ class ReplicaRecord(Record):
     firstError: FirstError | None = None
     events: list[Event] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    unsaved: UnsavedFiles | None = None
 
     @property
     def done(self) -> bool:

@@ -11,7 +11,7 @@ from jobs.checked import RecordError
 from jobs.lease import Clock, Watch
 from jobs.ledger import Ledger, Stored
 from jobs.power import Starter
-from jobs.records import JobRecord, Plan, ReplicaRecord
+from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
 from jobs.tender import Tender
@@ -36,6 +36,9 @@ class Site(Protocol):
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         """Begin to write down, once, why a job has FAILED, of whose end this host `heard` then; nothing waits for that."""
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        """What the job wrote beside JOB_DIR, which is looked for from the first call on; None while it is."""
 
     def tidy(self, job_ids: Collection[str]) -> None:
         """Forget the secrets of every job but these, which have this host or may get it."""
@@ -224,6 +227,8 @@ class Agent:
             raise
         self._watch.forget("unreadable")
         self._diagnose(reporter.job, self.supervisor)
+        if not self._looked_for_unsaved(reporter.job, self.supervisor) or reporter.untold:
+            return
         if reporter.settled and self._site.finish():
             self._drop()
 
@@ -234,6 +239,15 @@ class Agent:
         self._heard = self._heard or self._now()
         if supervisor.idle:
             self._site.diagnose(job, supervisor.record, self._heard)
+
+    def _looked_for_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
+        """Return True once the record says what a job that has ended wrote beside JOB_DIR: its folders here go next."""
+        if job is None or not job.final or not supervisor.idle:
+            return False
+        record = supervisor.record
+        if record.unsaved is None and (found := self._site.unsaved(record)) is not None:
+            supervisor.tell_unsaved(found)
+        return record.unsaved is not None
 
     def _ask_why(self) -> None:
         """Whether the unit is being stopped because its host is taken back; asked once."""

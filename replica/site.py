@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs import paths, variables
 from jobs.ledger import Ledger
-from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task
+from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
 from replica import diagnosis, processors
 from replica.archive import Archive, archived
@@ -23,14 +23,17 @@ from replica.diagnosis import Diagnosis
 from replica.launched import SOCKET, Launcher, scratch_folder
 from replica.log import Log
 from replica.manifest import Manifest
-from replica.process import delete
+from replica.process import Child, delete
 from replica.supervisor import Assignment
+from replica.unsaved import Place, UnsavedCollector
 
 # Said by systemd to the replica alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
 # What is true of the replica, and not of another user.
 _OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
 _TRAINER = "trainer"
+# As a trainer's unit has it, of its job. Its /tmp is in memory, and gone with it.
+_UNIT_TMP = "/var/tmp"  # noqa: S108
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -66,6 +69,8 @@ class HostSite:
         self._log: Log | None = None
         self._diagnosis: Diagnosis | None = None
         self._assignment: Assignment | None = None
+        self._place: Place | None = None
+        self._unsaved: UnsavedCollector | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
         """The job's package, log and environment; StoreError where they cannot be had now."""
@@ -75,7 +80,7 @@ class HostSite:
             raise
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
-        self._diagnosis = None
+        self._diagnosis = self._unsaved = None
         return self._assignment
 
     def _prepared(self, plan: Plan, name: str) -> Assignment:
@@ -83,6 +88,8 @@ class HostSite:
         if self._launcher and not plan.study:
             self._launcher.warm()
         folder = self._package(plan)
+        others = {"home/": str(self._home(plan)), "tmp/": _UNIT_TMP} if self._launcher else {}
+        self._place = Place(folder, folder.parent / "package.sha256", others)
         folder_of_log = paths.log(plan.jobId, name)
         there = archived(self._files, folder_of_log)
         if self._log is None or self._log.job_id != plan.jobId:
@@ -108,6 +115,20 @@ class HostSite:
         name, log = paths.diagnosis(job.jobId, record.name), self._log
         make = partial(diagnosis.made, self._host, self._state, self._assignment, log.path, job, record, heard)
         self._diagnosis = Diagnosis(self._files, name, make, lambda why: log.say(why, "WARNING"))
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        """What the job wrote beside an empty JOB_DIR, looked for and kept from the first call on; None while it is."""
+        assignment, log, place = self._assignment, self._log, self._place
+        if assignment is None or log is None or place is None:
+            return UnsavedFiles()
+        plan, env = assignment.plan, assignment.environment
+        if plan.study or not record.startTime or not env.get("JOB_DIR"):
+            return UnsavedFiles()
+        if self._unsaved is None:
+            start, python = self._launcher or Child, self._host.python
+            names = (plan.jobId, record.name, env, place, python, self._host.bucket)
+            self._unsaved = UnsavedCollector(*names, self._files, start, log)
+        return self._unsaved.result()
 
     def tidy(self, job_ids: Collection[str]) -> None:
         """Forget secrets, package and home of every job but these, which have this host or may get it, and what trials left.
@@ -204,7 +225,10 @@ class HostSite:
     def _others(self, plan: Plan) -> dict[str, str]:
         """What this process was told, and what is true of the user that trainers are: a home, which goes with its job."""
         kept = {key: value for key, value in own_environment(self._environ).items() if key not in _OWN}
-        return kept | {"HOME": str(self._state / "jobs" / plan.jobId / "home"), "LOGNAME": _TRAINER, "USER": _TRAINER}
+        return kept | {"HOME": str(self._home(plan)), "LOGNAME": _TRAINER, "USER": _TRAINER}
+
+    def _home(self, plan: Plan) -> Path:
+        return self._state / "jobs" / plan.jobId / "home"
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:
         """The variables that `fab train` brought to this host alone."""

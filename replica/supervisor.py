@@ -13,7 +13,7 @@ from typing import Protocol
 from jobs import variables
 from jobs.firsterror import FirstError
 from jobs.lease import Clock
-from jobs.records import Plan, ReplicaRecord
+from jobs.records import Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 from replica import restart
 from replica.decide import killer
@@ -135,6 +135,11 @@ class Supervisor:
         """What the chief's host found for the manifest."""
         with self._lock:
             self._record = replace(self._record, facts=dict(facts))
+
+    def tell_unsaved(self, unsaved: UnsavedFiles) -> None:
+        """What was written beside JOB_DIR, of a job that has ended."""
+        with self._lock:
+            self._record = replace(self._record, unsaved=unsaved)
 
     def preempted(self) -> None:
         """This host is being taken back."""

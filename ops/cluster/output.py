@@ -48,9 +48,9 @@ class Output:
 
     @property
     def checkpoints(self) -> list[str]:
-        """Those of the files that a trainer may go on from: neither a summary, nor figures, nor below export/."""
+        """Those of the files that a trainer may go on from: neither a summary, nor figures, nor below export/ or left/."""
         told = {*self.summaries, METRICS, EVALUATION}
-        return [name for name in self.files if name not in told and not name.startswith(_EXPORTS)]
+        return [name for name in self.files if name not in told and not name.startswith((_EXPORTS, f"{paths.LEFT}/"))]
 
     def of_trial(self, trial: Trial | None) -> Output:
         """The part of it that is a trial's, which has a folder of its own; all of it without one."""

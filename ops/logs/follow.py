@@ -27,6 +27,8 @@ _LOOK_SECONDS, _LAST_LOOK_SECONDS = 1.0, 0.25
 """Between two looks at the job's record while it goes on, and once it has ended."""
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
+# And those that have ended look for what the job wrote beside JOB_DIR, before its folders go.
+_UNSAVED_SECONDS = 50.0
 # So often a host is asked for its last lines where the connection breaks at the end; one that never answered once.
 _LAST_TRIES = 3
 
@@ -203,7 +205,7 @@ class Follower:
                 self._merge.tell(record)
             if record and record.final:
                 final_since = final_since or time.monotonic()
-                if self._stopped(record) or time.monotonic() - final_since > _OTHERS_SECONDS:
+                if self._stopped(record, time.monotonic() - final_since):
                     self._merge.tell(record)  # once more, with what became of each replica
                     self._end()
                     return
@@ -217,12 +219,19 @@ class Follower:
             self._merge.tell(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
         self._ahead = ahead
 
-    def _stopped(self, record: JobRecord) -> bool:
-        """True once every followed replica has written its last line, or is gone."""
+    def _stopped(self, record: JobRecord, seconds: float) -> bool:
+        """True once every followed replica has ended and looked for unsaved files, is gone, or was waited for long enough."""
+        if seconds > _UNSAVED_SECONDS:
+            return True
         try:
             replicas = self._ledger.replicas(record.jobId, self._replicas).values()
         except Exception:  # noqa: BLE001  it is asked again
-            return False
+            return seconds > _OTHERS_SECONDS
         running = [r for r in replicas if r.state is not ReplicaState.EXITED]
-        silent = [self._silence.see(r.name, (r.life, r.beat)) for r in running]  # all are looked at, which starts their time
+        looking = [r for r in replicas if r.state is ReplicaState.EXITED and r.startTime and r.unsaved is None]
+        if running and seconds > _OTHERS_SECONDS:
+            running = []
+        silent = [
+            self._silence.see(r.name, (r.life, r.beat)) for r in [*running, *looking]
+        ]  # all are looked at, which starts their time
         return all(seconds >= Plan.lostAfterSeconds for seconds in silent)

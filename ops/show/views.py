@@ -23,7 +23,7 @@ from ops.cluster.remote import LOOK_SECONDS
 from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.show import trials
-from ops.train import manifest
+from ops.train import manifest, outcome
 from ops.train.tuning import HYPERPARAMETERS
 
 
@@ -150,6 +150,7 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
         "trials": tuned.summary() if tuned else None,
         **{key: _shown(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
         **manifest.lines(record.manifest),
+        "output": "the job wrote nothing to JOB_DIR" if _wrote_nothing(replicas) else None,
     }
     for key, value in facts.items():
         if value not in (None, ""):
@@ -165,9 +166,18 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
     if events := _events(record, replicas):
         terminal.out()
         terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)
+    if left := outcome.unsaved(replicas):
+        terminal.out()
+        terminal.out("\n".join(left))
     if record.errorMessage:
         terminal.out()
         terminal.out(record.errorMessage.rstrip("\n"))
+
+
+def _wrote_nothing(replicas: list[ReplicaRecord]) -> bool:
+    """Return True if all replicas that looked say so: one that looks early may miss what another writes last."""
+    told = [replica.unsaved.jobDirEmpty for replica in replicas if replica.unsaved and replica.startTime]
+    return bool(told) and all(told)
 
 
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:

@@ -32,7 +32,7 @@ from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, 
 from ops.package import package
 from ops.package.declared import Declared, check_tensorflow
 from ops.package.imports import missing_line
-from ops.train import program, push, render, tuning
+from ops.train import outcome, program, push, render, tuning
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
 from ops.train.submit import Submission, submit, used_before
@@ -330,10 +330,10 @@ def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:
         return DETACHED
     if record is None:
         raise OpsError(f"nothing is known of job {job_id} any more: fab describe {job_id}")
-    return _sum_up(record)
+    return _sum_up(cluster, record)
 
 
-def _sum_up(record: JobRecord) -> int:
+def _sum_up(cluster: Cluster, record: JobRecord) -> int:
     job_id, state = record.jobId, record.state
     took = (
         f" after {terminal.duration(seconds_between(record.startTime, record.endTime))}"
@@ -341,9 +341,14 @@ def _sum_up(record: JobRecord) -> int:
         else ""
     )
     if state == JobState.SUCCEEDED:
-        terminal.note(f"{job_id} {state}{took}: fab get {job_id} fetches its output")
+        first, *others = outcome.read(cluster, record) or [""]
+        terminal.note(f"{job_id} {state}{took}" + (f": {first}" if first else ""))
+        for line in others:
+            terminal.note(line)
         return DONE
     why = record.errorMessage.partition("\n")[0].rstrip(".")
     more = "; ".join(filter(None, (f"fab describe {job_id}", where_to_read_why(record))))
     terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} ({more})")
+    for line in outcome.read(cluster, record)[1:]:
+        terminal.note(line)
     return FAILED

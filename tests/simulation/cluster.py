@@ -22,7 +22,7 @@ from jobs.lease import Watch
 from jobs.ledger import Ledger
 from jobs.power import Starter
 from jobs.queue import Queue
-from jobs.records import JobRecord, Plan, ReplicaRecord, Task
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.store import Conflict, StoreError
 from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
@@ -134,6 +134,9 @@ class Site:
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         pass
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        return UnsavedFiles()
 
     def tidy(self, job_ids: Collection[str]) -> None:
         pass

@@ -97,6 +97,7 @@ OUTSIDE = {
     "replica": set(),
     "replica/broker.py": {"google.auth", "urllib3"},
     "replica/facts.py": {"fsspec"},
+    "replica/keep_unsaved.py": {"fsspec"},
     "serving": {"numpy", "orjson"},
     "serving/__main__.py": {"uvicorn"},
     "serving/app.py": {"starlette", "prometheus_client", "orjson"},

@@ -23,7 +23,7 @@ from jobs.chunks import NO_LOG, Position, Wanted
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
-from jobs.records import JobRecord, ReplicaRecord
+from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import Item, StoreError
 from ops.cluster.inventory import Inventory
@@ -261,3 +261,18 @@ def test_the_last_lines_of_a_job_are_waited_for(inventory: Inventory, tmp_path: 
         began = time.monotonic()
         list(Follower(NoHosts(inventory), ledger, record, ["master-0"], Wanted()).events())  # type: ignore[arg-type]
         assert state is ReplicaState.EXITED or time.monotonic() - began >= seconds
+
+
+def test_what_replicas_wrote_elsewhere_is_waited_for(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(Folder(tmp_path))
+    record = JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0"])
+    put_job(ledger, record)
+    exited = ReplicaRecord("master-0", ReplicaState.EXITED, startTime="2026-01-31T12:00:00.000Z")
+    for replica, seconds in ((exited, 0.3), (replace(exited, unsaved=UnsavedFiles()), 1e6)):
+        monkeypatch.setattr("ops.logs.follow._UNSAVED_SECONDS", seconds)
+        ledger.write_replica("job01", replica, ledger.replica_version("job01", "master-0"))
+        began = time.monotonic()
+        list(Follower(NoHosts(inventory), ledger, record, ["master-0"], Wanted()).events())  # type: ignore[arg-type]
+        assert replica.unsaved or time.monotonic() - began >= seconds

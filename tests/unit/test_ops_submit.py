@@ -712,11 +712,14 @@ def test_the_exit_code_of_a_followed_job(
 
     ended = JobRecord("job01", JobState(wanted), errorMessage="worker-1 ran out of memory.\nmore")
     monkeypatch.setattr(read, "follow", lambda *_: ended)
+    monkeypatch.setattr(train.outcome, "read", lambda *_: ["what is there", "what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert train.watch(cluster, submission.record()) == (0 if wanted == "SUCCEEDED" else 1)
-    err = capsys.readouterr().err
+    first, rest = capsys.readouterr().err.split("\n", 1)
+    err = f"{first}\n"
+    assert rest == "what is beside it\n"
     if wanted == "SUCCEEDED":
-        assert err == "job01 SUCCEEDED: fab get job01 fetches its output\n"
+        assert err == "job01 SUCCEEDED: what is there\n"
     else:
         more = "; fab bundle job01 has all that tells why, in one file" if wanted == "FAILED" else ""
         assert err == f"error: job01 {wanted}: worker-1 ran out of memory (fab describe job01{more})\n"

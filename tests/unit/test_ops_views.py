@@ -16,7 +16,7 @@ from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry, Queue
-from jobs.records import Event, JobRecord, ReplicaRecord
+from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.cluster.cluster import Cluster
@@ -249,3 +249,19 @@ def test_hosts_of_which_none_answers(inventory: Inventory, capsys: pytest.Captur
     for as_json in (False, True):
         assert hosts(Cluster(inventory, Fleet()), as_json) == 1  # type: ignore[arg-type]
         assert "ps-0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_what_a_job_wrote_beside_its_output_is_described(
+    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], empty: bool
+) -> None:
+    put_job(ledger, JobRecord("job01", JobState.SUCCEEDED, hosts=["master-0", "worker-0"]))
+    left = UnsavedFiles(True, ["model/a"], 3, 9, ["big (2.1 GB)"], 1, "it took too long") if empty else UnsavedFiles()
+    for name, found in (("master-0", UnsavedFiles(jobDirEmpty=empty)), ("worker-0", left)):
+        record = ReplicaRecord(name, ReplicaState.EXITED, startTime=NOON.format(1), unsaved=found)
+        ledger.write_replica("job01", record, None)
+    assert describe(cluster, "job01", as_json=False) == 0
+    out = capsys.readouterr().out
+    assert facts(out).get("output") == ("the job wrote nothing to JOB_DIR" if empty else None)
+    kept, more = "kept in JOB_DIR/left/worker-0: model/a and 2 more", "not kept: big (2.1 GB); it took too long"
+    assert (f"worker-0 wrote beside JOB_DIR, {kept}; {more}" in out.splitlines()) is empty

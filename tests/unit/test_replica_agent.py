@@ -15,7 +15,7 @@ from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.queue import Entry
-from jobs.records import JobRecord, Plan, ReplicaRecord, Task
+from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from replica.agent import Agent
@@ -37,6 +37,7 @@ class Host:
         self.prepares: list[str] = []
         self.found: dict[str, Any] | None = None
         self.is_archived = True
+        self.left: UnsavedFiles | None = UnsavedFiles()
         self.kept: list[str] | None = None
         self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
@@ -53,6 +54,9 @@ class Host:
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         self.diagnosed.append((job.jobId, record.exitCode, heard))
+
+    def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
+        return self.left
 
     def tidy(self, job_ids: Collection[str]) -> None:
         self.kept = sorted(job_ids)
@@ -409,6 +413,21 @@ def test_what_is_known_of_a_job_that_failed_is_asked_for_before_anything_is_tidi
     host.rounds(6)
     assert host.job("job02").state == "SUCCEEDED"
     assert set(host.diagnosed) == {("job01", 3, NOW)}
+
+
+def test_what_a_job_wrote_elsewhere_is_told_before_its_host_goes_on(host: Host) -> None:
+    host.left = None
+    host.submit()
+    host.submit("job02")
+    host.rounds(4)
+    host.children[-1].code = 0
+    host.rounds(6)
+    assert (host.job().state, host.prepares) == ("SUCCEEDED", ["job01"])
+    assert host.ledger.queue().holder("master-0").jobId == "job02", "the queue does not wait"  # type: ignore[union-attr]
+    host.left = UnsavedFiles(True, ["model"], 1, 7)
+    host.rounds(3)
+    assert host.ledger.replicas("job01", ["master-0"])["master-0"].unsaved == host.left
+    assert host.prepares == ["job01", "job02"]
 
 
 def test_a_trainer_that_has_not_stopped_yet_is_waited_for(host: Host) -> None:

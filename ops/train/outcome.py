@@ -1,0 +1,60 @@
+"""What a job left: the words of `fab train` and `fab describe` for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jobs import paths
+from jobs.checked import RecordError
+from jobs.records import JobRecord, ReplicaRecord
+from ops import terminal
+from ops.cluster.cluster import Cluster
+from ops.cluster.ledger import replica_names
+from ops.cluster.output import find
+from ops.errors import OpsError
+
+_SHOWN = 5
+_HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} stands for it"
+
+
+def read(cluster: Cluster, record: JobRecord) -> list[str]:
+    """Read what an ended job left, and say it; empty if the bucket cannot be asked. The first line follows the job's state."""
+    try:
+        files = find(cluster, record).files
+        replicas = list(cluster.ledger.replicas(record.jobId, replica_names(record)).values())
+    except (OpsError, OSError, RecordError):
+        return []
+    return [_of_output(record.jobId, files), *unsaved(replicas)]
+
+
+def _of_output(job_id: str, files: Mapping[str, int]) -> str:
+    own = {name: size for name, size in files.items() if not name.startswith(f"{paths.LEFT}/")}
+    told = own or files
+    fetches = f"fab get {job_id} fetches its {terminal.plural(len(told), 'file')}, {terminal.size(sum(told.values()))}"
+    if own:
+        return fetches
+    return f"it wrote nothing to JOB_DIR; {fetches}" if files else "it wrote nothing to JOB_DIR, there is nothing to fetch"
+
+
+def unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
+    """Say what replicas wrote beside JOB_DIR, a line for each that did, and what to do about it."""
+    lines = []
+    for replica in replicas:
+        if (found := replica.unsaved) is None:
+            continue
+        kept = f"kept in JOB_DIR/{paths.LEFT}/{replica.name}: {_few(found.kept, found.keptFiles)}"
+        parts = [kept] if found.keptFiles else []
+        parts += [f"not kept: {_few(found.leftOut, found.leftOutFiles)}"] if found.leftOutFiles else []
+        parts += [found.error] if found.error else []
+        if parts:
+            lines.append(
+                f"{replica.name} wrote beside JOB_DIR, {'; '.join(parts)}"
+                if found.jobDirEmpty
+                else f"{replica.name}: {parts[0]}"
+            )
+    return [*lines, _HINT] if any(replica.unsaved and replica.unsaved.jobDirEmpty for replica in replicas) and lines else lines
+
+
+def _few(names: Sequence[str], count: int) -> str:
+    more = count - len(names[:_SHOWN])
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

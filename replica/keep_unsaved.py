@@ -1,0 +1,260 @@
+"""Keep what a job wrote beside an empty JOB_DIR: `keep_unsaved.py REQUEST` copies it to JOB_DIR/left/<replica>/.
+
+It runs as the trainer would, as the same user in a unit that sees the same folders, so it reads and writes what the trainer
+might, and nothing else. It imports nothing of this project. It prints one JSON object: `{"wrote": true}` if JOB_DIR has a file
+of the job, else `kept`, `keptFiles`, `keptBytes`, `leftOut`, `leftOutFiles`, and `error` if it could not do all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+LEFT = "left"
+"""The folder in JOB_DIR."""
+MOST_BYTES = 100_000_000
+MOST_FILES = 1000
+"""So much of a replica is kept at most: the smallest files, as many as fit."""
+NAMED = 50
+"""So many names are told of each kind."""
+LONGEST = 200
+_ENTRIES, _DEPTH = 50_000, 32
+_CHUNK = 1 << 20
+_NICE = 10
+# What programs can make again, by the names that are usual, and by the mark of bford.info/cachedir.
+_CACHES, _MARK = frozenset({"__pycache__", ".cache", ".nv"}), "CACHEDIR.TAG"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class LimitError(Exception):
+    """One line: why not all could be looked at or copied."""
+
+
+class Found(NamedTuple):
+    """A file that the job wrote: its folder's top, its path below that, its name among what is kept, and its size."""
+
+    top: str
+    path: tuple[str, ...]
+    name: str
+    size: int
+
+
+class Search:
+    """Looks through folders without following links, as far as time and number allow."""
+
+    def __init__(self, since: int, deadline: float) -> None:
+        """`since` is in nanoseconds of the epoch: what changed before came with the job."""
+        self._since, self._deadline, self._entries = since, deadline, 0
+
+    def files(self, top: str, prefix: str = "") -> Iterator[Found]:
+        """Find the regular files below a folder that changed since; LimitError if there is too much."""
+        with suppress(OSError):  # no such folder
+            folder = os.open(top, _FOLDER)
+            try:
+                yield from self._below(folder, top, (), prefix)
+            finally:
+                os.close(folder)
+
+    def _below(self, folder: int, top: str, path: tuple[str, ...], prefix: str) -> Iterator[Found]:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in self._counted(entries)]
+        if path and _MARK in names:
+            return
+        for name in sorted(names):
+            with suppress(OSError):  # it may be gone, or closed to its own user
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and found.st_ctime_ns > self._since:
+                    yield Found(top, (*path, name), prefix + "/".join((*path, name)), found.st_size)
+                elif stat.S_ISDIR(found.st_mode) and name not in _CACHES:
+                    if len(path) >= _DEPTH:
+                        raise LimitError(f"folders are nested deeper than {_DEPTH}")
+                    below = os.open(name, _FOLDER, dir_fd=folder)
+                    try:
+                        yield from self._below(below, top, (*path, name), prefix)
+                    finally:
+                        os.close(below)
+
+    def _counted(self, entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+        for entry in entries:
+            self._entries += 1
+            if self._entries > _ENTRIES:
+                raise LimitError(f"there are more than {_ENTRIES} files and folders")
+            check_time(self._deadline)
+            yield entry
+
+
+def check_time(deadline: float) -> None:
+    """Raise LimitError if it is past that moment of the monotonic clock."""
+    if time.monotonic() > deadline:
+        raise LimitError("it took too long")
+
+
+def opened(found: Found) -> IO[bytes]:
+    """Open a file that was found, link by link refused; OSError if it is another by now."""
+    folder = os.open(found.top, _FOLDER)
+    try:
+        for part in found.path[:-1]:
+            below = os.open(part, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        file = os.fdopen(os.open(found.path[-1], _FILE, dir_fd=folder), "rb")
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("it is no file")
+    return file
+
+
+class LocalFolder:
+    """JOB_DIR as a folder of the host."""
+
+    def __init__(self, job_dir: str) -> None:
+        self._top = Path(job_dir)
+
+    def wrote(self, search: Search) -> bool:
+        """Return True if the job wrote a file here."""
+        return any(found.path[0] != LEFT for found in search.files(str(self._top)))
+
+    def create(self, name: str) -> IO[bytes]:
+        """Open a file below it for writing."""
+        target = self._top / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666), "wb")
+
+    def remove(self, name: str) -> None:
+        """Take away what was begun."""
+        (self._top / name).unlink(missing_ok=True)
+
+
+class Url:
+    """JOB_DIR by its URL, through fsspec."""
+
+    def __init__(self, job_dir: str) -> None:
+        installed = Path(sys.executable).parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+        sys.path.append(str(installed))  # and no code of its .pth files
+        from fsspec.core import url_to_fs
+
+        self._fs, self._top = url_to_fs(job_dir.rstrip("/"))
+
+    def wrote(self, _: Search) -> bool:
+        """Return True if there is an object."""
+        names = (name[len(self._top) :].lstrip("/") for name in self._fs.find(self._top))
+        return any(name and not name.endswith("/") and not name.startswith(f"{LEFT}/") for name in names)
+
+    def create(self, name: str) -> IO[bytes]:
+        """Open an object below it for writing."""
+        file: IO[bytes] = self._fs.open(f"{self._top}/{name}", "wb")
+        return file
+
+    def remove(self, name: str) -> None:
+        """Take away what was begun: an object appears when it is whole."""
+
+
+def keep(job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, str]], seconds: float) -> dict[str, Any]:
+    """Copy what the job wrote below these folders, each with what its files' names begin with."""
+    deadline = time.monotonic() + seconds
+    target = Url(job_dir) if "://" in job_dir else LocalFolder(job_dir)
+    try:
+        if target.wrote(Search(since, deadline)):
+            return {"wrote": True}
+    except LimitError:
+        return {"wrote": True}  # so much of it is no empty folder
+    found: list[Found] = []
+    told: dict[str, Any] = {}
+    search = Search(since, deadline)
+    try:
+        for top, prefix in folders:
+            found.extend(search.files(top, prefix))
+    except LimitError as error:
+        told["error"] = str(error)
+    kept, left_out, stopped = _copy(found, lambda name: f"{LEFT}/{replica}/{name}", target, deadline)
+    if stopped:
+        told["error"] = stopped
+    return told | {
+        "kept": [shown(name) for name, _ in kept[:NAMED]],
+        "keptFiles": len(kept),
+        "keptBytes": sum(size for _, size in kept),
+        "leftOut": [f"{shown(name)} ({why})" for name, why in left_out[:NAMED]],
+        "leftOutFiles": len(left_out),
+    }
+
+
+def _copy(
+    found: Sequence[Found], place: Callable[[str], str], target: LocalFolder | Url, deadline: float
+) -> tuple[list[tuple[str, int]], list[tuple[str, str]], str]:
+    """What was copied with its size, what was not and why, and why the copying stopped."""
+    kept: list[tuple[str, int]] = []
+    left_out: list[tuple[str, str]] = []
+    room, stopped = MOST_BYTES, ""
+    for each in sorted(found, key=lambda each: (each.size, each.name)):
+        if each.size > room or len(kept) == MOST_FILES:
+            left_out.append((each.name, size(each.size)))
+            continue
+        try:
+            each.name.encode()  # a name that is no UTF-8 is none in a bucket
+            check_time(deadline)
+            with opened(each) as source:
+                _write(source, each.size, target, place(each.name), deadline)
+        except LimitError as error:
+            stopped = str(error)
+            left_out.append((each.name, stopped))
+        except Exception as error:  # noqa: BLE001  clients raise errors of their own
+            left_out.append((each.name, (error.strerror if isinstance(error, OSError) else None) or type(error).__name__))
+        else:
+            room -= each.size
+            kept.append((each.name, each.size))
+    left_out.reverse()  # the largest first
+    return kept, left_out, stopped
+
+
+def _write(source: IO[bytes], most: int, target: LocalFolder | Url, name: str, deadline: float) -> None:
+    whole = False
+    try:
+        with target.create(name) as out:
+            while most > 0 and (piece := source.read(min(_CHUNK, most))):
+                check_time(deadline)
+                out.write(piece)
+                most -= len(piece)
+        whole = True
+    finally:
+        if not whole:
+            with suppress(OSError):
+                target.remove(name)
+
+
+def shown(name: str) -> str:
+    """A name as it is told: of a bounded length, and of characters that any record can hold."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    with suppress(OSError):
+        os.nice(_NICE)
+    asked = json.loads(sys.argv[1])
+    folders = [(str(top), str(prefix)) for top, prefix in asked["folders"]]
+    told = keep(asked["jobDir"], asked["replica"], asked["since"], folders, asked["seconds"])
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What a job wrote beside an empty JOB_DIR: looked for and kept when the job has ended, before its folders on the host go."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobs.records import UnsavedFiles
+from jobs.store import Files
+from replica import keep_unsaved
+from replica.keep_unsaved import LEFT, LimitError, LocalFolder, Search
+from replica.process import Process, Run, Start
+from replica.supervisor import Says
+
+SECONDS = 20.0
+"""So long files are looked for and copied."""
+_START_SECONDS = 20.0
+_LOOK_SECONDS = 5.0
+_MOST = 1 << 18
+_SHOWN = 5
+_NOT, _SLOW = "files beside JOB_DIR were not looked for", "it took too long"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job's files are on this host: its package, the mark that says when that was whole, and `others` by prefix."""
+
+    package: Path
+    mark: Path
+    others: Mapping[str, str]
+
+    @property
+    def folders(self) -> Sequence[tuple[str, str]]:
+        """Each folder that a trainer may write to, with what the names of its files begin with."""
+        return [(str(self.package), ""), *((top, prefix) for prefix, top in self.others.items())]
+
+
+class UnsavedCollector:
+    """One look for such files, in a thread of its own. Nobody waits for it longer than it may take."""
+
+    def __init__(
+        self,
+        job: str,
+        replica: str,
+        env: Mapping[str, str],
+        place: Place,
+        python: str,
+        bucket: str,
+        files: Files,
+        start: Start,
+        log: Says,
+    ) -> None:
+        """Begin. `env` is the trainer's, `start` starts a program as the trainer's user."""
+        self._job, self._replica, self._env, self._place, self._python = job, replica, env, place, python
+        self._bucket, self._files, self._start, self._log = bucket.rstrip("/"), files, start, log
+        self._give_up_at = time.monotonic() + _LOOK_SECONDS + _START_SECONDS + SECONDS
+        self._found: UnsavedFiles | None = None
+        threading.Thread(target=self._run, name="unsaved", daemon=True).start()
+
+    def result(self) -> UnsavedFiles | None:
+        """What was found; None while it is looked for."""
+        if self._found is None and time.monotonic() > self._give_up_at:
+            return UnsavedFiles(error=f"{_NOT}: {_SLOW}")
+        return self._found
+
+    def _run(self) -> None:
+        try:
+            found = UnsavedFiles() if self._wrote() else self._ask()
+        except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            found = UnsavedFiles(error=f"{_NOT}: {why}")
+        if text := said(found, self._replica):
+            self._log.say(text, "WARNING")
+        self._found = found
+
+    def _wrote(self) -> bool:
+        """Return True if JOB_DIR has a file of the job for sure, which is found without starting a program."""
+        job_dir = self._env["JOB_DIR"].rstrip("/")
+        if "://" in job_dir:
+            below = job_dir.removeprefix(f"{self._bucket}/")
+            return below != job_dir and bool(self._files.sizes(below))
+        try:
+            return LocalFolder(job_dir).wrote(Search(self._since(), time.monotonic() + _LOOK_SECONDS))
+        except LimitError:
+            return True  # so much of it is no empty folder
+
+    def _since(self) -> int:
+        return self._place.mark.stat().st_ctime_ns
+
+    def _ask(self) -> UnsavedFiles:
+        """Have it looked for, and kept, as the trainer's user."""
+        asked = {
+            "jobDir": self._env["JOB_DIR"],
+            "replica": self._replica,
+            "since": self._since(),
+            "folders": self._place.folders,
+            "seconds": SECONDS,
+        }
+        argv = [self._python, "-I", "-S", "-B", keep_unsaved.__file__, json.dumps(asked)]
+        pipe, output = os.pipe()
+        with os.fdopen(pipe, "rb") as answer:
+            try:
+                process = self._start(Run(self._job, argv, self._place.package, self._env), output)
+            finally:
+                os.close(output)
+            try:
+                return _read(_heard(answer.fileno(), process, self._give_up_at))
+            finally:
+                process.signal(signal.SIGKILL)
+                _reap(process, self._give_up_at)
+
+
+def _heard(pipe: int, process: Process, deadline: float) -> bytes:
+    """What a program printed by its end; TimeoutError if that does not come."""
+    heard = b""
+    while len(heard) < _MOST and (left := deadline - time.monotonic()) > 0:
+        over = process.ended()
+        if select.select([pipe], [], [], 0 if over else min(left, 0.1))[0]:
+            piece = os.read(pipe, 1 << 16)
+            heard += piece
+            if not piece:
+                return heard
+        elif over:
+            return heard
+    if len(heard) >= _MOST:
+        raise ValueError("it printed too much")
+    raise TimeoutError(_SLOW)
+
+
+def _reap(process: Process, deadline: float) -> None:
+    while not process.ended() and time.monotonic() < deadline + 1.0:
+        time.sleep(0.02)
+    if process.ended():
+        process.reap()
+
+
+def _read(printed: bytes) -> UnsavedFiles:
+    """The last line, which others may have been printed before."""
+    told: Any = None
+    with suppress(ValueError, IndexError, RecursionError):
+        told = json.loads(printed.splitlines()[-1])
+    if not isinstance(told, dict):
+        text = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise ValueError(text[0][: keep_unsaved.LONGEST] if text else "it printed nothing")
+    if told.pop("wrote", False):
+        return UnsavedFiles()
+    found = UnsavedFiles.from_dict({**told, "jobDirEmpty": True})
+    return replace(found, kept=_bounded(found.kept), leftOut=_bounded(found.leftOut), error=found.error[: keep_unsaved.LONGEST])
+
+
+def _bounded(names: Sequence[str]) -> list[str]:
+    """What was printed may be the job's own words: a record stays small."""
+    return [name[: 2 * keep_unsaved.LONGEST] for name in names[: keep_unsaved.NAMED]]
+
+
+def said(found: UnsavedFiles, replica: str) -> str:
+    """One line of the log; empty if there is nothing to say."""
+    parts = []
+    if found.keptFiles:
+        parts.append(
+            f"the files that it wrote elsewhere are kept in JOB_DIR/{LEFT}/{replica}: {few(found.kept, found.keptFiles)}"
+        )
+    if found.leftOutFiles:
+        parts.append(f"not kept: {few(found.leftOut, found.leftOutFiles)}")
+    if parts:
+        parts.insert(0, "the job wrote nothing to JOB_DIR")
+    return "; ".join([*parts, *([found.error] if found.error else [])])
+
+
+def few(names: Sequence[str], count: int) -> str:
+    """The first of these names, and how many more there are."""
+    shown = list(names[:_SHOWN])
+    more = count - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

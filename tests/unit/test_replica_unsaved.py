@@ -1,0 +1,263 @@
+"""What a job wrote beside an empty JOB_DIR: found without following a link, kept within bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+from launching import Host
+from waiting import wait_for
+
+from jobs import paths
+from jobs.folder import Folder
+from jobs.records import UnsavedFiles
+from replica import keep_unsaved, unsaved
+from replica.keep_unsaved import Found, LocalFolder, Search, keep, opened
+from replica.launched import Launcher
+from replica.process import Child, Start
+from replica.unsaved import Place, UnsavedCollector
+
+LONG = 60.0
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package with a file that came with it, and the mark that it is whole; a JOB_DIR beside it."""
+    folder = tmp_path / "state/package"
+    folder.mkdir(parents=True)
+    (folder / "task.py").write_text("came along")
+    (tmp_path / "state/package.sha256").write_text("0")
+    (tmp_path / "bucket/jobs/job01/output").mkdir(parents=True)
+    later(tmp_path / "state/package.sha256")
+    return folder
+
+
+def later(mark: Path) -> None:
+    """Wait until what is written from now on is newer than this file."""
+    probe = mark.with_name("probe")
+    wait_for(lambda: probe.write_text("") == 0 and probe.stat().st_ctime_ns > mark.stat().st_ctime_ns, "the clock of files")
+    probe.unlink()
+
+
+def since(package: Path) -> int:
+    return package.with_name("package.sha256").stat().st_ctime_ns
+
+
+def output(package: Path) -> Path:
+    return package.parents[1] / "bucket/jobs/job01/output"
+
+
+def kept(package: Path, *more: tuple[str, str], seconds: float = LONG) -> dict[str, Any]:
+    return keep(str(output(package)), "master-0", since(package), [(str(package), ""), *more], seconds)
+
+
+def test_what_a_job_wrote_beside_itself_is_kept_and_what_came_with_it_is_not(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    for path in (package / "model/model.txt", tmp_path / "home/notes", package / "__pycache__/task.pyc", package / "c/x"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("weights")
+    (package / "c/CACHEDIR.TAG").touch()
+    (package / "run.sh").write_text("")
+    (package / "run.sh").chmod(0o755)
+    told = kept(package, (str(tmp_path / "home"), "home/"), (str(tmp_path / "none"), "tmp/"))
+    assert told["kept"] == ["run.sh", "home/notes", "model/model.txt"]
+    assert (told["keptFiles"], told["keptBytes"], told["leftOut"]) == (3, 14, [])
+    left = output(package) / paths.LEFT / "master-0"
+    assert sorted(path.relative_to(left).as_posix() for path in left.rglob("*") if path.is_file()) == sorted(told["kept"])
+    assert (left / "model/model.txt").read_text() == "weights"
+    assert kept(package) == kept(package), "again, over what is there"
+
+
+def test_a_job_that_wrote_to_its_folder_left_nothing(package: Path) -> None:
+    (package / "scratch").write_text("x")
+    (output(package) / "deep").mkdir()
+    (output(package) / "deep/model").write_text("x")
+    assert kept(package) == {"wrote": True}
+    assert LocalFolder(str(output(package))).wrote(Search(time.time_ns() + 10**12, time.monotonic() + LONG)) is False
+    (output(package) / "deep/model").rename(package / "model")
+    (output(package) / "left").mkdir()
+    (output(package) / "left/of-another").write_text("x")
+    assert kept(package)["kept"] == ["model", "scratch"]
+
+
+def test_no_link_is_followed_and_nothing_but_files_is_read(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key").write_text("secret")
+    (package / "link").symlink_to(tmp_path / "secret/key")
+    (package / "folder").symlink_to(tmp_path / "secret")
+    (package / "round").symlink_to(package)
+    os.mkfifo(package / "pipe")
+    assert kept(package)["keptFiles"] == 0
+    assert keep(str(output(package)), "m", 0, [(str(package / "folder"), "")], LONG)["keptFiles"] == 0
+
+
+def test_a_file_that_becomes_a_link_between_search_and_copy_is_refused(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key").write_text("secret")
+    (package / "folder").symlink_to(tmp_path / "secret")
+    (package / "key").symlink_to(tmp_path / "secret/key")
+    os.mkfifo(package / "pipe")
+    for path in (("folder", "key"), ("key",), ("pipe",)):
+        with pytest.raises(OSError):
+            opened(Found(str(package), path, "x", 6))
+
+
+def test_of_much_the_smallest_are_kept_and_the_largest_named_with_their_size(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("a", 40), ("b", 50), ("c", 60), ("d", 1_500_000)):
+        (package / name).write_bytes(bytes(size))
+    monkeypatch.setattr(keep_unsaved, "MOST_BYTES", 100)
+    told = kept(package)
+    assert (told["kept"], told["leftOut"], told["leftOutFiles"]) == (["a", "b"], ["d (1.5 MB)", "c (60 B)"], 2)
+    monkeypatch.setattr(keep_unsaved, "MOST_FILES", 1)
+    assert kept(package)["kept"] == ["a"]
+
+
+def test_hostile_names_harm_nobody(package: Path) -> None:
+    for name in (b"\xff", b"n" * 255, b"new\nline", b"..."):
+        Path(os.fsdecode(bytes(package) + b"/" + name)).write_bytes(b"x")
+    told = kept(package)
+    assert told["kept"] == ["...", "new\nline", "n" * (keep_unsaved.LONGEST - 1) + "…"]
+    assert told["leftOut"] == ["\ufffd (UnicodeEncodeError)"]
+    UnsavedFiles.from_dict(json.loads(json.dumps(told)))
+
+
+def test_a_huge_tree_is_looked_at_within_bounds(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = package.joinpath(*"x" * 40)
+    deep.mkdir(parents=True)
+    (deep / "model").write_text("x")
+    assert kept(package)["error"] == "folders are nested deeper than 32"
+    monkeypatch.setattr(keep_unsaved, "_ENTRIES", 10)
+    assert kept(package)["error"] == "there are more than 10 files and folders"
+    assert kept(package, seconds=-1.0)["error"] == "it took too long"
+
+
+def test_a_copy_that_cannot_be_written_is_said(package: Path) -> None:
+    (package / "model").write_text("x")
+    (output(package) / "left").write_text("no folder")
+    told = kept(package)
+    assert (told["kept"], told["leftOut"]) == ([], ["model (Not a directory)"])
+
+
+def test_a_bucket_by_its_url_is_written_through_fsspec(package: Path) -> None:
+    url = f"memory://{package}/output"
+    (package / "model").write_text("weights")
+    assert keep(url, "ps-0", since(package), [(str(package), "")], LONG)["kept"] == ["model"]
+    files = fsspec.filesystem("memory")
+    assert files.cat_file(f"{package}/output/left/ps-0/model") == b"weights"
+    assert keep(url, "ps-0", since(package), [(str(package), "")], LONG)["keptFiles"] == 1
+    files.pipe_file(f"{package}/output/model-7/data", b"x")
+    assert keep(url, "ps-0", since(package), [(str(package), "")], LONG) == {"wrote": True}
+
+
+class Says(list[str]):
+    def say(self, message: str, severity: str = "INFO") -> None:
+        self.append(message)
+
+
+def collected(package: Path, start: Start, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
+    place = Place(package, package.with_name("package.sha256"), {})
+    env = {"JOB_DIR": str(output(package)), **env}
+    said, bucket = Says(), package.parents[1] / "bucket"
+    files = Folder(bucket)
+    collector = UnsavedCollector("job01", "master-0", env, place, python, str(bucket), files, start, said)
+    return wait_for(collector.result, "what was left"), said
+
+
+def test_the_replica_has_it_looked_for_by_a_program_of_its_own(package: Path) -> None:
+    (package / "model").write_text("x")
+    found, said = collected(package, Child, LD_LIBRARY_PATH="/none", PYTHONPATH="/none", PYTHONSTARTUP="/none")
+    assert found == UnsavedFiles(True, ["model"], 1, 1)
+    assert said == [
+        "the job wrote nothing to JOB_DIR; the files that it wrote elsewhere are kept in JOB_DIR/left/master-0: model"
+    ]
+
+
+def test_no_program_is_started_where_the_output_is_not_empty(package: Path) -> None:
+    def start(*_: object) -> Any:
+        raise AssertionError("it was started")
+
+    (output(package) / "model").write_text("x")
+    assert collected(package, start) == (UnsavedFiles(), [])
+    gs = {"JOB_DIR": "gs://bucket/jobs/job01/output"}
+    files: Any = SimpleNamespace(sizes=lambda name: {"model": 1} if name == "jobs/job01/output" else {})
+    place = Place(package, package.with_name("package.sha256"), {})
+    collector = UnsavedCollector("job01", "m", gs, place, "python", "gs://bucket", files, start, Says())
+    assert wait_for(collector.result, "the look") == UnsavedFiles()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path / "host")
+    yield made
+    made.close()
+
+
+def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
+    (host.package / "came").write_text("")
+    mark = host.package.with_name("package.sha256")
+    mark.write_text("0")
+    later(mark)
+    (host.package / "model").write_text("x")
+    (host.bucket / "jobs/job01/output").mkdir(parents=True)
+    env = {"JOB_DIR": str(host.bucket / "jobs/job01/output"), "PATH": os.environ["PATH"]}
+    place, launcher = Place(host.package, mark, {}), Launcher(host.address, str(host.bucket))
+    bucket = str(host.bucket)
+    collector = UnsavedCollector("job01", "master-0", env, place, sys.executable, bucket, Folder(host.bucket), launcher, Says())
+    assert wait_for(collector.result, "what was left").kept == ["model"]
+    assert f'BindPaths="{env["JOB_DIR"]}":"{env["JOB_DIR"]}"' in host.asked
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 0", "it printed nothing"),
+        ("echo oh; echo no", "no"),
+        ("echo '[1]'", "[1]"),
+        ("""echo '{"kept": 5}'""", "the list of unsaved files.kept must be a list, not 5"),
+        ("yes", "it printed too much"),
+        ("exec >&- 2>&-; exit 1", "it printed nothing"),
+    ],
+)
+def test_a_program_that_tells_nothing_is_told_of_in_one_line(package: Path, tmp_path: Path, script: str, why: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    found, said = collected(package, Child, str(python), PATH=os.environ["PATH"])
+    assert found == UnsavedFiles(error=f"files beside JOB_DIR were not looked for: {why}")
+    assert said == [found.error]
+
+
+def test_a_program_that_cannot_start_or_does_not_end_keeps_nobody(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = collected(package, Child, str(tmp_path / "none"))
+    assert found.error == "files beside JOB_DIR were not looked for: No such file or directory"
+    for name in ("SECONDS", "_START_SECONDS", "_LOOK_SECONDS"):
+        monkeypatch.setattr(unsaved, name, 0.1)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 600\n")
+    python.chmod(0o755)
+    found, _ = collected(package, Child, str(python), PATH=os.environ["PATH"])
+    assert found.error == "files beside JOB_DIR were not looked for: it took too long"
+
+
+def test_what_a_hostile_program_prints_keeps_a_record_small(package: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nprint('{{\"kept\": [' + ','.join(['\"' + 'x' * 1000 + '\"'] * 200) + ']}}')\n")
+    python.chmod(0o755)
+    found, _ = collected(package, Child, str(python))
+    assert (len(found.kept), {len(name) for name in found.kept}) == (keep_unsaved.NAMED, {2 * keep_unsaved.LONGEST})
+
+
+def test_the_folder_has_one_name() -> None:
+    assert keep_unsaved.LEFT == paths.LEFT
