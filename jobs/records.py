@@ -75,7 +75,8 @@ class ReplicaRecord(Record):
     attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
     says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host,
     None before that was looked at, and of an older version. firstError is the first that its trainers printed. facts are the
-    chief's alone: what its host found for the manifest. `unsaved` is None until the job has ended and that was looked for.
+    chief's alone: what its host found for the manifest. `connections` says what its host's sockets do while it prints nothing.
+    `unsaved` is None until the job has ended and that was looked for.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -94,6 +95,7 @@ class ReplicaRecord(Record):
     attempt: int = 0
     lines: int = 0
     usage: Usage | None = None
+    connections: list[str] = field(default_factory=list)
     startTime: str | None = None
     endTime: str | None = None
     heartbeatTime: str = field(default_factory=now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -191,6 +192,32 @@ class Step:
                 self._shown = True
                 sys.stderr.write(f"\r\033[K{self._line()} … {took:.0f} s")
                 sys.stderr.flush()
+
+
+class StatusLine:
+    """One line on stderr that says what is waited for: rewritten on a terminal, elsewhere one line for each change."""
+
+    def __init__(self) -> None:
+        self._live = colourful(sys.stderr)
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Say it in place of what was said before; an empty text takes that away."""
+        self.clear()
+        if text and not self._live:
+            note(text)
+        elif text:
+            width = shutil.get_terminal_size().columns - len(" …") - 1  # what wraps is not taken away again
+            sys.stderr.write(f"{harmless(text)[:width]} …")
+            sys.stderr.flush()
+            self._shown = True
+
+    def clear(self) -> None:
+        """Make room for another line."""
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+            self._shown = False
 
 
 def plural(count: int, what: str) -> str:

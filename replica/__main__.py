@@ -25,7 +25,7 @@ from jobs.open import open_store
 from jobs.power import Asker, Starter
 from jobs.store import StoreError
 from jobs.times import now
-from replica import config
+from replica import config, connections
 from replica.agent import Agent
 from replica.launched import Launcher, launcher
 from replica.log import Log
@@ -70,6 +70,7 @@ def main() -> int:
         usage=Meter(time.monotonic).read,
         preempted=asker.preempted if asker else lambda: False,
         starter=lambda: Starter(asker.start, asker.hosts, time.monotonic) if asker else None,
+        read_connections=connections.connections,
     )
     notify("READY=1")
     loop = Loop(agent)

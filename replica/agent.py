@@ -15,7 +15,7 @@ from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
 from jobs.tender import Tender
-from replica import restart
+from replica import connections, restart
 from replica.reporter import Reporter
 from replica.supervisor import Assignment, Spawn, Supervisor
 from replica.usage import Read, nothing
@@ -68,6 +68,7 @@ class Agent:
         usage: Read = nothing,
         preempted: Callable[[], bool] = lambda: False,
         starter: Callable[[], Starter | None] = lambda: None,
+        read_connections: connections.Read = connections.no_connections,
     ) -> None:
         """`current` is False once this host has another version of this program than the one that runs; `usage` reads what a
         trainer uses. `preempted` says whether this host is being taken back, `starter` makes one who has others started."""
@@ -76,7 +77,7 @@ class Agent:
         self._watch = Watch(clock)
         self._lease_seconds = lease_seconds
         self._me = f"{name}/{life}"
-        self._current, self._usage = current, usage
+        self._current, self._usage, self._read_connections = current, usage, read_connections
         self._preempted, self._starter = preempted, starter
         self._tender = Tender(ledger, self._watch, self._me, lease_seconds, starter())
         self._quick_until = clock() + _QUICK_SECONDS
@@ -201,6 +202,7 @@ class Agent:
             version,
             self._usage,
             self._starter(),
+            self._read_connections,
         )
         self.supervisor = supervisor
         if self._terminated:  # looked at last: terminate() may come at any moment

@@ -14,6 +14,7 @@ from jobs.power import Starter
 from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
 from jobs.states import JobState
 from jobs.store import Conflict
+from replica import connections
 from replica.leader import Leader
 from replica.supervisor import Says, Supervisor
 from replica.usage import Read, nothing
@@ -35,15 +36,19 @@ class Reporter:
         version: str | None,
         usage: Read = nothing,
         starter: Starter | None = None,
+        read_connections: connections.Read = connections.no_connections,
     ) -> None:
         """`version` is that of the record that an earlier life of this replica left, None where it left none; `usage` reads
-        what the trainer uses; `starter` as of a Leader."""
+        what the trainer uses, `read_connections` what its host's sockets do; `starter` as of a Leader."""
         self._plan, self._name, self._life = plan, name, life
         self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
         self._leader = Leader(plan, name, life, ledger, clock, now, starter)
         self._version = version
-        self._read_usage = usage
+        self._read_usage, self._read_connections = usage, read_connections
+        self._peers = {plan.addresses[host]: replica for replica, host in plan.hosts.items() if host in plan.addresses}
         self._usage: Usage | None = None
+        self._connections: list[str] = []
+        self._lines = -1
         self._told: ReplicaRecord | None = None
         self._beat = 0
         self._beat_at = self._measure_at = 0.0
@@ -84,7 +89,7 @@ class Reporter:
 
     def _own(self, record: ReplicaRecord) -> ReplicaRecord:
         lines = self._supervisor.lines
-        told = replace(record, lines=lines, usage=self._usage, heartbeatTime=self._now())
+        told = replace(record, lines=lines, usage=self._usage, connections=self._connections, heartbeatTime=self._now())
         return replace(told, life=self._life, beat=self._beat)
 
     def round(self) -> None:
@@ -112,6 +117,9 @@ class Reporter:
         """See what the trainer uses in time for the next heartbeat, at the end of a round: no heartbeat waits for it."""
         if self._clock() >= self._measure_at:
             self._usage = self._read_usage()
+            lines, before = self._supervisor.lines, self._lines
+            quiet = lines == before and not self._supervisor.idle
+            self._lines, self._connections = lines, self._read_connections(self._peers) if quiet else []
             self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
 
     def _replicas(self) -> dict[str, ReplicaRecord]:

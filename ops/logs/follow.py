@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -18,8 +19,10 @@ from jobs.tender import Tender
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import Fleet, Stream
 from ops.errors import HostError
+from ops.logs import waits
 from ops.logs.lines import Line, follow_command, parse_printed, too_slow
 from ops.logs.merge import WINDOW_SECONDS, Merge
+from ops.logs.readings import read
 
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
@@ -47,7 +50,14 @@ class Replicas:
     records: Mapping[str, ReplicaRecord]
 
 
-Event = Line | Note | JobRecord | Replicas
+@dataclass(frozen=True)
+class Waiting:
+    """What is waited for between a job's last line and its end; empty once that is over."""
+
+    text: str
+
+
+Event = Line | Note | JobRecord | Replicas | Waiting
 TICK = Note("")
 """Nothing has happened for a moment."""
 _TICK_SECONDS = 0.25
@@ -87,6 +97,13 @@ class Follower:
         self._silence = Watch(time.monotonic)
         self._tender = Tender(ledger, Watch(time.monotonic), me())
         self._ahead: list[str] = []
+        self._job = record
+        self._records: Mapping[str, ReplicaRecord] = {}
+        self._records_read_at = -math.inf
+        self._reading = set(self._replicas)
+        self._heard_at = time.monotonic()
+        self._steps = False
+        self._waiting = self._start = ""
 
     def events(self) -> Iterator[Event]:
         """Lines in the order of time, notes, and the job's record whenever its state changes; ends when the job has."""
@@ -103,12 +120,29 @@ class Follower:
                 if time.monotonic() - began > _BACKLOG_SECONDS:
                     self._merge.window = self._window
                 found = self._merge.take(_TICK_SECONDS)
+                found += self._waits()
                 if found or self._ticks:
                     yield found or [TICK]
         finally:
             self._left.set()
             self._merge.close()
             self._end()
+
+    def _waits(self) -> list[Event]:
+        """What is to be said of a job that has printed nothing for a while, once for each change."""
+        quiet = time.monotonic() - self._heard_at
+        found: list[Event] = []
+        reading = self._reading if self._ending.is_set() else ()
+        waiting = waits.at_the_end(self._job, self._records, self._replicas, reading) if quiet >= waits.SILENT_SECONDS else ""
+        if waiting != self._waiting:
+            self._waiting = waiting
+            found.append(Waiting(waiting))
+        if not self._steps and quiet >= waits.START_SECONDS and not waiting:
+            start = waits.at_the_start(self._job, self._records, self._replicas)
+            if start and start != self._start:
+                self._start, self._heard_at = start, time.monotonic()
+                found.append(Note(f"nothing was printed for {waits.START_SECONDS:.0f} s: {start}"))
+        return found
 
     def _end(self) -> None:
         """The job is over, or nobody wants more: the hosts print what is written by now, and end their channels."""
@@ -125,6 +159,7 @@ class Follower:
             self._merge.tell(Note(f"{threading.current_thread().name}: {str(error) or type(error).__name__}"))
         finally:
             for name in args:
+                self._reading.discard(name)
                 self._merge.end(name)
 
     def _tail(self, name: str) -> None:
@@ -166,6 +201,9 @@ class Follower:
                         lines.append((len(printed), line))
                         if _TURN.match(line.message):
                             self._look.set()
+                if lines:
+                    self._heard_at = time.monotonic()
+                    self._steps = self._steps or read(lines[-1][1].message) is not None
                 if position:
                     self._merge.put(name, lines)
                     yield position
@@ -188,8 +226,11 @@ class Follower:
                 record = find_job(self._ledger, self._job_id)
                 if record and record.state is JobState.QUEUED:
                     self._queued()
-                elif record and self._ticks:
-                    self._merge.tell(Replicas(self._ledger.replicas(self._job_id, self._replicas)))
+                elif record and self._wants_replicas(record):
+                    self._records = self._ledger.replicas(self._job_id, self._replicas)
+                    self._records_read_at = time.monotonic()
+                    if self._ticks:
+                        self._merge.tell(Replicas(self._records))
                 if failing:
                     self._merge.tell(Note("the bucket answers again"))
                 failing = False
@@ -200,16 +241,23 @@ class Follower:
             if record and record.placement:
                 self._placement = record.placement
                 self._placed.set()
+            self._job = record or self._job
             if record and record.state != state:
                 state = record.state
+                self._heard_at = time.monotonic()
                 self._merge.tell(record)
             if record and record.final:
                 final_since = final_since or time.monotonic()
-                if self._stopped(record, time.monotonic() - final_since):
+                if self._stopped(time.monotonic() - final_since):
                     self._merge.tell(record)  # once more, with what became of each replica
                     self._end()
                     return
             self._look.wait(_LAST_LOOK_SECONDS if final_since else _LOOK_SECONDS)
+
+    def _wants_replicas(self, record: JobRecord) -> bool:
+        """Return True if the replicas' own records should be read: each time at the end and for a screen, else now and then."""
+        quiet = time.monotonic() - max(self._records_read_at, self._heard_at) >= waits.SILENT_SECONDS
+        return record.final or self._ticks or quiet
 
     def _queued(self) -> None:
         """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""
@@ -219,19 +267,17 @@ class Follower:
             self._merge.tell(Note(f"{self._job_id} is QUEUED behind {', '.join(ahead)}"))
         self._ahead = ahead
 
-    def _stopped(self, record: JobRecord, seconds: float) -> bool:
+    def _stopped(self, seconds: float) -> bool:
         """True once every followed replica has ended and looked for unsaved files, is gone, or was waited for long enough."""
         if seconds > _UNSAVED_SECONDS:
             return True
-        try:
-            replicas = self._ledger.replicas(record.jobId, self._replicas).values()
-        except Exception:  # noqa: BLE001  it is asked again
+        if math.isinf(self._records_read_at):  # they cannot be read
             return seconds > _OTHERS_SECONDS
+        replicas = self._records.values()
         running = [r for r in replicas if r.state is not ReplicaState.EXITED]
         looking = [r for r in replicas if r.state is ReplicaState.EXITED and r.startTime and r.unsaved is None]
         if running and seconds > _OTHERS_SECONDS:
             running = []
-        silent = [
-            self._silence.see(r.name, (r.life, r.beat)) for r in [*running, *looking]
-        ]  # all are looked at, which starts their time
+        # All are looked at, which starts their time.
+        silent = [self._silence.see(r.name, (r.life, r.beat)) for r in (*running, *looking)]
         return all(seconds >= Plan.lostAfterSeconds for seconds in silent)

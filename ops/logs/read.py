@@ -51,22 +51,29 @@ def _is_replica(cluster: Cluster, word: str) -> bool:
 
 def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool) -> JobRecord | None:
     """Print the logs as they grow; the job's final record, None where it never came to be seen."""
-    from ops.logs.follow import Follower, Note
+    from ops.logs.follow import Follower, Note, Waiting
 
     write, end = writer(replicas, as_json, first_of(cluster, record, live=True)), None
-    state = ""
-    for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
-        for event in events:
-            if isinstance(event, Line):
-                write(event)
-            elif isinstance(event, Note):
-                terminal.note(event.text)
-            elif isinstance(event, JobRecord):
-                end = event
-                if state != end.state and not end.final:
-                    state = end.state
-                    terminal.note(f"{record.jobId} {state}")
-        sys.stdout.flush()
+    state, status = "", terminal.StatusLine()
+    try:
+        for events in Follower(cluster.fleet, cluster.ledger, record, replicas, wanted).batches():
+            for event in events:
+                if isinstance(event, Waiting):
+                    status.show(event.text)
+                    continue
+                status.clear()
+                if isinstance(event, Line):
+                    write(event)
+                elif isinstance(event, Note):
+                    terminal.note(event.text)
+                elif isinstance(event, JobRecord):
+                    end = event
+                    if state != end.state and not end.final:
+                        state = end.state
+                        terminal.note(f"{record.jobId} {state}")
+            sys.stdout.flush()
+    finally:
+        status.clear()
     return end
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from ops.cluster.cluster import Cluster
-from ops.logs.follow import Event, Follower, Note, Replicas
+from ops.logs.follow import Event, Follower, Note, Replicas, Waiting
 from ops.logs.lines import Line
 from ops.screen.draw import Screen, leave
 from ops.screen.job import JobScreen
@@ -50,5 +50,5 @@ def take(seen: JobScreen, event: Event, now: float) -> None:
         seen.job(event)
     elif isinstance(event, Replicas):
         seen.replicas(event.records)
-    elif isinstance(event, Note) and event.text:
+    elif isinstance(event, Note | Waiting) and event.text:
         seen.note(event.text, now)

@@ -98,6 +98,18 @@ def test_a_record_is_written_when_it_changes_or_its_heartbeat_is_due(root: Path)
     assert (replica.written.life, replica.written.heartbeatTime, replica.written.facts) == ("a", NOW, {"a": 1})
 
 
+def test_of_a_trainer_that_prints_nothing_it_is_told_whom_it_waits_for(root: Path) -> None:
+    plan = replace(PLAN, addresses={"h7": "10.0.0.7", "h8": "10.0.0.8"}, hosts={"master-0": "h7", "worker-0": "h8"})
+    replica = Replica(root, plan=plan)
+    replica.reporter._read_connections = lambda peers: [f"connecting to {name}" for name in peers.values()]
+    replica.rounds(12)
+    assert replica.written.connections == ["connecting to master-0", "connecting to worker-0"]
+    for _ in range(12):
+        replica.host.child.lines += 1
+        replica.rounds()
+    assert replica.written.connections == []
+
+
 def test_a_write_of_whose_success_was_not_heard_is_written_over(root: Path) -> None:
     replica = Replica(root)
     for evil in ("after", "before", "after"):

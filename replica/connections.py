@@ -1,0 +1,57 @@
+"""What this host's programs wait for on the network, as the kernel lists it: for people who see a job that does not start."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+Read = Callable[[Mapping[str, str]], list[str]]
+MOST = 8
+_ESTABLISHED, _SYN_SENT, _LISTEN = "01", "02", "0A"
+_MAPPED = "0000000000000000FFFF0000"
+# Ports of the host's own services are of no interest.
+_FIRST_PORT = 1024
+_NET = Path("/proc/self/net")
+
+
+def no_connections(_: Mapping[str, str]) -> list[str]:
+    """List nothing, if nobody looks."""
+    return []
+
+
+def connections(peers: Mapping[str, str], net: Path = _NET) -> list[str]:
+    """List what this host's sockets do: `connecting to worker-0:2222` (no answer), `listening on 2222`, `connected to ps-0`.
+
+    `peers` names replicas by their addresses.
+    """
+    connecting, listening, connected = set(), set(), set()
+    for state, port, address, peer_port in _sockets(net):
+        name = peers.get(address)
+        if state == _SYN_SENT:
+            connecting.add(f"connecting to {name or address}:{peer_port}")
+        elif state == _LISTEN and port >= _FIRST_PORT:
+            listening.add(port)
+        elif state == _ESTABLISHED and name and min(port, peer_port) >= _FIRST_PORT:
+            connected.add(name)
+    found = [*sorted(connecting), *(f"listening on {port}" for port in sorted(listening))]
+    return [*found[: MOST - 1], *([f"connected to {', '.join(sorted(connected)[:MOST])}"] if connected else [])]
+
+
+def _sockets(net: Path) -> Iterator[tuple[str, int, str, int]]:
+    """State, own port, peer's address and port of each TCP socket."""
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError, ValueError, IndexError):
+            for line in (net / name).read_text().splitlines()[1:]:
+                _, own, peer, state = line.split()[:4]
+                address, _, peer_port = peer.partition(":")
+                yield state, int(own.partition(":")[2], 16), _address(address), int(peer_port, 16)
+
+
+def _address(text: str) -> str:
+    """An address as people write it, from the kernel's: words of four bytes, each in the machine's order."""
+    if text.startswith(_MAPPED):
+        text = text.removeprefix(_MAPPED)
+    data = b"".join(bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)

@@ -1,0 +1,184 @@
+"""What is said of a job that prints nothing, at its start and at its end."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opsdata import put_job
+from test_ops_logs import NoHosts
+
+from jobs.chunks import Wanted
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
+from jobs.states import JobState, ReplicaState
+from ops import terminal
+from ops.cluster.inventory import Inventory
+from ops.logs import follow, read, waits
+from ops.logs.follow import Event, Follower, Note, Waiting
+
+NAMES = ["master-0", "worker-0", "worker-1"]
+JOB = JobRecord("job01", JobState.RUNNING, wants={name: [name] for name in NAMES})
+STARTED = "2026-01-31T12:00:00.000Z"
+
+
+def replicas(*states: ReplicaState, code: int = 0, unsaved: UnsavedFiles | None = None) -> dict[str, ReplicaRecord]:
+    exits = [code if state is ReplicaState.EXITED else None for state in states]
+    return {
+        name: ReplicaRecord(name, state, exit_code, startTime=STARTED, unsaved=unsaved)
+        for name, state, exit_code in zip(NAMES, states, exits, strict=False)
+    }
+
+
+RUNNING, EXITED, PREPARING = ReplicaState.RUNNING, ReplicaState.EXITED, ReplicaState.PREPARING
+LOOKED = UnsavedFiles()
+
+
+@pytest.mark.parametrize(
+    ("state", "records", "reading", "said"),
+    [
+        (JobState.RUNNING, replicas(RUNNING, RUNNING, RUNNING), (), ""),
+        (JobState.RUNNING, replicas(RUNNING, EXITED, EXITED), (), ""),
+        (JobState.RUNNING, replicas(EXITED, EXITED, EXITED, code=1), (), ""),
+        (JobState.RUNNING, replicas(EXITED, RUNNING, EXITED), (), "waiting for worker-0 to end"),
+        (JobState.RUNNING, replicas(EXITED, EXITED, EXITED), (), "waiting for the job to end: all its replicas have"),
+        (JobState.CANCELLING, replicas(RUNNING, RUNNING, EXITED), (), "waiting for master-0, worker-0 to end"),
+        (JobState.FAILED, replicas(EXITED, RUNNING, RUNNING), (), "waiting for worker-0, worker-1 to end"),
+        (
+            JobState.SUCCEEDED,
+            replicas(EXITED, EXITED, EXITED),
+            (),
+            "waiting for master-0, worker-0, worker-1 to look for files beside JOB_DIR",
+        ),
+        (JobState.SUCCEEDED, replicas(EXITED, EXITED, EXITED, unsaved=LOOKED), (), ""),
+        (
+            JobState.SUCCEEDED,
+            replicas(EXITED, EXITED, EXITED, unsaved=LOOKED),
+            {"worker-1", "worker-0"},
+            "collecting the logs of worker-0, worker-1",
+        ),
+        (JobState.SUCCEEDED, {}, {"master-0"}, "collecting the logs of master-0"),
+        (JobState.PREPARING, {}, (), ""),
+    ],
+)
+def test_what_the_end_waits_for(state: JobState, records: dict[str, ReplicaRecord], reading: set[str], said: str) -> None:
+    assert waits.at_the_end(replace(JOB, state=state), records, NAMES, reading) == said
+
+
+def test_what_the_start_waits_for() -> None:
+    assert waits.at_the_start(JOB, replicas(RUNNING, RUNNING, RUNNING), NAMES) == "", "a program that thinks"
+    found = replicas(RUNNING, PREPARING)
+    found["master-0"] = replace(found["master-0"], connections=["connecting to worker-0:2222", "listening on 2222"])
+    assert waits.at_the_start(JOB, found, NAMES) == (
+        "master-0 is RUNNING, connecting to worker-0:2222, listening on 2222; worker-0 is PREPARING; worker-1 is not heard of"
+    )
+    many = [f"worker-{n}" for n in range(9)]
+    assert waits.at_the_start(JOB, {}, many).endswith("worker-5 is not heard of; and 3 more")
+    for job in (replace(JOB, state=JobState.QUEUED), replace(JOB, runSeconds=3600.0)):
+        assert waits.at_the_start(job, {}, NAMES) == ""
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Of a job that runs, with everything due at once."""
+    monkeypatch.setattr(waits, "SILENT_SECONDS", 0.0)
+    for name in ("_LOOK_SECONDS", "_LAST_LOOK_SECONDS", "_AGAIN_SECONDS", "_TICK_SECONDS"):
+        monkeypatch.setattr(follow, name, 0.02)
+    ledger = Ledger(Folder(tmp_path))
+    put_job(ledger, JOB)
+    write(ledger, replicas(RUNNING, RUNNING, RUNNING))
+    return ledger
+
+
+def write(ledger: Ledger, records: dict[str, ReplicaRecord]) -> None:
+    for name, record in records.items():
+        ledger.write_replica("job01", record, ledger.replica_version("job01", name))
+
+
+def test_a_follower_says_what_the_end_waits_for_as_it_changes(inventory: Inventory, ledger: Ledger) -> None:
+    fleet: Any = NoHosts(inventory)
+    seen: list[str] = []
+    write(ledger, replicas(EXITED, RUNNING, EXITED))
+    for event in Follower(fleet, ledger, JOB, NAMES, Wanted()).events():
+        if not isinstance(event, Waiting) or not event.text:
+            continue
+        seen.append(event.text)
+        if event.text == "waiting for worker-0 to end":
+            write(ledger, replicas(EXITED, EXITED, EXITED))
+            put_job(ledger, replace(JOB, state=JobState.SUCCEEDED))
+        elif "look for files" in event.text:
+            write(ledger, replicas(EXITED, EXITED, EXITED, unsaved=LOOKED))
+    told = dict.fromkeys(text.replace("job to end: all its replicas have", "leader") for text in seen)
+    assert [text.split()[2] for text in told if "leader" not in text][:2] == ["worker-0", "master-0,"]
+
+
+def test_a_follower_says_once_what_the_start_waits_for(
+    inventory: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "START_SECONDS", 0.05)
+    fleet: Any = NoHosts(inventory)
+    write(ledger, replicas(PREPARING, RUNNING, RUNNING))
+    seen: list[str] = []
+    ticks = 0
+    for event in Follower(fleet, ledger, JOB, NAMES, Wanted(), ticks=True).events():
+        ticks += isinstance(event, follow.Replicas)
+        if isinstance(event, Note) and event.text.startswith("nothing was printed"):
+            seen.append(event.text)
+        if ticks == 20:
+            write(ledger, replicas(EXITED, EXITED, EXITED, unsaved=LOOKED))
+            put_job(ledger, replace(JOB, state=JobState.FAILED))
+    states = "master-0 is PREPARING; worker-0 is RUNNING; worker-1 is RUNNING"
+    assert seen == [f"nothing was printed for 0 s: {states}"]
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_status_line_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    stream = Screen() if live else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    status = terminal.StatusLine()
+    for text in ("one", "two\033[2J is far too long for it", "", ""):
+        status.show(text)
+    written = stream.getvalue()
+    if live:
+        assert written.startswith("one …\r\033[Ktwo")
+        assert written.endswith("\r\033[K")
+        assert len(written.split("\033[K")[1]) <= len("\r") + 20
+        assert "\033[2J" not in written
+    else:
+        assert [line[:3] for line in written.splitlines()] == ["one", "two"]
+
+
+def test_what_is_waited_for_is_taken_away_before_a_line_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+    events: list[Event] = [Waiting("waiting for worker-0 to end"), Note("a note"), replace(JOB, state=JobState.FAILED)]
+
+    class Told:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def batches(self) -> list[list[Event]]:
+            return [events]
+
+    monkeypatch.setattr(follow, "Follower", Told)
+    monkeypatch.setattr(read, "first_of", lambda *_, **__: lambda _: False)
+    monkeypatch.setattr(terminal.StatusLine, "clear", lambda _: done.append("clear"))
+    cluster: Any = type("Cluster", (), {"fleet": None, "ledger": None})
+    end = read.follow(cluster, JOB, NAMES, Wanted(), False)
+    assert end == events[-1]
+    assert capsys.readouterr().err == "waiting for worker-0 to end\na note\n"
+    assert len(done) == 4
