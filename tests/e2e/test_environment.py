@@ -106,6 +106,37 @@ def test_what_a_trainer_finds_and_what_is_left(cluster: Stack, package: Path, tm
         wait_for(lambda host=host: cluster.ssh(host, left).out == "", f"{host} has forgotten secrets")
 
 
+_BESIDE = """
+import argparse, os, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--model_dir", type=pathlib.Path)
+folder = parser.parse_args().model_dir
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "model.txt").write_text("weights")
+pathlib.Path.home().joinpath("notes").write_text("n")
+pathlib.Path("/var/tmp/scratch").write_text("s")
+pathlib.Path("passwd").symlink_to("/etc/passwd")
+os.truncate(os.open("big.bin", os.O_CREAT | os.O_WRONLY), 150_000_000)
+"""
+
+
+def test_what_a_program_writes_beside_its_output_is_kept_and_said(cluster: Stack, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(_BESIDE)
+    flags = ("--scale-tier", "BASIC", "--script", str(tmp_path / "beside.py"))
+    lost = cluster.fab("train", "beside", *flags, "--", "--model_dir", "model")
+    assert (lost.code, "it wrote nothing to JOB_DIR; fab get beside fetches its 3 files" in lost.err) == (0, True), lost.text
+    kept = "kept in JOB_DIR/left/master-0: home/notes, tmp/scratch, model/model.txt; not kept: big.bin (150.0 MB)"
+    assert f"master-0 wrote beside JOB_DIR, {kept}" in lost.err.splitlines()
+    assert cluster.fab("get", "beside", "--dest", str(tmp_path / "out")).code == 0
+    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert found == {f"left/master-0/{name}" for name in ("home/notes", "tmp/scratch", "model/model.txt")}
+    saved = cluster.fab("train", "saved", *flags, "--", "--model_dir", "$JOB_DIR/model")
+    assert (saved.code, "fab get saved fetches its 1 file, 7 B" in saved.err) == (0, True), saved.text
+    alone = cluster.fab("train", "alone", "--scale-tier", "BASIC", "--command", "echo hi")
+    assert (alone.code, "it wrote nothing to JOB_DIR, there is nothing to fetch" in alone.err) == (0, True), alone.text
+    assert "hi" in cluster.fab("logs", "alone").out
+
+
 def test_jobs_and_data_are_taken_away(cluster: Stack, package: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("TOKEN=x\n")
     flags = ("--package", str(package), "--secret-file", str(tmp_path / "token"))
