@@ -6,7 +6,11 @@ named by what was asked for, and whoever asks for the same finds it there as lon
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -23,8 +27,9 @@ from ops.errors import OpsError, UsageError
 from ops.package import cpubuilds, hostpython
 from ops.package.pip import pip, run
 
-# What a runtime is made of: the hosts' own Python, which is this machine's where the hosts are on it.
+# The hosts' own Python, which a runtime leads to.
 _BASE = "/usr/bin/python3"
+_TELL_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 _SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
 # What a manifest may tell.
@@ -167,10 +172,8 @@ def requested(folder: Path) -> list[str]:
 
 
 def _install(made: Path, runtime: Runtime, seen: str, step: terminal.Step) -> None:
-    run([_BASE, "-m", "venv", "--without-pip", "--clear", str(made)], made.parent)
-    found = (made / "lib").glob("python3.*")
-    if (version := next((each.name.removeprefix("python") for each in found), "")) != PYTHON:
-        raise OpsError(f"the hosts have Python {PYTHON} and {_BASE} is {version}: a runtime for them cannot be made")
+    base = _base()
+    run([base, "-m", "venv", "--without-pip", "--clear", str(made)], made.parent)
     asked, start = made / "asked.txt", runtime.file.parent if runtime.file else made
     asked.write_text("".join(f"{hostpython.absolute(line, start)}\n" for line in runtime.lines))
     try:
@@ -180,3 +183,37 @@ def _install(made: Path, runtime: Runtime, seen: str, step: terminal.Step) -> No
     for script in (made / "bin").iterdir():  # they name the Python that installed them
         if script.is_file() and not script.is_symlink() and (content := script.read_bytes()).startswith(b"#!"):
             script.write_bytes(content.replace(bytes(made / "bin/python"), seen.encode()))
+    if base != _BASE:
+        _lead_to_hosts(made)
+
+
+def _base() -> str:
+    """Return a Python of the hosts' version: this system's own, else this program's, else one on PATH.
+
+    Raises:
+        OpsError: there is none.
+    """
+    versions = {}
+    for python in filter(None, (_BASE, os.path.realpath(sys.executable), shutil.which(f"python{PYTHON}"))):
+        try:
+            told = subprocess.run([python, "-c", _TELL_VERSION], capture_output=True, text=True, check=False).stdout.strip()
+        except OSError:
+            told = "not there"
+        if told == PYTHON:
+            return python
+        versions[python] = told
+    seen = ", ".join(f"{python} is {version}" for python, version in versions.items())
+    raise OpsError(
+        f"the hosts have Python {PYTHON} and {seen}: install a Python {PYTHON}, such as by uv python install {PYTHON}"
+    )
+
+
+def _lead_to_hosts(made: Path) -> None:
+    """Have a runtime that another Python built be one of the hosts' own."""
+    for link in (made / "bin").iterdir():
+        if link.is_symlink() and link.readlink().is_absolute():
+            link.unlink()
+            link.symlink_to(_BASE)
+    settings = made / "pyvenv.cfg"
+    lines = [line for line in settings.read_text().splitlines() if not line.startswith(("home", "executable", "command"))]
+    settings.write_text("\n".join([f"home = {Path(_BASE).parent}", *lines]) + "\n")

@@ -122,8 +122,32 @@ def test_another_python_here_than_on_the_hosts_is_said(
 ) -> None:
     wheel(index)
     monkeypatch.setattr(runtimes, "PYTHON", "3.12")
-    with pytest.raises(OpsError, match=r"the hosts have Python 3.12 and .* is 3.11"):
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(OpsError, match=r"the hosts have Python 3.12 and .* is 3.11.*: install a Python 3.12"):
         runtimes.build(local, runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime"))
+
+
+def test_where_the_system_has_another_python_than_the_hosts_this_one_builds(
+    local: Inventory, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it builds leads to the hosts' own all the same."""
+    wheel(index)
+    system = tmp_path / "usr/bin/python3"
+    system.parent.mkdir(parents=True)
+    system.write_text("#!/bin/sh\necho 3.13\n")
+    system.chmod(0o755)
+    monkeypatch.setattr(runtimes, "_BASE", str(system))
+    asked = runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime")
+    assert runtimes.build(local, asked) == {"far": "1.0"}
+    folder = tmp_path / "runtimes" / asked.key
+    system.unlink()  # on a host it is the version that was built for
+    system.symlink_to(os.path.realpath(sys.executable))
+    assert {path.resolve() for path in (folder / "bin").glob("python*")} == {system.resolve()}
+    assert f"home = {system.parent}\n" in (folder / "pyvenv.cfg").read_text()
+    assert sys.base_prefix not in (folder / "pyvenv.cfg").read_text()
+    code = "import far, sys; print(sys.prefix)"
+    done = subprocess.run([folder / "bin/python", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(folder)
 
 
 @pytest.mark.parametrize(
