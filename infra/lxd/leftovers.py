@@ -28,13 +28,13 @@ _BRIDGES = "/sys/class/net"
 
 
 def own(stack: str) -> list[Names]:
-    """Return the names of this checkout's stack, by the labels of its LXD project; more than one if a bucket was kept.
+    """Return the names of a stack, by the labels of its LXD project; more than one if a bucket was kept.
 
-    Of several states that have a stack of the name, the one in use counts.
+    The stack of the state in use counts, whichever checkout made it, before others of the name in this checkout.
     """
-    mine = [owner for owner in owners() if (owner.stack, owner.checkout) == (stack, str(ROOT))]
-    current = [owner for owner in mine if owner.backend == backend.url(ROOT)]
-    return [Names(owner.project) for owner in current or mine]
+    named = [owner for owner in owners() if owner.stack == stack]
+    current = [owner for owner in named if owner.backend == backend.url(ROOT)]
+    return [Names(owner.project) for owner in current or named if owner in current or owner.checkout == str(ROOT)]
 
 
 def leftovers(stack: str) -> list[str]:

@@ -98,6 +98,10 @@ def test_what_a_destroy_left_is_told_and_nothing_of_others(owners: list[Owner], 
     assert len(leftovers.own("prod")) == 2
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://team")
     assert leftovers.own("prod") == [Names("scaletier-prod-ffffff")], "that of the state in use"
+    owners[-1] = Owner("scaletier-prod-ffffff", "prod", "/of/a/colleague", False, "gs://team")
+    assert leftovers.own("prod") == [Names("scaletier-prod-ffffff")]
+    monkeypatch.delenv("PULUMI_BACKEND_URL")
+    assert leftovers.own("prod") == [Names("scaletier-prod-bbbbbb")]
 
 
 def test_hosts_are_told_from_buckets_that_were_to_stay(owners: list[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
