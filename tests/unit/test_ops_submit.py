@@ -179,6 +179,9 @@ def test_every_host_is_told_once(submission: Submission, ledger: Ledger, bucket:
         assert HostFile.from_json(files["etc/scaletier/host.json"]).name == name
         assert files["opt/scaletier/.new/package.sha256"].decode() == plan.packageSha256
         assert files["opt/scaletier/.new/replica/VERSION"].decode() == version
+    whole = [parts for parts in fleet.parts if len(parts) > 1]
+    assert len(whole) == len(submission.inventory.names)
+    assert len({id(shared) for shared, _ in whole}) == 1, "the package is in memory once, however many hosts there are"
 
 
 def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
