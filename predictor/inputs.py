@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from predictor.library import tensorflow
@@ -16,6 +16,7 @@ _HEAD = 4096
 # Bytes of a TFRecord beside its data.
 _FRAME = 16
 _LARGE = 1 << 20
+_BLOCK = 1 << 20
 _MOST_MARKS = 256
 _ENDED_EARLY = "cannot be read from here on"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
@@ -67,30 +68,51 @@ def _looked_at(path: str) -> File:
     except damages as error:
         return File(path, damage=_said(error))
     size = int(tensorflow().file_io.stat_v2(path).length)
-    marks = _Marks(size >= _LARGE and not packed)
+    index = _Index(size >= _LARGE)
     try:
-        for record in _raw(path, records, packed):
-            marks.add(len(record) + (_FRAME if records else 0))
+        if records or packed:
+            index.count_records(_raw(path, records, packed), packed)
+        else:
+            index.count_lines(path)
     except _damages() as error:
-        return File(path, records, packed, marks.count, _said(error), size, marks.step, marks.places)
-    return File(path, records, packed, marks.count, "", size, marks.step, marks.places)
+        return File(path, records, packed, index.count, _said(error), size, index.marks)
+    return File(path, records, packed, index.count, "", size, index.marks)
 
 
-class _Marks:
-    """Counts records, and keeps the bytes at which some of them begin, evenly spaced and few."""
+class _Index:
+    """Counts records, and keeps the bytes at which some of them begin, evenly spread and few."""
 
     def __init__(self, wanted: bool) -> None:
-        self.count, self.step, self.places = 0, 1, list[int]()
-        self._wanted, self._byte = wanted, 0
+        self.count, self.marks = 0, list[tuple[int, int]]()
+        self._wanted, self._seen, self._step = wanted, 0, 1
 
-    def add(self, size: int) -> None:
-        """Count the next record, of so many bytes in the file."""
-        if self._wanted and self.count % self.step == 0:
-            if len(self.places) == _MOST_MARKS:
-                self.places, self.step = self.places[::2], self.step * 2
-            self.places.append(self._byte)
-        self.count += 1
-        self._byte += size
+    def count_records(self, found: Iterable[bytes], packed: bool) -> None:
+        """Count records, or lines in gzip, in which no byte can be sought."""
+        byte = 0
+        for record in found:
+            if not packed:
+                self._mark(self.count, byte)
+            self.count += 1
+            byte += len(record) + _FRAME
+
+    def count_lines(self, path: str) -> None:
+        """Count lines by their ends, ten times as fast as one by one."""
+        byte, last = 0, b"\n"
+        with tensorflow().file_io.FileIO(path, "rb") as opened:
+            while block := opened.read(_BLOCK):
+                if end := block.find(b"\n") + 1:
+                    self._mark(self.count + 1, byte + end)
+                self.count += block.count(b"\n")
+                byte += len(block)
+                last = block[-1:]
+        self.count += last != b"\n"
+
+    def _mark(self, record: int, byte: int) -> None:
+        if self._wanted and self._seen % self._step == 0:
+            if len(self.marks) == _MOST_MARKS:
+                self.marks, self._step = self.marks[::2], self._step * 2
+            self.marks.append((record, byte))
+        self._seen += 1
 
 
 class Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -18,8 +19,7 @@ class File:
         count: how many records, or lines, can be read.
         damage: what is wrong behind them.
         size: bytes, as they were counted.
-        step: how many records lie between two marks.
-        marks: the byte that every `step`-th record begins at, of a large file that is not in gzip.
+        marks: some records, evenly spread, each with the byte that it begins at; of a large file that is not in gzip.
     """
 
     path: str
@@ -28,13 +28,12 @@ class File:
     count: int = 0
     damage: str = ""
     size: int = 0
-    step: int = 1
-    marks: Sequence[int] = ()
+    marks: Sequence[tuple[int, int]] = ()
 
     def mark(self, record: int) -> tuple[int, int]:
         """Return the last marked record up to one, and the byte that it begins at."""
-        place = min(record // self.step, len(self.marks) - 1)
-        return (place * self.step, self.marks[place]) if place >= 0 else (0, 0)
+        place = bisect_right(self.marks, record, key=lambda mark: mark[0])
+        return self.marks[place - 1] if place else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -94,4 +93,4 @@ def plan_to_json(files: Sequence[File]) -> bytes:
 
 
 def plan_from_json(content: bytes) -> list[File]:
-    return [File(**{**given, "marks": tuple(given.get("marks", ()))}) for given in json.loads(content)]
+    return [File(**{**given, "marks": tuple(map(tuple, given.get("marks", ())))}) for given in json.loads(content)]

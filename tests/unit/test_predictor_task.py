@@ -119,6 +119,7 @@ def test_a_large_file_is_read_once_by_all_replicas_together(
     """Each replica begins at its own shards, in lines and in records; one that is packed has to be read from its start."""
     monkeypatch.setattr(inputs, "_LARGE", 0)
     monkeypatch.setattr(inputs, "_MOST_MARKS", 64)
+    monkeypatch.setattr(inputs, "_BLOCK", 50)
     values = range(1000)
     request = asked(a=lines(*values), b=tfrecords(tmp_path / "scratch", values), c=gzip.compress(lines(*values)))
     out = tmp_path / "out"
@@ -153,6 +154,21 @@ def test_a_file_that_was_changed_is_read_from_its_start(
     for rank in (1, 0):
         task._run(request, str(model), output, DEFAULT, rank, 2)
     assert results(out) == [2.0 * x for x in range(10, 50)]
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 1000])
+@pytest.mark.parametrize("text", ["", "\n", "a", "a\n", "\n\na", "ab\n\ncdefg\nh\n", "abcdefghij\nk"])
+def test_lines_are_counted_by_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int) -> None:
+    monkeypatch.setattr(inputs, "_LARGE", 0)
+    monkeypatch.setattr(inputs, "_BLOCK", block)
+    (tmp_path / "a").write_text(text)
+    found = inputs.looked_at(str(tmp_path / "a"))
+    lines = text.split("\n")
+    assert found.count == len(text.splitlines())
+    assert all(
+        text[:byte].count("\n") == record and (byte == len(text) or text[byte:].startswith(lines[record]))
+        for record, byte in found.marks
+    )
 
 
 class KilledError(BaseException):
@@ -232,6 +248,12 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
 
         class Failing(opened):
             given = 0
+
+            def read(self, size: int = -1) -> Any:
+                if size == inputs._BLOCK and len(failed) < times:
+                    failed.append(error)
+                    raise error
+                return super().read(size)
 
             def __next__(self) -> Any:
                 if self.given == good and len(failed) < times:
