@@ -71,7 +71,8 @@ class _Bucket:
 class _Trainer:
     """One that runs for ever."""
 
-    pid, lines, tail, out_of_memory, stopping, memory_limit, first_error = 1, 0, "", False, False, None, None
+    pid, lines, tail, out_of_memory, stopping = 1, 0, "", False, False
+    memory_limit, first_error, progress = None, None, None
 
     def poll(self) -> int | None:
         return None

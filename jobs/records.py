@@ -15,6 +15,7 @@ from jobs.checked import Record, RecordError
 from jobs.firsterror import FirstError
 from jobs.lease import Lease
 from jobs.placement import Placed
+from jobs.progress import Progress
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
 from jobs.study import Study
 from jobs.times import now, seconds_between
@@ -74,9 +75,9 @@ class ReplicaRecord(Record):
     was being taken back when its unit was stopped, until a trainer starts again. `restarts` counts all of this
     attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
     says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host,
-    None before that was looked at, and of an older version. firstError is the first that its trainers printed. facts are the
-    chief's alone: what its host found for the manifest. `connections` says what its host's sockets do while it prints nothing.
-    `unsaved` is None until the job has ended and that was looked for.
+    None before that was looked at, and of an older version. `progress` is what its trainer reports. firstError is the first
+    that its trainers printed. facts are the chief's alone: what its host found for the manifest. `connections` says what its
+    host's sockets do while it prints nothing. `unsaved` is None until the job has ended and that was looked for.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -96,6 +97,7 @@ class ReplicaRecord(Record):
     lines: int = 0
     usage: Usage | None = None
     connections: list[str] = field(default_factory=list)
+    progress: Progress | None = None
     startTime: str | None = None
     endTime: str | None = None
     heartbeatTime: str = field(default_factory=now)
@@ -129,6 +131,7 @@ class JobRecord(Placed, Record):
     the expendable ones that the job goes on without. runSeconds is how long it has been RUNNING by its leaders' clocks.
     manifest is the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
     `steps` is the global step at which its trainer is to end, None where neither its arguments nor its package say so.
+    `progress` is that of its replicas when the record was written last.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -155,6 +158,7 @@ class JobRecord(Placed, Record):
     labels: dict[str, str] = field(default_factory=dict)
     trainingInput: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
+    progress: Progress | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)
 

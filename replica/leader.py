@@ -8,6 +8,7 @@ from dataclasses import replace
 from jobs.lease import Clock, Watch
 from jobs.ledger import Ledger, Stored
 from jobs.power import Starter
+from jobs.progress import of_job
 from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from replica.decide import View, decide, stopped, to_start
@@ -92,6 +93,8 @@ class Leader:
         if new is None and not moved and self._clock() < self._renew_at:
             return job
         new = new or record
+        progress = of_job({n: r.progress for n, r in replicas.items()}, self._plan.chief, new.steps, not new.final)
+        new = replace(new, progress=progress or new.progress)
         stored = self._ledger.change_job(job, replace(new, lease=new.lease.renewed()))
         self._renewed()
         self._watch.forget("runs")

@@ -89,7 +89,14 @@ class Reporter:
 
     def _own(self, record: ReplicaRecord) -> ReplicaRecord:
         lines = self._supervisor.lines
-        told = replace(record, lines=lines, usage=self._usage, connections=self._connections, heartbeatTime=self._now())
+        told = replace(
+            record,
+            lines=lines,
+            usage=self._usage,
+            progress=self._supervisor.progress,
+            connections=self._connections,
+            heartbeatTime=self._now(),
+        )
         return replace(told, life=self._life, beat=self._beat)
 
     def round(self) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from jobs import variables
 from jobs.firsterror import FirstError
 from jobs.lease import Clock
+from jobs.progress import Progress
 from jobs.records import Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 from replica import restart
@@ -50,6 +51,10 @@ class Child(Protocol):
     @property
     def first_error(self) -> FirstError | None:
         """The first error that it has printed."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it is, as it reports."""
 
     def stop(self, seconds: float) -> None:
         """SIGTERM now, SIGKILL after so many seconds."""
@@ -108,6 +113,7 @@ class Supervisor:
         self._ended_at = clock() if pending else None
         self._started_at = 0.0
         self._printed_before = record.lines
+        self._progress = record.progress
         self._start_at = clock() + restart.wait_before_start(record)
         self._lock = threading.RLock()
 
@@ -124,6 +130,14 @@ class Supervisor:
         """How many lines its trainers have printed."""
         with self._lock:
             return self._printed_before + (self._child.lines if self._child else 0)
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the trainer is, or the one before it was; of trials, which are several, nothing is known."""
+        with self._lock:
+            if self._assignment.plan.study:
+                return None
+            return (self._child.progress if self._child else None) or self._progress
 
     @property
     def idle(self) -> bool:
@@ -174,6 +188,7 @@ class Supervisor:
         self._see_recovery()
         self._see_error()
         self._printed_before = self.lines
+        self._progress = self.progress
         self._child = None
         self._ended_at = self._clock()
         if self._terminated or child.stopping:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from jobs.firsterror import ErrorFinder, FirstError
+from jobs.progress import Progress, ProgressFinder
 from replica.lines import Line, Messages, Splitter
 from replica.log import Log, moment
 from replica.noise import is_quiet, is_remark
@@ -33,7 +34,7 @@ class Trainer:
         self._quiet = is_quiet(run.env)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
-        self._errors = ErrorFinder()
+        self._errors, self._reports = ErrorFinder(), ProgressFinder()
         self._pipe, output = os.pipe()
         try:
             self._process = start(run, output)
@@ -72,6 +73,11 @@ class Trainer:
     def first_error(self) -> FirstError | None:
         """The first error that it has printed."""
         return self._errors.found
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it is, as it reports."""
+        return self._reports.progress
 
     def stop(self, seconds: float) -> None:
         """SIGTERM to all its processes now, and SIGKILL after so many seconds."""
@@ -132,7 +138,11 @@ class Trainer:
             lines = [line for line in lines if not is_remark(line.message)]
         if lines:
             self._tail.extend(line.message[:TAIL_CHARACTERS] for line in lines[-TAIL_LINES:])
+            complaint, seconds = "", time.monotonic()
             for line in lines:
                 self._errors.see(line.time, line.severity, line.message, moment(line.time))
+                complaint = self._reports.see(line.message, seconds, moment(line.time)) or complaint
             log.write(lines)
+            if complaint:
+                log.say(complaint, "WARNING")
             self.lines += len(lines)

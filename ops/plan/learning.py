@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from jobs.progress import Told
 from ops.errors import UsageError
-from ops.logs.progress import Told
 from ops.plan.scaling import Prediction
 
 REPLICAS = "1,2,5"

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import ClusterSpec, Role, ScaleTier, network_gbits, preset, vcpus
+from jobs import progress
 from jobs.times import now
 from ops import terminal
 from ops.cluster.inventory import ROOT
 from ops.errors import DONE, UsageError
-from ops.logs import progress
 from ops.package import package
 from ops.package.declared import Declared, Pace
 from ops.plan import learning, rehearsal, runs

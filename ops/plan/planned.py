@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from infra.spec import Role, network_gbits
+from jobs import progress
 from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from ops import terminal
@@ -15,7 +16,6 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host, Inventory
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
-from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.package.declared import Declared
 from ops.plan import rehearsal

@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from jobs import progress
+from jobs.progress import Mark
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.logs import progress
-from ops.logs.progress import Mark
 from ops.plan.processes import Running, Start, python_here, running
 
 # The first lines tell of tracing and of caches that fill.

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import Role
+from jobs import progress
+from jobs.progress import Told
 from ops import terminal
 from ops.errors import OpsError, UsageError
-from ops.logs import progress
-from ops.logs.progress import Told
 from ops.plan.learning import Crossing, Target, best, crossing
 from ops.plan.processes import Running, Start, running
 from ops.plan.rehearsal import failure

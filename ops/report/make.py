@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any
 
+from jobs import progress
+from jobs.progress import Told
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.study import Parameter, ParameterType, ScaleType
 from jobs.times import seconds_between
 from ops.cluster.ledger import replica_names
-from ops.logs import progress
 from ops.logs.lines import Line
-from ops.logs.progress import Told
 from ops.report.report import (
     RESTARTING,
     RUNNING,

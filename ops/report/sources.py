@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from jobs import paths
+from jobs import paths, progress
 from jobs.checked import RecordError
 from jobs.chunks import Wanted
 from jobs.records import JobRecord, ReplicaRecord
@@ -19,7 +19,6 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, replica_names, replicas_of
 from ops.cluster.output import EVALUATION, Output, find
 from ops.errors import OpsError, one_line
-from ops.logs import progress
 from ops.logs.lines import Line
 from ops.logs.read import read_logs
 from ops.plan import plan, planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jobs import progress
 from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from jobs.store import StoreError
@@ -14,7 +15,6 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import replica_names
 from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, Output, find
 from ops.errors import OpsError, one_line
-from ops.logs import progress
 from ops.logs.read import read_logs
 from ops.train.push import PYTHON
 

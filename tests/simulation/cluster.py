@@ -81,7 +81,7 @@ class Trainer:
         self.host, self.job_id, self.name = host, job.plan.jobId, job.name
         self.pid, self.lines, self.tail, self.out_of_memory, self.stopping = 1, 0, "", False, False
         self.memory_limit: int | None = None
-        self.first_error = None
+        self.first_error = self.progress = None
         world = host.cluster.world
         story = host.cluster.stories[self.job_id]
         self.ends_at = world.time + story.work if job.name == job.plan.chief else float("inf")

@@ -77,7 +77,9 @@ def wrong(value: Any, section: Section, path: str = "") -> Iterator[str]:
     kind = section.get(path or ".")
     if kind == "any":
         return
-    if kind and (link := _LINK.fullmatch(kind)):
+    if kind and (link := _LINK.fullmatch(kind.removesuffix(" or null"))):
+        if value is None and kind != link[0]:
+            return
         (linked,) = (other for heading, other in documented().items() if anchor(heading) == link[1])
         yield from (f"{path or '.'}: {problem}" for problem in wrong(value, linked))
         return

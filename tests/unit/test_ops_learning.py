@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from jobs.progress import Told
 from ops.errors import UsageError
-from ops.logs.progress import Told
 from ops.plan import learning
 from ops.plan.learning import Law, Learned, Target
 from ops.plan.scaling import Prediction

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from waiting import limit, wait_for
 
+from jobs import progress
+from jobs.progress import Mark
 from ops.errors import OpsError, UsageError
-from ops.logs import progress
-from ops.logs.progress import Mark
 from ops.plan import processes, rehearsal
 
 LINE = "Train [master/0], step {}: loss: 2.797, accuracy: 0.110 ({:.3f} sec) 1.6 global steps/s, 1.6 local steps/s"

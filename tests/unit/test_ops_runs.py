@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from waiting import limit, wait_for
 
+from jobs import progress
 from ops.errors import OpsError, UsageError
-from ops.logs import progress
 from ops.plan import processes, runs
 from ops.plan.learning import Target
 from ops.plan.processes import Start

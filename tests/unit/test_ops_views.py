@@ -15,6 +15,7 @@ from jobs import paths
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
+from jobs.progress import Progress
 from jobs.queue import Entry, Queue
 from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
@@ -265,3 +266,20 @@ def test_what_a_job_wrote_beside_its_output_is_described(
     assert facts(out).get("output") == ("the job wrote nothing to JOB_DIR" if empty else None)
     kept, more = "kept in JOB_DIR/left/worker-0: model/a and 2 more", "not kept: big (2.1 GB); it took too long"
     assert (f"worker-0 wrote beside JOB_DIR, {kept}; {more}" in out.splitlines()) is empty
+
+
+def test_progress_is_shown(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(348, 5000, 200.4, 23.21, 0.7291234, {"accuracy": 0.834}, NOON.format(0))
+    put_job(ledger, JobRecord("job01", JobState.RUNNING, progress=progress))
+    assert describe(cluster, None, as_json=False) == 0
+    shown = facts(capsys.readouterr().out)
+    assert shown["progress"] == "step 348 of 5000 (6 %), 200.4 steps/s, 23.2 s left"
+    assert shown["metrics"] == "loss 0.7291, accuracy 0.834"
+    put_job(ledger, JobRecord("job02", JobState.SUCCEEDED, startTime=NOON.format(1), progress=Progress(9)))
+    assert describe(cluster, "job02", as_json=False) == 0
+    shown = facts(capsys.readouterr().out)
+    assert (shown["progress"], "metrics" in shown) == ("step 9", False)
+    for read in (lambda: describe(cluster, "job01", True), lambda: jobs(cluster, "job01", None, True)):
+        assert read() == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told[0] if isinstance(told, list) else told)["progress"]["step"] == 348

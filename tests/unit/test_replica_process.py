@@ -22,6 +22,7 @@ from replicahosts import GOES, PATIENCE, ROOT, Make, end, gone, until
 from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
+from jobs.progress import Progress
 from jobs.records import HostFile, Plan, Task
 from jobs.store import StoreError
 from replica.site import HostSite
@@ -47,6 +48,21 @@ def test_success(make: Make) -> None:
     assert cluster.archive("master-0") == b"".join(path.read_bytes() for path in sorted((local / "job01").iterdir()))
     assert b"<4>WARNING:root:careful\n" in (cluster.host("master-0") / "journal").read_bytes()
     assert not [path.name for path in cluster.job_folder.rglob(".*")]
+
+
+def test_a_program_reports_its_progress(make: Make) -> None:
+    good = {"step": 5, "totalSteps": 9, "loss": 0.5, "metrics": {"accuracy": 0.25}}
+    reports = [good, {"step": -1}, {"step": 6, "etaSeconds": -1}]
+    code = "import json\n" + "".join(f"print(json.dumps({{'scaletier.progress': {report}}}))\n" for report in reports)
+    cluster = make(code + GOES)
+    cluster.start()
+    until(lambda: cluster.job.progress is not None)
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0]
+    assert cluster.job.progress is not None
+    assert replace(cluster.job.progress, time="") == Progress(5, 9, None, None, 0.5, {"accuracy": 0.25})
+    told = "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
+    assert cluster.log("master-0", "WARNING") == [told]
 
 
 def test_what_waits_for_the_end_of_its_line_is_seen(make: Make) -> None:

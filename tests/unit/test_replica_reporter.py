@@ -13,6 +13,7 @@ from jobs import paths
 from jobs.checked import RecordError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
+from jobs.progress import Progress
 from jobs.queue import Entry
 from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
@@ -262,3 +263,22 @@ def test_two_lives_that_write_at_once_do_not_loop(root: Path) -> None:
     replica.store.before = always
     with pytest.raises(Conflict):
         replica.reporter.publish()
+
+
+def test_progress_is_written_with_the_heartbeat_and_the_lease_alone(root: Path) -> None:
+    replica = Replica(root, plan=replace(PLAN, replicas=["master-0"]))
+    writes: list[tuple[str, str]] = []
+    replica.rounds(2)
+    replica.store.before = lambda method, name: writes.append((method, name)) if method == "replace" else None
+    replica.rounds(12)
+    silent, reported = list(writes), range(100, 112)
+    writes.clear()
+    for step in reported:
+        replica.host.child.progress = Progress(step, 200, 1.0)
+        replica.rounds(1)
+    assert abs(len(writes) - len(silent)) <= 1
+    assert replica.written.progress is not None
+    assert replica.written.progress.step >= reported[-1] - 4
+    assert replica.job.progress is not None
+    assert replica.job.progress.step >= reported[-1] - 4
+    assert replica.job.progress.etaSeconds == 200 - replica.job.progress.step

@@ -11,8 +11,10 @@ import pytest
 from replicahosts import PATIENCE, Clock
 
 from jobs.firsterror import FirstError
+from jobs.progress import Progress
 from jobs.records import Plan, ReplicaRecord
 from jobs.states import ReplicaState
+from jobs.study import Study
 from replica.supervisor import Assignment, Supervisor
 
 PLAN = Plan("job01", ["master-0", "worker-0"], "task", ["--x", "a b"], {}, stopSeconds=7.0)
@@ -26,6 +28,7 @@ class Child:
         self.pid, self.lines, self.tail, self.out_of_memory = pid, 0, "last line", False
         self.memory_limit: int | None = None
         self.first_error: FirstError | None = None
+        self.progress: Progress | None = None
         self.code: int | None = None
         self.stops: list[float] = []
         self.next = 9.0
@@ -302,6 +305,20 @@ def test_nobody_needs_to_wait_for_another_thread(host: Host) -> None:
         asker.start()
     asker.join(PATIENCE)
     assert [record.state for record in seen] == [ReplicaState.RUNNING]
+
+
+def test_progress_outlives_a_restart_and_trials_have_none(host: Host) -> None:
+    host.child.progress = Progress(5)
+    host.ends(137)
+    host.supervisor.step()
+    assert (len(host.children), host.supervisor.progress) == (2, Progress(5))
+    host.child.progress = Progress(3)
+    assert host.supervisor.progress == Progress(3)
+    assert Host(record=ReplicaRecord("worker-0", progress=Progress(7))).supervisor.progress == Progress(7)
+    tuned = Host(
+        plan=replace(PLAN, study=Study("accuracy", "MAXIMIZE", [])), record=ReplicaRecord("worker-0", progress=Progress(7))
+    )
+    assert tuned.supervisor.progress is None
 
 
 def test_the_first_error_is_told_with_its_last_line_and_outlives_a_restart(host: Host) -> None:

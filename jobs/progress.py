@@ -1,0 +1,289 @@
+"""Read from a program's output how far it is: lines in the words of Cloud ML's samples, or reports as JSON.
+
+    Train [master/0], step 348: … (1.037 sec) …               global step, and seconds since this replica began to train
+    Train [master/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s
+    Eval, step 990: loss: 0.400, accuracy: 0.890              any names and numbers, in both
+    Exchange every 8 steps: …                                 from here on, local steps between two exchanges
+    Final metrics after 5006 steps, loss: 0.228, NAME: NUMBER, …
+    {"scaletier.progress": {"step": 348, …}}                  a report of any program, see `read_report`
+
+Anything may stand where … does. docs/trainers.md has them as part of the contract with a trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+TRAIN_LINE = "Train [master/0], step 348: … (1.037 sec) …"
+_TRAIN = re.compile(r"Train \[\w+/\d+\], step (\d+): .*\((\d+\.\d+) sec\)")
+_TOLD = re.compile(r"Train \[\w+/\d+\], step (\d+): (.*)\(\d+\.\d+ sec\)(.*)")
+_LOCAL = re.compile(r"(\d+(?:\.\d+)?) local steps/s")
+_EVAL = re.compile(r"\bEval, step (\d+): (.*)")
+_PERIOD = re.compile(r"Exchange every (\d+) steps")
+_FINAL = re.compile(r"Final metrics after (\d+) steps, (.*)")
+_METRIC = re.compile(r"\b(\w+(?:[ ./@-]\w+)*): (\S+?)(?:,|$)")
+
+REPORT_KEY = "scaletier.progress"
+LONGEST_REPORT, LONGEST_LINE = 4096, 1000
+"""Characters of a report, and of any other line, that are read."""
+MOST_METRICS, LONGEST_NAME = 32, 64
+_REPORT = re.compile(rf'\s*\{{\s*"{re.escape(REPORT_KEY)}"\s*:')
+_HINTS = ("Train [", "Eval, step", "Final metrics", REPORT_KEY)
+_LAST_STEP = 2**53
+_WINDOW_SECONDS, _MARKS, _APART_SECONDS = 30.0, 32, 1.0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A Train line: the global step, and the seconds since training began."""
+
+    step: int
+    seconds: float
+
+
+def mark(line: str) -> Mark | None:
+    """What a line tells, None where it is no Train line."""
+    match = _TRAIN.search(line)
+    return Mark(int(match[1]), float(match[2])) if match else None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a line tells of a step: numbers by their names, and the steps/s of this replica alone where the line has them."""
+
+    step: int
+    values: dict[str, float]
+    rate: float | None = None
+
+
+def trained(line: str) -> Told | None:
+    """What a Train line tells besides its mark, None where it is none."""
+    if not (match := _TOLD.search(line)):
+        return None
+    local = _LOCAL.search(match[3])
+    return Told(int(match[1]), _numbers(match[2].strip()), float(local[1]) if local else None)
+
+
+def evaluated(line: str) -> Told | None:
+    """What an Eval line tells, or the line of the final metrics; None where it is neither."""
+    match = _EVAL.search(line) or _FINAL.search(line)
+    return Told(int(match[1]), _numbers(match[2])) if match else None
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """Of `loss: 0.729, accuracy: 0.834`; what is no finite number is left out."""
+    found = {}
+    for name, told in _METRIC.findall(text):
+        try:
+            value = float(told)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            found[name] = value
+    return found
+
+
+def tells(line: str) -> bool:
+    """Whether a line tells any of this."""
+    return any(kind.search(line) for kind in (_TRAIN, _TOLD, _EVAL, _FINAL, _PERIOD))
+
+
+def period(lines: Iterable[str]) -> int | None:
+    """Local steps between two exchanges as the trainer said last, where it does."""
+    told = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
+    return told[-1] if told else None
+
+
+def final_metrics(lines: Iterable[str]) -> dict[str, str]:
+    """Of the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`: each number as it was printed."""
+    found = [match for line in lines if (match := _FINAL.search(line))]
+    return {"steps": found[-1][1], **dict(_METRIC.findall(found[-1][2]))} if found else {}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a program is, by its own reports; None for what it does not report.
+
+    `time` is when the step was reported. `loss` is that of training, and the names of an evaluation's metrics begin with eval_.
+    """
+
+    step: int
+    totalSteps: int | None = None
+    stepsPerSecond: float | None = None
+    etaSeconds: float | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    time: str = ""
+
+    def with_eta(self, total: int | None = None) -> Progress:
+        """Fill in the total steps, where the program reports none, and the time that is left, where it can be computed."""
+        total = self.totalSteps if self.totalSteps is not None else total
+        eta = self.etaSeconds
+        if eta is None and total is not None and self.stepsPerSecond:
+            eta = max(total - self.step, 0) / self.stepsPerSecond
+        return replace(self, totalSteps=total, etaSeconds=eta if eta is None or not math.isfinite(eta) else round(eta, 1))
+
+
+def read_report(line: str) -> Progress | None:
+    """Read a line such as `{"scaletier.progress": {"step": 348, "totalSteps": 5000, "loss": 0.729}}`.
+
+    Returns: what it reports, None for a line that is no report.
+    Raises: ValueError, in one line, for a report that is wrong.
+    """
+    if not _REPORT.match(line):
+        return None
+    if len(line) > LONGEST_REPORT:
+        raise ValueError(f"it has {len(line)} characters. Valid: {LONGEST_REPORT} at most")
+    try:
+        given = json.loads(line)[REPORT_KEY]
+    except (ValueError, RecursionError):
+        raise ValueError("it is not one line of JSON") from None
+    if not isinstance(given, dict) or "step" not in given:
+        raise ValueError(f"it has no step. Valid keys: {', '.join(_KEYS)}")
+    if unknown := [key for key in given if key not in _KEYS]:
+        raise ValueError(f"{unknown[0][:LONGEST_NAME]!r} is unknown. Valid keys: {', '.join(_KEYS)}")
+    return Progress(**{key: _KEYS[key](key, value) for key, value in given.items() if value is not None or key == "step"})
+
+
+def _count(key: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_STEP:
+        raise ValueError(f"{key} is {_shown(value)}. Valid: a whole number from 0 to {_LAST_STEP}")
+    return value
+
+
+def _number(key: str, value: Any, least: float = -math.inf) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        number = math.nan
+    if not math.isfinite(number) or number < least:
+        raise ValueError(f"{key} is {_shown(value)}. Valid: a finite number{'' if math.isinf(least) else f' from {least:g}'}")
+    return number
+
+
+def _positive(key: str, value: Any) -> float:
+    return _number(key, value, 0.0)
+
+
+def _metrics(key: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, dict) or len(value) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in value):
+        names = f"{MOST_METRICS} names at most, each of {LONGEST_NAME} characters at most"
+        raise ValueError(f"{key} is {_shown(value)}. Valid: an object of numbers, {names}")
+    return {name: _number(f"{key}.{name}", number) for name, number in value.items()}
+
+
+_KEYS: Mapping[str, Callable[[str, Any], Any]] = {
+    "step": _count,
+    "totalSteps": _count,
+    "stepsPerSecond": _positive,
+    "etaSeconds": _positive,
+    "loss": _number,
+    "metrics": _metrics,
+}
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+
+
+class ProgressFinder:
+    """Finds how far a program is in the lines that it prints; what it keeps is bounded."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)
+        self._told = False
+
+    def see(self, line: str, seconds: float, time: str) -> str:
+        """Take note of a line.
+
+        Args:
+            line: what was printed.
+            seconds: when, by a clock that never goes back.
+            time: when, for people.
+        Returns: what is wrong with the first report that is; empty for any other line.
+        """
+        if len(line) > LONGEST_REPORT and REPORT_KEY not in line[:LONGEST_NAME]:
+            return ""
+        if not any(hint in line for hint in _HINTS):
+            return ""
+        try:
+            report = read_report(line)
+        except (ValueError, RecursionError) as error:
+            told, self._told = self._told, True
+            return "" if told else f"a progress report is invalid, and such are dropped: {error}"
+        if report is not None:
+            self._take(report, seconds, time)
+        elif len(line) <= LONGEST_LINE:
+            self._read(line, seconds, time)
+        return ""
+
+    def _read(self, line: str, seconds: float, time: str) -> None:
+        """Take note of one of the samples' lines."""
+        if told := trained(line):
+            values = dict(told.values)
+            if told.step <= _LAST_STEP:
+                self._take(Progress(told.step, loss=values.pop("loss", None), metrics=values), seconds, time)
+        elif (told := evaluated(line)) and told.step <= _LAST_STEP:
+            before = self.progress or Progress(told.step, time=time)
+            metrics = {f"eval_{name}": value for name, value in told.values.items()}
+            self.progress = replace(before, step=max(before.step, told.step), metrics=_merged(before.metrics, metrics))
+
+    def _take(self, report: Progress, seconds: float, time: str) -> None:
+        before = self.progress or report
+        rate = report.stepsPerSecond if report.stepsPerSecond is not None else self._rate(report.step, seconds)
+        self.progress = Progress(
+            report.step,
+            before.totalSteps if report.totalSteps is None else report.totalSteps,
+            None if rate is None else round(rate, 3),
+            report.etaSeconds,
+            before.loss if report.loss is None else report.loss,
+            _merged(before.metrics, report.metrics),
+            time,
+        ).with_eta()
+
+    def _rate(self, step: int, seconds: float) -> float | None:
+        """Compute steps a second over the last reports; None before there are two that are a moment apart."""
+        marks = self._marks
+        if marks and step < marks[-1][1]:
+            marks.clear()  # it continues from a checkpoint
+        while marks and seconds - marks[0][0] > _WINDOW_SECONDS and len(marks) > 1:
+            marks.popleft()
+        if not marks or seconds - marks[-1][0] >= _APART_SECONDS:
+            marks.append((seconds, step))
+        began, first = marks[0]
+        return (step - first) / (seconds - began) if seconds - began >= _APART_SECONDS else None
+
+
+def _merged(before: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
+    """Merge metrics; of too many the newest stay."""
+    fitting = {name: value for name, value in new.items() if len(name) <= LONGEST_NAME}
+    merged = {name: value for name, value in before.items() if name not in fitting} | fitting
+    return dict(list(merged.items())[-MOST_METRICS:])
+
+
+def of_job(reports: Mapping[str, Progress | None], chief: str, steps: int | None, running: bool) -> Progress | None:
+    """Make a job's progress of its replicas': the chief's, or that of the one that is farthest, with metrics of all.
+
+    Args:
+        steps: at which step the job is to end, if the program does not report it.
+        running: whether there is time left.
+    """
+    known = {name: report for name, report in reports.items() if report}
+    if not known:
+        return None
+    first = known.get(chief) or max(known.values(), key=lambda report: report.step)
+    metrics: dict[str, float] = {}
+    for report in known.values():
+        metrics = _merged(metrics, report.metrics)
+    told = replace(first, metrics=_merged(metrics, first.metrics)).with_eta(steps)
+    return told if running else replace(told, etaSeconds=None)

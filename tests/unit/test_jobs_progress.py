@@ -1,0 +1,177 @@
+"""The lines by which a trainer tells how far it is, and that the shipped one writes just those."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs import progress
+from jobs.progress import REPORT_KEY, Mark, Progress, ProgressFinder, of_job, read_report
+from jobs.records import JobRecord
+from scaletier import lines, period
+
+FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
+
+
+@pytest.mark.parametrize("replica", ["master/0", "chief/0", "worker/12"])
+def test_a_train_line_is_found_whoever_prints_it_and_whatever_stands_around_it(replica: str) -> None:
+    assert progress.mark(f"INFO:root:Train [{replica}], step 348: loss: 0.729 (1.037 sec) 9 steps/s") == Mark(348, 1.037)
+    assert progress.mark(progress.TRAIN_LINE.replace("master/0", replica)) == Mark(348, 1.037)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "Eval, step 9: loss: 1", "Train [master/0], step 3: loss: 1", "Train, step 3: x (1.0 sec)"]
+)
+def test_what_is_no_train_line(line: str) -> None:
+    assert progress.mark(line) is None
+
+
+def test_the_period_is_what_the_trainer_says() -> None:
+    told = [f"Exchange every {steps} steps: 46.1 ms a step, 9.9 ms an exchange" for steps in (4, 8)]
+    assert progress.period(["x", *told]) == 8
+    assert progress.period(["x"]) is None
+
+
+def test_final_metrics_are_those_of_the_last_line_as_printed() -> None:
+    said = ["Eval, step 9: loss: 1", FINAL.format(10, "0.300", "0.800"), FINAL.format(20, "0.250", "0.810"), "end"]
+    assert progress.final_metrics(said) == {"steps": "20", "loss": "0.250", "accuracy": "0.810"}
+    assert progress.final_metrics(["nothing of the kind"]) == {}
+
+
+def test_the_shipped_trainer_says_so() -> None:
+    assert progress.mark(lines.train_line("worker/1", 9, 0.5, {"accuracy": 0.75}, 1.25, 10, 5)) == Mark(9, 1.25)
+    told = {"steps": "9", "loss": "0.500", "accuracy": "0.750"}
+    assert progress.final_metrics([lines.final_line(9, 0.5, {"accuracy": 0.75})]) == told
+    line = lines.train_line("master/0", 348, 0.729, {"mean_absolute_error": 0.002}, 1.0, 200.4, 99.7)
+    assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean_absolute_error": 0.002}, 99.7)
+    evaluated = progress.evaluated(lines.eval_line(9, 0.5, {"top-3 accuracy": 0.75}))
+    assert evaluated == progress.Told(9, {"loss": 0.5, "top-3 accuracy": 0.75})
+    measured = period.Period.of(None, 2, 10_000)
+    for _ in range(8):
+        measured.observe(8, 2.0, 1.0)
+    assert progress.period([measured.told]) == measured.steps
+
+
+def test_what_a_train_line_tells_besides() -> None:
+    line = (
+        "Train [master/0], step 348: loss: 0.729, mean error: 2e-3, x: nan (1.037 sec) 200.4 global steps/s, 99.7 local steps/s"
+    )
+    assert progress.trained(line) == progress.Told(348, {"loss": 0.729, "mean error": 0.002}, 99.7)
+    assert progress.trained("Train [worker/1], step 3: (0.5 sec)") == progress.Told(3, {}, None)
+    assert progress.trained("Eval, step 990: loss: 0.400") is None
+
+
+def test_what_an_eval_line_tells() -> None:
+    told = progress.Told(990, {"loss": 0.4, "accuracy": 0.89})
+    assert progress.evaluated("Eval, step 990: loss: 0.400, accuracy: 0.890") == told
+    assert progress.evaluated("Final metrics after 990 steps, loss: 0.400, accuracy: 0.890") == told
+    assert progress.evaluated("ReEval, step 3: loss: 1") is None
+    assert progress.evaluated("Eval, step x: loss: 1") is None
+
+
+def report(**keys: Any) -> str:
+    return json.dumps({REPORT_KEY: keys})
+
+
+def test_a_report_is_read_and_any_other_line_is_none() -> None:
+    assert read_report(report(step=3, totalSteps=9.0, loss=1, metrics={"a": 2})) == Progress(3, 9, None, None, 1.0, {"a": 2.0})
+    assert read_report(f'  {{ "{REPORT_KEY}" : {{"step": 0, "loss": null}}}}') == Progress(0)
+    for line in ("", "{}", '{"progress": 0.5}', f"see {REPORT_KEY}", json.dumps({"level": "INFO", REPORT_KEY: {"step": 1}})):
+        assert read_report(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f'{{"{REPORT_KEY}": {{"step": 1', "it is not one line of JSON"),
+        (f'{{"{REPORT_KEY}": ' + "[" * 4000, "it is not one line of JSON"),
+        (f'{{"{REPORT_KEY}": {{"step": 1{"0" * 5000}}}}}', "characters. Valid: 4096 at most"),
+        (report(loss=1.0), "it has no step. Valid keys: step, totalSteps, "),
+        (json.dumps({REPORT_KEY: [1]}), "it has no step. Valid keys: step, "),
+        (report(step=1, stpes=2), "'stpes' is unknown. Valid keys: step, "),
+        (report(step=None), "step is null. Valid: a whole number from 0 to "),
+        (report(step=True), "step is true. Valid: a whole number from 0"),
+        (report(step=-1), "step is -1. Valid: a whole number from 0"),
+        (report(step=2**60), "step is 1152921504606846976. Valid: a whole number from 0"),
+        (report(step=1, etaSeconds=-1), "etaSeconds is -1. Valid: a finite number from 0"),
+        (report(step=1, loss=float("nan")), "loss is NaN. Valid: a finite number"),
+        (report(step=1, loss=10**400), f"loss is 1{'0' * 62}…. Valid: a finite number"),
+        (report(step=1, loss="low"), 'loss is "low". Valid: a finite number'),
+        (report(step=1, metrics={"a": float("inf")}), "metrics.a is Infinity. Valid: a finite number"),
+        (report(step=1, metrics={"a" * 65: 1}), 'metrics is {"aaa'),
+        (report(step=1, metrics={str(n): n for n in range(33)}), "names at most, each of 64 characters at most"),
+    ],
+)
+def test_a_report_that_is_wrong_is_dropped_and_told_once(line: str, says: str) -> None:
+    with pytest.raises((ValueError, RecursionError), match=r".") as error:
+        read_report(line)
+    assert says in str(error.value)
+    finder = ProgressFinder()
+    finder.see(report(step=7), 0.0, "t")
+    told = [finder.see(line, seconds, "t") for seconds in (1.0, 2.0)]
+    assert told == [f"a progress report is invalid, and such are dropped: {error.value}", ""]
+    assert finder.progress == Progress(7, time="t")
+
+
+def test_what_a_report_leaves_out_stays_and_rate_and_eta_are_computed() -> None:
+    finder = ProgressFinder()
+    finder.see(report(step=0, totalSteps=100, loss=2.0, metrics={"a": 1.0}), 10.0, "t0")
+    assert finder.progress == Progress(0, 100, None, None, 2.0, {"a": 1.0}, "t0")
+    finder.see(report(step=20, metrics={"b": 2.0}), 14.0, "t1")
+    assert finder.progress == Progress(20, 100, 5.0, 16.0, 2.0, {"a": 1.0, "b": 2.0}, "t1")
+    for step in range(21, 99):
+        finder.see(report(step=step), step + 10.0, "t2")
+    assert finder.progress is not None
+    assert finder.progress.stepsPerSecond == 1.0
+    finder.see(report(step=30), 120.0, "t3")  # from its checkpoint
+    assert finder.progress == Progress(30, 100, None, None, 2.0, {"a": 1.0, "b": 2.0}, "t3")
+    finder.see(report(step=31, stepsPerSecond=3, etaSeconds=0), 120.0, "t4")
+    assert (finder.progress.stepsPerSecond, finder.progress.etaSeconds) == (3.0, 0.0)
+
+
+def test_metrics_and_lines_are_bounded() -> None:
+    finder = ProgressFinder()
+    for n in range(100):
+        assert finder.see(report(step=n, metrics={f"m{n}": n}), 0.0, "t") == ""
+    assert finder.progress is not None
+    assert list(finder.progress.metrics) == [f"m{n}" for n in range(68, 100)]
+    before = finder.progress
+    for line in (
+        f"Train [master/0], step 5: {'a ' * 40_000}(1.0 sec)",
+        f"Train [master/0], step {'9' * 300}: loss: 1 (1.0 sec)",
+    ):
+        assert finder.see(line, 0.0, "t") == ""
+    assert finder.progress == before
+
+
+def test_the_library_s_own_lines_are_reports() -> None:
+    finder = ProgressFinder()
+    for seconds, step in ((0.0, 1), (2.0, 201)):
+        finder.see(lines.train_line("worker/1", step, 0.5, {"accuracy": 0.75}, 1.25, 10, 5), seconds, "t")
+    assert finder.progress == Progress(201, None, 100.0, None, 0.5, {"accuracy": 0.75}, "t")
+    finder.see(lines.eval_line(150, 0.25, {"accuracy": 0.875}), 3.0, "later")
+    expected = replace(finder.progress, metrics={"accuracy": 0.75, "eval_loss": 0.25, "eval_accuracy": 0.875})
+    assert finder.progress == expected
+    finder.see(lines.final_line(205, 0.125, {"accuracy": 0.9}), 4.0, "later")
+    assert finder.progress == replace(expected, step=205, metrics={"accuracy": 0.75, "eval_loss": 0.125, "eval_accuracy": 0.9})
+
+
+def test_a_job_is_as_far_as_its_chief_or_who_is_farthest() -> None:
+    chief, worker, other = Progress(10, None, 2.0, metrics={"a": 1.0}), Progress(90), Progress(30, metrics={"a": 9.0, "b": 2.0})
+    reports = {"master-0": chief, "worker-0": worker, "worker-1": other, "ps-0": None}
+    assert of_job(reports, "master-0", 100, True) == Progress(10, 100, 2.0, 45.0, metrics={"b": 2.0, "a": 1.0})
+    assert of_job(reports, "master-0", 100, False) == Progress(10, 100, 2.0, None, metrics={"b": 2.0, "a": 1.0})
+    assert of_job({**reports, "master-0": None}, "master-0", 5, True) == Progress(90, 5, metrics={"a": 9.0, "b": 2.0})
+    assert of_job({"master-0": Progress(5, 7, 1.0)}, "master-0", 100, True) == Progress(5, 7, 1.0, 2.0)
+    assert of_job({"master-0": None}, "master-0", 5, True) is None
+
+
+def test_a_record_without_progress_is_read() -> None:
+    old = JobRecord("job01").to_dict()
+    del old["progress"]
+    assert JobRecord.from_dict(old).progress is None
+    told = JobRecord("job01", progress=Progress(5, metrics={"a": 1.0}))
+    assert JobRecord.from_json(told.to_json()) == told
