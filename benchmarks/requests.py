@@ -96,6 +96,9 @@ class _Site:
     def facts(self) -> dict[str, Any] | None:
         return None
 
+    def notify(self, job: JobRecord) -> None:
+        pass
+
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         pass
 

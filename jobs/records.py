@@ -14,6 +14,7 @@ from jobs import chunks, lease
 from jobs.checked import Record, RecordError
 from jobs.firsterror import FirstError
 from jobs.lease import Lease
+from jobs.notification import Notification
 from jobs.placement import Placed
 from jobs.progress import Progress
 from jobs.states import TRANSITIONS, JobState, ReplicaState, TransitionError
@@ -131,7 +132,8 @@ class JobRecord(Placed, Record):
     the expendable ones that the job goes on without. runSeconds is how long it has been RUNNING by its leaders' clocks.
     manifest is the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
     `steps` is the global step at which its trainer is to end, None where neither its arguments nor its package say so.
-    `progress` is that of its replicas when the record was written last.
+    `progress` is that of its replicas when the record was written last. `notification` says where its end is reported, None if
+    nowhere, and what became of that.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -159,6 +161,7 @@ class JobRecord(Placed, Record):
     trainingInput: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
     progress: Progress | None = None
+    notification: Notification | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)
 
@@ -229,7 +232,8 @@ class Plan(Record):
 
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
-    counts as killed. Of each replica's log logLimit bytes are kept. Who leads holds its lease for leaseSeconds without a sign
+    counts as killed. Of each replica's log logLimit bytes are kept. The leader reports the job's end to `notify`, a URL or a
+    command (`jobs.notification`); it is empty if nobody wants that. Who leads holds its lease for leaseSeconds without a sign
     of life.
     """
 
@@ -257,6 +261,7 @@ class Plan(Record):
     preparingSeconds: float = 300.0
     logLimit: int = chunks.LIMIT
     stopSeconds: float = 10.0
+    notify: str = ""
     command: list[str] = field(default_factory=list)
     folder: str = ""
     python: str = ""

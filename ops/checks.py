@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.spec import Role
+from jobs import notification
 from ops.errors import UsageError
 
 # A check takes a value and the full path of its key, and returns the value; it raises UsageError.
@@ -145,6 +146,17 @@ def flags(value: Any, path: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise UsageError(f"{path} must be a list of flags, such as [--data], not {value!r}")
     return tuple(flag(item, f"{path}[{index}]") for index, item in enumerate(value))
+
+
+def notify(value: Any, path: str) -> str:
+    """Where a job's end is reported."""
+    try:
+        if not isinstance(value, str):
+            raise ValueError("it is not a string")
+        notification.check_target(value)
+    except ValueError as error:
+        raise UsageError(f"{path} {value!r} is invalid: {error}. Valid: {notification.VALID}") from None
+    return value
 
 
 def one_of(valid: Sequence[str]) -> Check:

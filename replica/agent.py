@@ -10,6 +10,7 @@ from jobs import lease, paths
 from jobs.checked import RecordError
 from jobs.lease import Clock, Watch
 from jobs.ledger import Ledger, Stored
+from jobs.notification import Notification
 from jobs.power import Starter
 from jobs.records import JobRecord, Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
@@ -39,6 +40,9 @@ class Site(Protocol):
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
         """What the job wrote beside JOB_DIR, which is looked for from the first call on; None while it is."""
+
+    def notify(self, job: JobRecord) -> Notification | None:
+        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
 
     def tidy(self, job_ids: Collection[str]) -> None:
         """Forget the secrets of every job but these, which have this host or may get it."""
@@ -203,6 +207,7 @@ class Agent:
             self._usage,
             self._starter(),
             self._read_connections,
+            self._site.notify,
         )
         self.supervisor = supervisor
         if self._terminated:  # looked at last: terminate() may come at any moment

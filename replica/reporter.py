@@ -10,6 +10,7 @@ from jobs import paths
 from jobs.checked import RecordError
 from jobs.lease import Clock
 from jobs.ledger import Ledger, Stored
+from jobs.notification import Notification
 from jobs.power import Starter
 from jobs.records import JobRecord, Plan, ReplicaRecord, Usage
 from jobs.states import JobState
@@ -37,14 +38,16 @@ class Reporter:
         usage: Read = nothing,
         starter: Starter | None = None,
         read_connections: connections.Read = connections.no_connections,
+        notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
         """`version` is that of the record that an earlier life of this replica left, None where it left none; `usage` reads
-        what the trainer uses, `read_connections` what its host's sockets do; `starter` as of a Leader."""
+        what the trainer uses, `read_connections` what its host's sockets do; `starter` as of a Leader, `notify` as of a
+        Site."""
         self._plan, self._name, self._life = plan, name, life
         self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
         self._leader = Leader(plan, name, life, ledger, clock, now, starter)
         self._version = version
-        self._read_usage, self._read_connections = usage, read_connections
+        self._read_usage, self._read_connections, self._notify = usage, read_connections, notify
         self._peers = {plan.addresses[host]: replica for replica, host in plan.hosts.items() if host in plan.addresses}
         self._usage: Usage | None = None
         self._connections: list[str] = []
@@ -117,7 +120,7 @@ class Reporter:
                 stored = self._lead(stored, replicas)
         self.led = not self._leader.leads(stored.record) and not stored.record.lease.submitter
         self._obey(stored.record)
-        self._settle(stored.record, replicas)
+        self._settle(stored, replicas)
         self._measure()
 
     def _measure(self) -> None:
@@ -155,12 +158,28 @@ class Reporter:
         ending = job.final or job.state is JobState.CANCELLING
         self._supervisor.order(job.attempt, f"job {job.state}" if ending else "")
 
-    def _settle(self, job: JobRecord, replicas: dict[str, ReplicaRecord]) -> None:
+    def _settle(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
         """Be done with a job that is over. Only after the order to end: an idle trainer may be about to start again."""
+        job = stored.record
         if not job.final or not self._supervisor.idle or self.untold:
             return
         if self._leader.leads(job):
-            if not self._leader.settled(job, replicas):
+            if not self._leader.settled(job, replicas) or not self._notified(stored):
                 return
             self._ledger.free_hosts(job.jobId)
         self.settled = True
+
+    def _notified(self, stored: Stored[JobRecord]) -> bool:
+        """True once the job's end was reported, if that is wanted, and its record has the result."""
+        job = stored.record
+        if not self._plan.notify or (job.notification and job.notification.time):
+            return True
+        if (result := self._notify(job)) is None:
+            return False
+        try:
+            self._ledger.change_job(stored, replace(job, notification=result))
+        except Conflict:
+            return False  # the next round writes it into the record as it is then
+        failed = f"failed: {result.error}" if result.error else "done"
+        self._log.say(f"notify: {result.target} {failed}", "WARNING" if result.error else "INFO")
+        return True

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import tarfile
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,6 +16,7 @@ from typing import Any
 
 from jobs import paths, variables
 from jobs.ledger import Ledger
+from jobs.notification import Notification, is_url
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
 from replica import diagnosis, processors
@@ -23,8 +26,10 @@ from replica.diagnosis import Diagnosis
 from replica.launched import SOCKET, Launcher, scratch_folder
 from replica.log import Log
 from replica.manifest import Manifest
-from replica.process import Child, delete
+from replica.notifier import COMMAND_SECONDS, Notifier
+from replica.process import Child, Run, delete
 from replica.supervisor import Assignment
+from replica.trainer import Trainer
 from replica.unsaved import Place, UnsavedCollector
 
 # Said by systemd to the replica alone.
@@ -32,6 +37,8 @@ _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PI
 # What is true of the replica, and not of another user.
 _OWN = ("HOME", "LOGNAME", "SHELL", "USER", SOCKET)
 _TRAINER = "trainer"
+# Of a command that reports a job's end.
+_STOP_SECONDS, _LOOK_SECONDS = 5.0, 0.05
 # As a trainer's unit has it, of its job. Its /tmp is in memory, and gone with it.
 _UNIT_TMP = "/var/tmp"  # noqa: S108
 
@@ -68,6 +75,7 @@ class HostSite:
         self._manifest: Manifest | None = None
         self._log: Log | None = None
         self._diagnosis: Diagnosis | None = None
+        self._notifier: Notifier | None = None
         self._assignment: Assignment | None = None
         self._place: Place | None = None
         self._unsaved: UnsavedCollector | None = None
@@ -80,7 +88,7 @@ class HostSite:
             raise
         except (OSError, ValueError, KeyError, tarfile.TarError) as error:
             raise StoreError(f"the files of {plan.jobId} cannot be laid out here: {error}") from error
-        self._diagnosis = self._unsaved = None
+        self._diagnosis = self._unsaved = self._notifier = None
         return self._assignment
 
     def _prepared(self, plan: Plan, name: str) -> Assignment:
@@ -129,6 +137,32 @@ class HostSite:
             names = (plan.jobId, record.name, env, place, python, self._host.bucket)
             self._unsaved = UnsavedCollector(*names, self._files, start, log)
         return self._unsaved.result()
+
+    def notify(self, job: JobRecord) -> Notification | None:
+        """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
+        if self._notifier is None:
+            assert self._assignment is not None
+            plan, env = self._assignment.plan, self._assignment.environment
+            words = [] if is_url(plan.notify) else variables.expand_command(shlex.split(plan.notify), env)
+            secrets = diagnosis.lines_of(env.get(name, "") for name in plan.secrets)
+            record = json.dumps(diagnosis.hidden(job.to_dict(), secrets)).encode()
+            self._notifier = Notifier(plan.notify, words, record, self._run_as_trainer)
+        return self._notifier.result
+
+    def _run_as_trainer(self, argv: list[str], added: Mapping[str, str]) -> int:
+        """Run a command where the trainer ran, as its user and behind its isolation, with its output in the log."""
+        assignment, log = self._assignment, self._log
+        assert assignment is not None and log is not None
+        run = Run(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
+        command = Trainer(run, log, self._launcher or Child)
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while (code := command.poll()) is None:
+            if time.monotonic() > deadline:
+                command.stop(_STOP_SECONDS)
+            time.sleep(_LOOK_SECONDS)
+        if command.stopping:
+            raise TimeoutError
+        return code
 
     def tidy(self, job_ids: Collection[str]) -> None:
         """Forget secrets, package and home of every job but these, which have this host or may get it, and what trials left.

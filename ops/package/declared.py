@@ -23,6 +23,7 @@ from ops.checks import (
     flags,
     named,
     nested,
+    notify,
     one_of,
     positive,
     read_yaml,
@@ -89,6 +90,7 @@ class Declared:
     """A trainer's declaration: `strategies` by their names, `default` the one that it takes by itself, `export` a module.
 
     `tensorflow` are the minor versions that it knows, none where any will do.
+    A job's end is reported to `notify`, a URL or a command, unless the job says otherwise.
     Where `pass_job_dir` is False, the trainer goes by JOB_DIR and is not to be passed a flag that its code seems to know.
     """
 
@@ -99,6 +101,7 @@ class Declared:
     export: str | None = None
     pass_job_dir: bool = True
     tensorflow: tuple[str, ...] = ()
+    notify: str = ""
 
     def strategy(self, name: str | None) -> Strategy:
         """What a strategy means, the default one where none is named; nothing in particular where it is not declared."""
@@ -144,6 +147,7 @@ _KEYS: Mapping[str, Check] = {
     "export": text,
     "passJobDir": truth,
     "tensorflow": _minor_versions,
+    "notify": notify,
 }
 
 
@@ -164,7 +168,8 @@ def read(files: Mapping[str, bytes], package: str) -> Declared:
         raise UsageError(f"{path}: export {export!r} is not a module of the package")
     pace, pass_job_dir = _pace(given.get("plan", {})), given.get("passJobDir", True)
     versions = given.get("tensorflow", ())
-    return Declared(_data(given.get("data"), path), strategies, default, pace, export, pass_job_dir, versions)
+    data, notified = _data(given.get("data"), path), given.get("notify", "")
+    return Declared(data, strategies, default, pace, export, pass_job_dir, versions, notified)
 
 
 def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: bool) -> None:

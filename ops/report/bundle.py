@@ -38,6 +38,7 @@ LINES = 200
 _FULL = 90
 _CLOCK_SECONDS = 5.0
 _SECRET, _SHORTEST = "[secret]", 4
+_TARGET = re.compile(rb'"notify":"(?:[^"\\]|\\.)+"')
 # How a text is in one or another of the files.
 _WRITTEN: tuple[Callable[[str], str], ...] = (
     str,
@@ -163,7 +164,12 @@ def _records(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str,
     job_id, folder = record.jobId, f"{paths.folder(record.jobId)}/"
     wanted = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
     there = cluster.ledger.store.read_all([*wanted, *(paths.replica(job_id, name) for name in names)])
-    return {path.removeprefix(folder): item.content for path, item in there.items()}
+    return {path.removeprefix(folder): _without_target(item.content) for path, item in there.items()}
+
+
+def _without_target(content: bytes) -> bytes:
+    """Return a record without the target of its notification, as the path of a URL is often all that protects it."""
+    return _TARGET.sub(f'"notify":"{_SECRET}"'.encode(), content)
 
 
 def _diagnoses(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, bytes]:

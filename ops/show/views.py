@@ -149,6 +149,7 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
         "first error": f"{first[0]}, {terminal.local_time(first[1].time)}: {first[1].message}" if first else None,
         "progress": _progress(record.progress),
         "metrics": _metrics(record.progress),
+        "notify": _notify(record),
         "tunes": tuned.line() if tuned else None,
         "trials": tuned.summary() if tuned else None,
         **{key: _shown(value) for key, value in record.trainingInput.items() if key != HYPERPARAMETERS},
@@ -201,6 +202,16 @@ def _metrics(progress: Progress | None) -> str | None:
         return None
     loss = {} if progress.loss is None else {"loss": progress.loss}
     return ", ".join(f"{name} {value:.4g}" for name, value in (loss | progress.metrics).items())
+
+
+def _notify(record: JobRecord) -> str | None:
+    """Describe what became of the report of a job's end."""
+    if (told := record.notification) is None:
+        return None
+    if told.time is None:
+        return f"{told.target} {'was not reported by any host' if record.final else 'when it ends'}"
+    tries = f" ({terminal.plural(told.attempts, 'attempt')})" if told.attempts > 1 else ""
+    return f"{told.target} {f'failed: {told.error}' if told.error else terminal.local_time(told.time)}{tries}"
 
 
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:

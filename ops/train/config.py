@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import Role
-from jobs import paths, variables
+from jobs import notification, paths, variables
 from jobs.study import Study
-from ops.checks import check_mapping, read_yaml
+from ops.checks import check_mapping, notify, read_yaml
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError, meant
 from ops.package import declared as declaration
@@ -30,7 +30,7 @@ RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # What ROLE_KEYS may say of a trial.
 _ONE_HOST = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 # Of a config.yaml, what a job's trainingInput says in words of its own.
-_SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
+_SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "notify", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Flags:
     runtime: str | None = None
     runtime_version: str | None = None
     wake: bool = False
+    notify: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> Flags:
@@ -75,7 +76,7 @@ class Job:
     adds to it; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
     that the cluster has where it is empty. With a `command` there is no module: it runs in that `folder` of the package.
     Without a `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With
-    `wake` hosts of its that are stopped are started first.
+    `wake` hosts of its that are stopped are started first. Its end is reported to `notify` (`jobs.notification`).
     """
 
     id: str
@@ -99,6 +100,7 @@ class Job:
     runtime: Runtime | None = None
     study: Study | None = None
     wake: bool = False
+    notify: str = ""
 
     def part(self, inventory: Inventory) -> Inventory:
         """The part of a cluster that it asks for, as a cluster of its own."""
@@ -239,9 +241,17 @@ def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Invento
     return tuning.hosts(tuned, inventory)
 
 
-def _check_variables(words: Sequence[str], added: Mapping[str, str]) -> None:
+def _notify(flags: Flags, config: Mapping[str, Any], declared: Declared) -> str:
+    """Where the job's end is reported: by the command line, else by config.yaml, else by the package; empty for nowhere."""
+    if flags.notify is not None:
+        return notify(flags.notify, "--notify")
+    return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
+
+
+def _check_variables(words: Sequence[str], added: Mapping[str, str], notified: str = "") -> None:
     """UsageError for a `${NAME}` that is none of those that hosts fill in."""
-    texts = {"an argument": words, **{f"the environment's {name}": [value] for name, value in added.items()}}
+    command = [] if notification.is_url(notified) else shlex.split(notified)
+    texts = {"an argument": words, "notify": command, **{f"the environment's {name}": [value] for name, value in added.items()}}
     for where, said in texts.items():
         if found := variables.unknown(said):
             like = meant(found.strip("${}"), variables.NAMES)
@@ -297,7 +307,8 @@ def build_job(
     labels = {**inventory.labels, **given.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
     scheduling = given.get("scheduling", {})
     added = environment.added(given.get("environment", {}), flags.env_file, flags.env, where)
-    _check_variables([*command, *args], added)
+    notified = _notify(flags, config, declared)
+    _check_variables([*command, *args], added, notified)
     secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
     if both := added.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
@@ -332,5 +343,6 @@ def build_job(
         runtime=runtime,
         study=study,
         wake=flags.wake or given.get("wake", False),
+        notify=notified,
         notes=tuple(_ignored(given, inventory, where, bool(typed))),
     )

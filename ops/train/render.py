@@ -102,6 +102,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         data=data or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
         secrets=sorted(job.secrets),
         study=job.study,
+        notify=job.notify,
         command=list(job.command),
         folder=job.folder,
         python=python(inventory, job),

@@ -15,6 +15,7 @@ from ops.checks import (
     check_mapping,
     count,
     nested,
+    notify,
     one_of,
     seconds,
     size,
@@ -120,5 +121,6 @@ TRAINING_KEYS: Mapping[str, Check] = {
     "pythonVersion": text,
     "packageUris": unsupported("fab train builds the package itself, give it --package DIR"),
     "hyperparameters": hyperparameters,
+    "notify": notify,
 }
-JOB_KEYS: Mapping[str, Check] = {"jobId": text, "labels": labels, "trainingInput": nested(TRAINING_KEYS)}
+JOB_KEYS: Mapping[str, Check] = {"jobId": text, "labels": labels, "notify": notify, "trainingInput": nested(TRAINING_KEYS)}

@@ -18,6 +18,8 @@ from jobs import lease as leases
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.lease import Lease, Watch
+from jobs.notification import Notification
+from jobs.notification import shown as shown_target
 from jobs.queue import Entry
 from jobs.records import JobRecord, Plan
 from jobs.store import StoreError
@@ -83,6 +85,7 @@ class Submission:
             labels=dict(self.job.labels),
             trainingInput=shown,
             steps=None if self.job.study else steps(self.job.args, self.job.declared.plan),
+            notification=Notification(shown_target(self.job.notify)) if self.job.notify else None,
             manifest=manifest.short(self.manifest()),
         )
 

@@ -132,6 +132,9 @@ class Site:
     def facts(self) -> dict[str, Any] | None:
         return None
 
+    def notify(self, job: JobRecord) -> None:
+        raise AssertionError("nobody is to be told")
+
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         pass
 

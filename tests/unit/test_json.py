@@ -18,6 +18,7 @@ import fabfile
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
+from jobs.notification import Notification
 from jobs.progress import Progress
 from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles, Usage
 from jobs.states import JobState, ReplicaState
@@ -70,12 +71,21 @@ def test_a_line_of_a_log() -> None:
 def test_records_with_all_that_they_may_have() -> None:
     events = [Event("2026-01-31T12:00:00.000Z", "killed", 1.5)]
     replica = ReplicaRecord("ps-0", ReplicaState.EXITED, 137, True, 2, usage=Usage(1.5, 0.5, 7), events=events)
+    sent = Notification("POST https://example.com/…", "2026-01-31T12:00:00.000Z", 1)
     progress = Progress(5, 10, 1.5, 3.3, 0.5, {"accuracy": 0.5}, "2026-01-31T12:00:00.000Z")
     error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")
     left = UnsavedFiles(True, ["model"], 1, 7, ["big (2.1 GB)"], 1, "it took too long")
     replica = replace(replica, firstError=error, progress=progress, connections=["listening on 2222"], unsaved=left)
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0"], wants={"ps-0": ["ps-0"]}, lost=["ps-0"], events=events)
-    whole = replace(job, labels={"a": "b"}, hourlyCost=1.0, steps=5, progress=progress, replicas=[replica.to_dict()])
+    whole = replace(
+        job,
+        labels={"a": "b"},
+        hourlyCost=1.0,
+        steps=5,
+        progress=progress,
+        notification=sent,
+        replicas=[replica.to_dict()],
+    )
     told = {**whole.to_dict(), "firstError": {"replica": "ps-0", **asdict(error)}}
     assert list(wrong(json.loads(json.dumps(told)), documented()["A job"])) == []
 

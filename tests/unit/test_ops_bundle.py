@@ -7,6 +7,7 @@ import json
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from jobs import paths
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
-from jobs.records import JobRecord, ReplicaRecord
+from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from ops.cluster.bucket import open_bucket
@@ -361,3 +362,10 @@ def test_what_is_asked_of_a_host_is_one_line_of_a_shell() -> None:
     assert "--since '2026-01-31 12:00:00 UTC'" in command
     ran = subprocess.run(["sh", "-n", "-c", command], capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+def test_where_the_end_is_reported_is_not_in_it(job: Job) -> None:
+    plan = Plan("job01", ["master-0"], "task", [], {}, notify='https://example.com/"hidden"')
+    job.put(paths.plan("job01"), plan.to_json())
+    assert job.bundle() == 0
+    assert Plan.from_json(content()["plan.json"]) == replace(plan, notify="[secret]")

@@ -107,7 +107,7 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {workerCount: 4}", "trainingInput.workerCount needs 4 workers, and stack test (STANDARD_1) has 2: "
          "take no more than it has"),
         ("trainingInput: {arg: []}", "config.yaml: trainingInput.arg is unknown; valid are scaleTier, masterType"),
-        ("training_input: {}", "config.yaml: training_input is unknown; valid are jobId, labels, trainingInput"),
+        ("training_input: {}", "config.yaml: training_input is unknown; valid are jobId, labels, notify, trainingInput"),
         ("trainingInput: {scheduling: {maxRetry: 1}}", "trainingInput.scheduling.maxRetry is unknown; valid are maxRestarts"),
         ("trainingInput: {scheduling: {maxRetries: -1}}", "must be a whole number from 0, not -1"),
         ("trainingInput: {scheduling: {stopSeconds: .inf}}",
@@ -386,3 +386,44 @@ def test_every_flag_of_a_task_is_heard() -> None:
     assert Flags.of({"job": "j", "_": None, "env": None, "module": "m", "json": True}, ["x"]) == Flags(
         "j", "m", more_args=["x"]
     )
+
+
+def test_where_the_end_is_reported(inventory: Inventory, tmp_path: Path) -> None:
+    declares = {f"mine/{FILE}": b"notify: ./declared.sh"}
+    inner = config(tmp_path, "trainingInput: {notify: ./inner.sh}")
+    assert build_job(Flags("job01"), inventory).notify == ""
+    assert build_job(Flags("job01"), inventory, "mine", declares).notify == "./declared.sh"
+    assert build_job(Flags("job01", config=inner), inventory, "mine", declares).notify == "./inner.sh"
+    outer = config(tmp_path, "notify: http://example.com/secret\ntrainingInput: {notify: ./inner.sh}")
+    job = build_job(Flags("job01", config=outer), inventory, "mine", declares)
+    assert job.notify == plan(inventory, job, "").notify == "http://example.com/secret"
+    assert "secret" not in str(job.training_input)
+    flags = Flags("job01", config=outer, notify="./flag.sh ${JOB_ID}")
+    assert build_job(flags, inventory, "mine", declares).notify == "./flag.sh ${JOB_ID}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("notify: 5", "config.yaml: notify 5 is invalid: it is not a string. Valid: an http or https URL, such as "),
+        ("notify: {url: x}", "config.yaml: notify {'url': 'x'} is invalid: it is not a string. Valid: "),
+        ("notify: ''", "config.yaml: notify '' is invalid: it is empty. Valid: an http or https URL"),
+        (
+            "trainingInput: {notify: 'http://169.254.169.254/'}",
+            "config.yaml: trainingInput.notify 'http://169.254.169.254/' is invalid: 169.254.169.254 is a link-local",
+        ),
+        (
+            "notify: ./done.sh ${JOBID}",
+            "notify has ${JOBID}, which nobody fills in; did you mean JOB_ID?",
+        ),
+    ],
+)
+def test_where_the_end_cannot_be_reported(inventory: Inventory, tmp_path: Path, text: str, says: str) -> None:
+    assert refused(inventory, tmp_path, text).startswith(says)
+
+
+def test_a_package_or_a_flag_that_says_it_wrong(inventory: Inventory) -> None:
+    with pytest.raises(UsageError, match=r"^mine/scaletier.yaml: notify 'ftp://x' is invalid: its scheme is ftp. Valid: "):
+        build_job(Flags("job01"), inventory, "mine", {f"mine/{FILE}": b"notify: ftp://x"})
+    with pytest.raises(UsageError, match=r"^--notify '' is invalid: it is empty. Valid: "):
+        build_job(Flags("job01", notify=""), inventory)

@@ -15,6 +15,7 @@ from jobs import paths
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
+from jobs.notification import Notification
 from jobs.progress import Progress
 from jobs.queue import Entry, Queue
 from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles
@@ -283,3 +284,31 @@ def test_progress_is_shown(cluster: Cluster, ledger: Ledger, capsys: pytest.Capt
         assert read() == 0
         told = json.loads(capsys.readouterr().out)
         assert (told[0] if isinstance(told, list) else told)["progress"]["step"] == 348
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "shows"),
+    [
+        (Notification("POST https://x/…"), JobState.RUNNING, "POST https://x/… when it ends"),
+        (Notification("POST https://x/…"), JobState.CANCELLED, "POST https://x/… was not reported by any host"),
+        (
+            Notification("command ./a …", NOON.format(1), 1, "it exited with status 1"),
+            JobState.FAILED,
+            "failed: it exited with",
+        ),
+        (Notification("POST https://x/…", NOON.format(1), 3, "timed out"), JobState.FAILED, "failed: timed out (3 attempts)"),
+        (
+            Notification("POST https://x/…", NOON.format(1), 2),
+            JobState.SUCCEEDED,
+            f"{terminal.local_time(NOON.format(1))} (2",
+        ),
+    ],
+)
+def test_what_became_of_the_report_is_shown(
+    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], told: Notification, state: JobState, shows: str
+) -> None:
+    put_job(ledger, JobRecord("job01", state, notification=told))
+    assert describe(cluster, "job01", as_json=False) == 0
+    shown = facts(capsys.readouterr().out)["notify"]
+    assert shown.startswith(told.target)
+    assert shows in shown

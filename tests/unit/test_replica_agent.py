@@ -14,6 +14,7 @@ from test_replica_supervisor import Child
 from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
+from jobs.notification import Notification
 from jobs.queue import Entry
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState, ReplicaState
@@ -39,6 +40,8 @@ class Host:
         self.is_archived = True
         self.left: UnsavedFiles | None = UnsavedFiles()
         self.kept: list[str] | None = None
+        self.notified: list[JobRecord] = []
+        self.notification: Notification | None = None
         self.diagnosed: list[tuple[str, int | None, str]] = []
         self.plan: Plan
         self.agent = Agent("master-0", life, self.ledger, self, self.spawn, self.clock, lambda: NOW, 1.0, LEASE)
@@ -51,6 +54,10 @@ class Host:
     def facts(self) -> dict[str, Any] | None:
         found, self.found = self.found, None
         return found
+
+    def notify(self, job: JobRecord) -> Notification | None:
+        self.notified.append(job)
+        return self.notification
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
         self.diagnosed.append((job.jobId, record.exitCode, heard))

@@ -23,7 +23,7 @@ from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.progress import Progress
-from jobs.records import HostFile, Plan, Task
+from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.store import StoreError
 from replica.site import HostSite
 
@@ -63,6 +63,27 @@ def test_a_program_reports_its_progress(make: Make) -> None:
     assert replace(cluster.job.progress, time="") == Progress(5, 9, None, None, 0.5, {"accuracy": 0.25})
     told = "a progress report is invalid, and such are dropped: step is -1. Valid: a whole number from 0 to 9007199254740992"
     assert cluster.log("master-0", "WARNING") == [told]
+
+
+def test_a_command_reports_the_end(make: Make) -> None:
+    code = "import os, sys; print('it cost', os.environ['TOKEN']); sys.exit(3)"
+    target = "sh -c 'cat > $JOB_DIR/$0; echo told; exit 5' ${JOB_ID}"
+    cluster = make(code, notify=target, secrets=["TOKEN"])
+    output = cluster.bucket / "output"
+    task = Task(cluster.plan.tasks["master-0"].tfConfig, {"JOB_DIR": str(output), "JOB_ID": "job01"})
+    (cluster.job_folder / "plan.json").write_bytes(replace(cluster.plan, tasks={"master-0": task}).to_json())
+    secrets = cluster.host("master-0") / "state" / "secrets"
+    secrets.mkdir(parents=True)
+    (secrets / "job01.json").write_text('{"TOKEN": "hunter2hunter2"}')
+    cluster.start()
+    assert cluster.wait() == [0]
+    told = JobRecord.from_json((output / "job01").read_bytes())
+    assert (told.state, told.replicas[0]["exitCode"]) == ("FAILED", 3)
+    assert "it cost [secret]" in told.errorMessage
+    assert cluster.job.notification is not None
+    assert (cluster.job.state, cluster.job.notification.error) == ("FAILED", "it exited with status 5")
+    assert cluster.log("master-0")[-2:] == ["told", "notify: command sh … failed: it exited with status 5"]
+    assert cluster.queue.entries == []
 
 
 def test_what_waits_for_the_end_of_its_line_is_seen(make: Make) -> None:

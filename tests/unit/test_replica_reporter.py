@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from test_replica_supervisor import Host
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.folder import Folder
+from jobs.lease import Lease
 from jobs.ledger import Ledger
+from jobs.notification import Notification
 from jobs.progress import Progress
 from jobs.queue import Entry
 from jobs.records import JobRecord, Plan, ReplicaRecord
@@ -37,6 +40,7 @@ class Replica:
         version: str | None = None,
         plan: Plan = PLAN,
         usage: Read = nothing,
+        notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
         self.host = Host(name, plan)
         self.clock: Clock = self.host.clock
@@ -44,7 +48,17 @@ class Replica:
         self.ledger = Ledger(self.store, sleep=lambda _: None)
         self.name = name
         self.reporter = Reporter(
-            plan, name, life, self.ledger, self.host.supervisor, self.host, self.clock, lambda: NOW, version, usage
+            plan,
+            name,
+            life,
+            self.ledger,
+            self.host.supervisor,
+            self.host,
+            self.clock,
+            lambda: NOW,
+            version,
+            usage,
+            notify=notify,
         )
 
     def rounds(self, count: int = 1, seconds: float = 1.0) -> None:
@@ -282,3 +296,45 @@ def test_progress_is_written_with_the_heartbeat_and_the_lease_alone(root: Path) 
     assert replica.job.progress is not None
     assert replica.job.progress.step >= reported[-1] - 4
     assert replica.job.progress.etaSeconds == 200 - replica.job.progress.step
+
+
+@pytest.mark.parametrize("error", ["", "it answered 500"])
+def test_the_leader_reports_the_end_once_and_keeps_the_hosts_until_then(root: Path, error: str) -> None:
+    target = "POST https://example.com/…"
+    results: list[Notification] = []
+    asked: list[JobRecord] = []
+
+    def notify(job: JobRecord) -> Notification | None:
+        asked.append(job)
+        return results[-1] if results else None
+
+    replica = Replica(root, plan=replace(PLAN, replicas=["master-0"], notify="https://example.com/secret"), notify=notify)
+    replica.write(replace(replica.job, notification=Notification(target)))
+    replica.rounds(4)
+    assert (replica.job.state, asked) == ("RUNNING", [])
+    replica.host.ends(0)
+    replica.rounds(3)
+    assert (replica.job.state, replica.reporter.settled, len(replica.ledger.queue().entries)) == ("SUCCEEDED", False, 1)
+    assert [r["exitCode"] for r in asked[0].replicas] == [0]
+    moved = iter([True])  # by another just now
+
+    def overtake(method: str, name: str) -> None:
+        if (method, name) == ("replace", paths.job("job01")) and next(moved, False):
+            replica.write(replace(replica.job, labels={"a": "b"}))
+
+    replica.store.before = overtake
+    results.append(Notification(target, NOW, 3, error))
+    replica.rounds(1)
+    assert not replica.reporter.settled
+    replica.rounds(3)
+    assert (replica.reporter.settled, replica.ledger.queue().entries) == (True, [])
+    assert (replica.job.notification, replica.job.labels) == (Notification(target, NOW, 3, error), {"a": "b"})
+    told = [("WARNING", f"notify: {target} failed: {error}") if error else ("INFO", f"notify: {target} done")]
+    assert [line for line in replica.host.said if line[1].startswith("notify")] == told
+    later = Replica(
+        root, life="b", plan=replace(PLAN, replicas=["master-0"], notify="x"), notify=lambda _: pytest.fail("twice")
+    )
+    later.write(replace(later.job, lease=Lease()))
+    later.host.supervisor.order(0, "over")
+    later.rounds(2)
+    assert later.reporter.settled

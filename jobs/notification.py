@@ -1,0 +1,103 @@
+"""Check where the end of a job is reported: to a URL, which gets its record by POST, or to a command, which reads it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+VALID = 'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now"'
+SCHEMES = {"http": 80, "https": 443}
+LONGEST = 2048
+"""Characters of a target."""
+# Google's metadata server gives a host's token to whoever asks.
+_METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.goog"})
+_METADATA = ipaddress.ip_network("fd20:ce::254/128")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_ADDRESS = re.compile(r"[\d.]+$|.*:")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Notification:
+    """What became of a report: `target` is what may be shown of it, `time` when it was made, None until then.
+
+    `error` is empty if it was delivered; `attempts` counts how often it was tried.
+    """
+
+    target: str
+    time: str | None = None
+    attempts: int = 0
+    error: str = ""
+
+
+def is_url(target: str) -> bool:
+    """True for a URL of whatever scheme, False for a command."""
+    return _URL.match(target) is not None
+
+
+def check_target(target: str) -> None:
+    """Raise ValueError, in one line, for a target that is neither a URL that may be asked nor a command."""
+    if len(target) > LONGEST:
+        raise ValueError(f"it has {len(target)} characters, and {LONGEST} are allowed")
+    if not target.strip():
+        raise ValueError("it is empty")
+    if not target.isprintable():
+        raise ValueError("it holds a control character")
+    if is_url(target):
+        split_url(target)
+        return
+    try:
+        shlex.split(target)
+    except ValueError as error:
+        raise ValueError(f"it cannot be split into words ({error})") from None
+
+
+def split_url(url: str) -> SplitResult:
+    """Split a URL that may be asked; ValueError, in one line, for any other."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"its scheme is {parts.scheme}")
+    if " " in url or not url.isascii():
+        raise ValueError("it holds a space or a character that is not ASCII")
+    if parts.username is not None:
+        raise ValueError("it names a user")
+    if not parts.hostname:
+        raise ValueError("it has no host")
+    _ = parts.port  # ValueError for one that is none
+    if parts.hostname.rstrip(".") in _METADATA_NAMES:
+        raise ValueError(f"{parts.hostname} is the metadata server")
+    host = parts.hostname
+    with suppress(OSError):  # an address in another spelling, such as 2852039166
+        host = socket.inet_ntoa(socket.inet_aton(host))
+    if _ADDRESS.match(host):
+        check_address(host)  # a name is looked up on the host, before it is asked
+    return parts
+
+
+def check_address(text: str) -> None:
+    """Raise ValueError for an address that no report may go to: link-local, as metadata servers have, or no host's at all."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    inner: ipaddress.IPv4Address | None = None
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else inner
+    for each in (address, inner or address):
+        if each.is_link_local or each.is_multicast or each.is_unspecified or each in _METADATA:
+            raise ValueError(f"{text} is a link-local or reserved address, such as the metadata server has")
+
+
+def shown(target: str) -> str:
+    """Shorten a target to what may be shown: the rest of a URL, or of a command, may be secret."""
+    if not is_url(target):
+        first, *words = shlex.split(target)
+        return f"command {first}{' …' if words else ''}"
+    parts = urlsplit(target)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    port = f":{parts.port}" if parts.port else ""
+    more = "/…" if parts.path.strip("/") or parts.query else "/"
+    return f"POST {parts.scheme}://{host}{port}{more}"

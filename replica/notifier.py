@@ -1,0 +1,161 @@
+"""Report the end of a job, once, by its leader: in a thread of its own and within seconds, as hosts wait for it.
+
+Whatever fails here, the job has ended as it has; the result goes into its record.
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import SplitResult
+
+from jobs.notification import SCHEMES, Notification, check_address, is_url, shown, split_url
+from jobs.times import now
+
+SECONDS = 60.0
+"""A host's next job waits for a report no longer than this."""
+TRY_SECONDS = 5.0
+PAUSES = (1.0, 2.0)
+"""Between attempts to reach a URL, so there is one more attempt than pauses."""
+COMMAND_SECONDS = 30.0
+LIMIT = 1_000_000
+"""Bytes of a record that a command is given."""
+_AGAIN = frozenset({408, 425, 429})
+_VARIABLE = "SCALETIER_RECORD"
+_CHUNK = 100_000  # of a variable, of which the kernel takes 128 KiB
+
+Command = Callable[[list[str], Mapping[str, str]], int]
+"""Runs a command line with further variables and returns its exit code; TimeoutError if it takes too long."""
+
+
+class NotifyError(Exception):
+    """One line: why a report was not delivered, and whether another attempt may help."""
+
+    def __init__(self, why: str, again: bool = False) -> None:
+        super().__init__(why)
+        self.again = again
+
+
+class Notifier:
+    """One report, being delivered."""
+
+    def __init__(
+        self, target: str, words: list[str], record: bytes, run: Command, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """`words` are those of a command, with its variables filled in; `record` is what is reported."""
+        self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
+        self._result: Notification | None = None
+        self._attempts = 0
+        self._give_up_at = time.monotonic() + SECONDS
+        self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
+        self._thread.start()
+
+    @property
+    def result(self) -> Notification | None:
+        """How it went; None until that is known."""
+        if self._result is None and time.monotonic() > self._give_up_at:
+            self._result = self._made(f"nothing came of it within {SECONDS:g} s")
+        return self._result
+
+    def _made(self, error: str) -> Notification:
+        return Notification(shown(self._target), now(), max(self._attempts, 1), error)
+
+    def _run(self) -> None:
+        try:
+            error = self._delivered()
+        except Exception as failure:  # noqa: BLE001  whatever it is, the job has ended all the same
+            error = str(failure) or type(failure).__name__
+        self._result = self._result or self._made(" ".join(error.split())[:500])
+
+    def _delivered(self) -> str:
+        """Deliver the report; why that failed, empty if it did not."""
+        if not is_url(self._target):
+            self._attempts = 1
+            return self._command()
+        parts = split_url(self._target)
+        for pause in (*PAUSES, None):
+            self._attempts += 1
+            try:
+                post(parts, self._record)
+                return ""
+            except NotifyError as error:
+                if pause is None or not error.again:
+                    return str(error)
+                self._sleep(pause)
+        raise AssertionError
+
+    def _command(self) -> str:
+        if len(self._record) > LIMIT:
+            return f"the record has {len(self._record)} bytes, and a command is given {LIMIT} at most"
+        argv, variables = on_stdin(self._words, self._record)
+        try:
+            code = self._run_command(argv, variables)
+        except TimeoutError:
+            return f"it was stopped after {COMMAND_SECONDS:g} s"
+        return f"it exited with status {code}" if code else ""
+
+
+def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
+    """Make a command line that gives a command this content on stdin, which no launcher passes on, and the variables for it.
+
+    They are in base32: whatever a record quotes, the launcher finds no path in it that it would show to the command.
+    """
+    text = base64.b32encode(content).decode()
+    variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}
+    joined = "".join(f"${{{name}}}" for name in variables)
+    script = f'record="{joined}"; unset {" ".join(variables)}; printf %s "$record" | base32 -d | "$@"'
+    return ["/bin/sh", "-c", script, "sh", *words], variables
+
+
+def post(parts: SplitResult, body: bytes, timeout: float = TRY_SECONDS) -> None:
+    """POST JSON to a URL, to an address that was checked, and follow no redirect; NotifyError unless the answer is 2xx."""
+    assert parts.hostname is not None
+    port = parts.port or SCHEMES[parts.scheme]
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection = HTTPConnection(parts.hostname, port, timeout=timeout)
+    try:
+        connection.sock = _connected(parts, port, timeout)
+        headers = {"Content-Type": "application/json", "User-Agent": "scaletier"}
+        connection.request("POST", path, body, headers)
+        status = connection.getresponse().status
+    except (OSError, HTTPException, UnicodeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        raise NotifyError(why, again=True) from error
+    finally:
+        connection.close()
+    if not 200 <= status < 300:
+        raise NotifyError(f"it answered {status}", again=status >= 500 or status in _AGAIN)
+
+
+def _connected(parts: SplitResult, port: int, timeout: float) -> socket.socket:
+    """Connect to the first address that answers, each of them checked; a name may have another one the next time."""
+    host, problem = parts.hostname, None
+    for address in _addresses(host or "", port):
+        try:
+            plain = socket.create_connection((address, port), timeout)
+        except OSError as error:
+            problem = error
+            continue
+        if parts.scheme == "http":
+            return plain
+        try:
+            return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+        except BaseException:
+            plain.close()
+            raise
+    raise problem or OSError("it has no address")
+
+
+def _addresses(host: str, port: int) -> Iterator[str]:
+    found = dict.fromkeys(str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    for address in found:
+        try:
+            check_address(address)
+        except ValueError as error:
+            raise NotifyError(str(error)) from None
+    yield from found

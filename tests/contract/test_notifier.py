@@ -1,0 +1,145 @@
+"""A job's end, reported: to a URL within seconds and a few attempts, or to a command with the record on stdin."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from replicahosts import until
+
+from jobs.notification import Notification, split_url
+from replica import notifier
+from replica.notifier import Notifier, NotifyError, on_stdin, post
+
+RECORD = json.dumps({"jobId": "job01", "text": "é 'quoted' $HOME `x`\n" * 9000}).encode()
+
+
+class Server(HTTPServer):
+    """Answers each POST with the next status, the last of them for ever."""
+
+    def __init__(self, statuses: list[int]) -> None:
+        self.statuses, self.bodies, self.paths = statuses, list[bytes](), list[str]()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook?a=b"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.paths.append(self.path)
+        statuses = self.server.statuses
+        self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
+        self.send_header("Location", "http://169.254.169.254/")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(*statuses: int) -> Iterator[Server]:
+    with Server(list(statuses)) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def run(_: list[str], __: Mapping[str, str]) -> int:
+    raise AssertionError("there is no command")
+
+
+def told(target: str, words: list[str] | None = None, run: notifier.Command = run, record: bytes = RECORD) -> Notification:
+    pauses: list[float] = []
+    made = Notifier(target, words or [], record, run, pauses.append)
+    until(lambda: made.result is not None)
+    assert made.result is not None
+    assert made.result.time
+    assert len(pauses) == made.result.attempts - 1
+    return made.result
+
+
+@pytest.mark.parametrize(
+    ("statuses", "attempts", "error"),
+    [
+        ([200], 1, ""),
+        ([204], 1, ""),
+        ([503, 429, 201], 3, ""),
+        ([500], 3, "it answered 500"),
+        ([404], 1, "it answered 404"),
+        ([302], 1, "it answered 302"),
+    ],
+)
+def test_a_record_is_posted(statuses: list[int], attempts: int, error: str) -> None:
+    with serving(*statuses) as server:
+        result = told(server.url)
+    assert (result.attempts, result.error) == (attempts, error)
+    assert result.target == f"POST http://127.0.0.1:{server.server_port}/…"
+    assert server.bodies == [RECORD] * attempts
+    assert set(server.paths) == {"/hook?a=b"}
+
+
+def test_a_server_that_is_not_there_or_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(NotifyError, match="timed out") as error:
+            post(split_url(f"http://127.0.0.1:{port}/"), b"{}", timeout=0.05)
+        assert error.value.again
+    result = told(f"http://127.0.0.1:{port}/")
+    assert (result.attempts, result.error) == (3, "Connection refused")
+
+
+def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "SECONDS", 0.0)
+    ends = threading.Event()
+    made = Notifier("./done.sh", ["./done.sh"], b"{}", lambda *_: int(ends.wait()))
+    until(lambda: made.result is not None)
+    assert made.result is not None
+    assert made.result.error == "nothing came of it within 0 s"
+    ends.set()
+
+
+def test_a_name_is_refused_by_the_address_that_it_has_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("10.0.0.1", "169.254.169.254")]
+    monkeypatch.setattr(notifier.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(notifier.socket, "create_connection", lambda *_: pytest.fail("it was asked"))
+    result = told("http://rebound.example.com/")
+    assert (result.attempts, "169.254.169.254 is a link-local" in result.error) == (1, True)
+
+
+def test_a_command_has_the_record_on_stdin_and_no_more_in_its_environment() -> None:
+    argv, variables = on_stdin(["sh", "-c", 'cat; env | grep -c SCALETIER_RECORD; exit "$1"', "sh", "3"], RECORD)
+    assert len(variables) > 1
+    assert not any("/" in value for value in variables.values())
+    done = subprocess.run(argv, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (3, RECORD + b"0\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(0, ""), (127, "it exited with status 127"), (None, "it was stopped after 30 s"), ("no", "no room")]
+)
+def test_a_command_and_its_result(code: int | str | None, error: str) -> None:
+    def run(argv: list[str], variables: Mapping[str, str]) -> int:
+        assert argv[-2:] == ["./done.sh", "job01"]
+        assert variables
+        if code is None:
+            raise TimeoutError
+        if isinstance(code, str):
+            raise OSError("no room")
+        return code
+
+    assert told("./done.sh ${JOB_ID}", ["./done.sh", "job01"], run).error == error
+
+
+def test_a_command_is_not_given_a_record_without_bounds() -> None:
+    assert told("./done.sh", ["./done.sh"], record=b"x" * 1_000_001).error.startswith("the record has 1000001 bytes")

@@ -1,0 +1,62 @@
+"""Where a job's end may be reported, and what is shown of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.notification import check_target, shown
+
+
+@pytest.mark.parametrize(
+    ("target", "shows"),
+    [
+        ("https://hooks.example.com/services/T0/B0/secret?a=b", "POST https://hooks.example.com/…"),
+        ("http://10.0.0.1:8080", "POST http://10.0.0.1:8080/"),
+        ("http://[fd00::1]:80/x", "POST http://[fd00::1]:80/…"),
+        ("http://localhost/?token=1", "POST http://localhost/…"),
+        ("./done.sh --token 'a b'", "command ./done.sh …"),
+        ("mail", "command mail"),
+        ("curl http://example.com/${JOB_ID}", "command curl …"),
+    ],
+)
+def test_a_target_and_what_is_shown_of_it(target: str, shows: str) -> None:
+    check_target(target)
+    assert shown(target) == shows
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("", "it is empty"),
+        ("  ", "it is empty"),
+        ("ftp://example.com/x", "its scheme is ftp"),
+        ("file:///etc/passwd", "its scheme is file"),
+        ("gopher://169.254.169.254/", "its scheme is gopher"),
+        ("http://", "it has no host"),
+        ("http:///path", "it has no host"),
+        ("http://ann:secret@example.com/", "it names a user"),
+        ("http://example.com:99999/", "Port out of range"),
+        ("http://example.com/a b", "it holds a space"),
+        ("http://example.com/é", "it holds a space or a character that is not ASCII"),
+        ("http://example.com/\r\nX: y", "it holds a control character"),
+        ("http://[1::", "Invalid IPv6 URL"),
+        ("http://" + "a" * 3000, "it has 3007 characters"),
+        ("./done.sh 'a", "it cannot be split into words (No closing quotation)"),
+        ("http://metadata.google.internal/computeMetadata/v1/", "is the metadata server"),
+        ("http://METADATA.google.internal./", "is the metadata server"),
+        ("http://169.254.169.254/latest", "169.254.169.254 is a link-local or reserved address"),
+        ("http://2852039166/", "169.254.169.254 is a link-local"),
+        ("http://0xa9fea9fe/", "169.254.169.254 is a link-local"),
+        ("http://[::ffff:169.254.169.254]/", "is a link-local"),
+        ("http://[64:ff9b::a9fe:a9fe]/", "is a link-local"),
+        ("http://[2002:a9fe:a9fe::]/", "is a link-local"),
+        ("https://[fe80::1]/", "is a link-local"),
+        ("https://[fd20:ce::254]/", "is a link-local or reserved address, such as the metadata server has"),
+        ("http://0.0.0.0:80/", "is a link-local or reserved"),
+        ("http://224.0.0.1/", "is a link-local or reserved"),
+    ],
+)
+def test_a_target_that_is_refused(target: str, says: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        check_target(target)
+    assert says in str(error.value)
