@@ -17,9 +17,10 @@ from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from jobs.times import now, seconds_between
 from ops import terminal
+from ops.client import Client
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
-from ops.cluster.ledger import existing_job, replicas_of, where_to_read_why
+from ops.cluster.ledger import where_to_read_why
 from ops.cluster.remote import LOOK_SECONDS
 from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
@@ -109,18 +110,14 @@ def _cancelled(cluster: Cluster, record: JobRecord) -> str | None:
 
 def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     """All that is known of a job."""
-    record = existing_job(cluster.ledger, job_id)
-    replicas = replicas_of(cluster.ledger, record)
+    job = Client(cluster).get(job_id)
     if as_json:
-        tuned = trials.read(cluster.ledger, record)
-        first = earliest((replica.name, replica.firstError) for replica in replicas)
-        told = {"replicas": [replica.to_dict() for replica in replicas]}
+        tuned = trials.read(cluster.ledger, job.record)
         output = {"trainingOutput": tuned.output()} if tuned else {}
-        error = {"firstError": {"replica": first[0], **asdict(first[1])}} if first else {}
-        terminal.as_json({**record.to_dict(), **told, **output, **error})
+        terminal.as_json({**job.to_dict(), **output})
         return DONE
-    describe_to_stdout(cluster, record, replicas)
-    if more := where_to_read_why(record):
+    describe_to_stdout(cluster, job.record, list(job.replicas))
+    if more := where_to_read_why(job.record):
         terminal.note(more)
     return DONE
 

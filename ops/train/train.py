@@ -27,7 +27,6 @@ from ops.cluster.ledger import existing_job, find_job, replica_names, where_to_r
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet
 from ops.cluster.waking import startable, wake
-from ops.completion import job_ids, remember
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
 from ops.package.declared import Declared, check_tensorflow
@@ -35,7 +34,7 @@ from ops.package.imports import missing_line
 from ops.train import outcome, program, push, render, tuning
 from ops.train.config import Flags, build_job
 from ops.train.render import DATA
-from ops.train.submit import Submission, submit, used_before
+from ops.train.submit import Submission, used_before
 
 MNIST = ROOT / ".cache" / "mnist"
 # It starts a Python on each host, which all share the processors of one machine where the hosts are local.
@@ -55,11 +54,13 @@ def train(
     On a terminal it is followed on a screen, unless `plain` lines are wanted.
     """
 
-    def prepared() -> Submission:
-        submission = prepare(cluster.inventory, resumed(cluster, flags, folder) if flags.resume is not None else flags, folder)
-        return with_earlier(cluster, submission)
+    return run_told(cluster, lambda: prepared(cluster, flags, folder), may_wait, follow, as_json, plain)
 
-    return run_told(cluster, prepared, may_wait, follow, as_json, plain)
+
+def prepared(cluster: Cluster, flags: Flags, folder: str | None) -> Submission:
+    """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
+    given = resumed(cluster, flags, folder) if flags.resume is not None else flags
+    return with_earlier(cluster, prepare(cluster.inventory, given, folder))
 
 
 def run_told(
@@ -115,12 +116,9 @@ def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
 
 def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
     """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
-    for text in submission.job.notes:
-        terminal.note(text)
-    submission = _check_hosts(cluster, submission)
-    ahead = submit(cluster, submission, may_wait)
-    job_id, folder = submission.job.id, cluster.inventory.folder
-    remember(folder, [job_id, *job_ids(folder)])
+    from ops.client import Client  # which imports this module
+
+    ahead, job_id = Client(cluster).start(submission, may_wait), submission.job.id
     if not follow:
         how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
         terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")
@@ -176,7 +174,7 @@ def no_data(declared: Declared) -> UsageError:
     return UsageError(f"there is no MNIST to train on: run make data{f', or name other data with {flags}' if flags else ''}")
 
 
-def _check_hosts(cluster: Cluster, submission: Submission) -> Submission:
+def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
     """See that the job can run on the hosts that it would get; nothing is changed there.
 
     Where one of these does not answer, or the job will have to wait, it looks at all that the job may be given. The result goes

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import time
-
+from jobs.records import JobRecord
 from jobs.states import JobState
-from jobs.store import StoreError
 from ops import terminal
+from ops.client import Client
 from ops.cluster.cluster import Cluster
-from ops.cluster.ledger import existing_job
-from ops.errors import DONE, FAILED, HostsError
+from ops.errors import DONE, FAILED
 
 
-def wait(cluster: Cluster, job_id: str | None, as_json: bool, poll: float = 1.0) -> int:
+def wait(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
     """Wait until a job has ended; exit code 0 where it SUCCEEDED."""
-    record, failing = existing_job(cluster.ledger, job_id), False
-    job_id = record.jobId
-    with terminal.Step(f"waiting for {job_id}") as step:
-        while not record.final:
-            step.count = f"({record.state})"
-            time.sleep(poll)
-            try:
-                record = existing_job(cluster.ledger, job_id)
-                failing = False
-            except (StoreError, HostsError) as error:
-                if not failing:
-                    terminal.note(f"the bucket does not answer ({error}); the job goes on, and so does the waiting")
-                failing = True
+    with terminal.Step(f"waiting for {job_id or 'the job'}") as step:
+
+        def show(record: JobRecord) -> None:
+            step.what, step.count = f"waiting for {record.jobId}", f"({record.state})"
+
+        job = Client(cluster).wait(job_id, on_poll=show)
     if as_json:
-        terminal.as_json(record.to_dict())
+        terminal.as_json(job.record.to_dict())
     else:
-        why = record.errorMessage.partition("\n")[0]
-        terminal.out(f"{job_id} {record.state}" + (f": {why}" if why else ""))
-    return DONE if record.state is JobState.SUCCEEDED else FAILED
+        terminal.out(f"{job.id} {job.state}" + (f": {job.error}" if job.error else ""))
+    return DONE if job.state is JobState.SUCCEEDED else FAILED

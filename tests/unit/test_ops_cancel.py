@@ -18,13 +18,12 @@ from jobs.records import JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState, ReplicaState
 from jobs.store import StoreError
 from jobs.submitter import CancelledError, OvertakenError, Submitter
-from ops import terminal
+from ops import client, terminal
+from ops.client import Client
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
-from ops.train import cancel as module
-from ops.train import wait as waiting
-from ops.train.cancel import cancel, until_cancelled
+from ops.train.cancel import cancel
 from ops.train.wait import wait
 
 HOSTS = ["master-0", "worker-0"]
@@ -49,8 +48,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(waiting, "time", made)
+    monkeypatch.setattr(client, "time", made)
     return made
 
 
@@ -103,13 +101,15 @@ def test_a_leader_that_lives_ends_its_job_itself(
     assert [entry.jobId for entry in ledger.queue().entries] == ["job01", "job02"], "the leader gives the hosts away"
 
 
-def test_who_is_waited_for_is_shown(cluster: Cluster, ledger: Ledger, clock: Clock) -> None:
+def test_who_is_waited_for_is_shown(cluster: Cluster, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     put(ledger, job(JobState.RUNNING))
     ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.RUNNING), None)
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, exitCode=143), None)
-    step, shown = terminal.Step("cancelling job01"), list[str]()
-    clock.ticks += [lambda: beats(ledger), lambda: shown.append(step.count)]
-    assert until_cancelled(cluster, job(JobState.RUNNING), step).state is JobState.CANCELLED
+    step, shown = terminal.Step("cancelling"), list[str]()
+    monkeypatch.setattr(terminal, "Step", lambda _: step)
+    clock.ticks += [lambda: beats(ledger), lambda: shown.append(str(step.count))]
+    assert cancel(cluster, "job01") == DONE
+    assert step.what == "cancelling job01"
     assert list(dict.fromkeys(shown)) == ["(RUNNING, waiting for master-0)", "(CANCELLING, waiting for master-0)"]
 
 
@@ -227,12 +227,12 @@ def test_a_bucket_that_fails_for_a_while_is_waited_for(
         lambda: setattr(store, "away", 5),
         lambda: put_job(ledger, job(JobState.RUNNING).to(JobState.CANCELLING).to(JobState.CANCELLED)),
     ]
-    assert until_cancelled(cluster, job(JobState.RUNNING)).state is JobState.CANCELLED
+    assert Client(cluster).cancel("job01").state is JobState.CANCELLED
     assert todo == []
     put_job(ledger, job(JobState.RUNNING))
     todo.append(lambda: setattr(store, "away", 10**6))
-    with pytest.raises(type(error), match="the bucket is away"):
-        until_cancelled(cluster, job(JobState.RUNNING))
+    with pytest.raises(OpsError, match="the bucket is away"):
+        Client(cluster).cancel("job01")
 
 
 @pytest.mark.parametrize(

@@ -543,7 +543,7 @@ def test_a_host_that_prepares_is_waited_for_with_a_word(
         early = name == "worker-0" and asked.count(name) < 3
         return Ran(name, 0, "preparing: runtime\n") if early else checks(10**10)(name, command)
 
-    train._check_hosts(on(FakeFleet(submission.inventory, answers)), submission)
+    train.check_hosts(on(FakeFleet(submission.inventory, answers)), submission)
     assert asked.count("worker-0") == 3
     assert {asked.count(name) for name in submission.inventory.names if name != "worker-0"} == {1}
 
@@ -563,21 +563,21 @@ def test_a_host_that_is_none_is_named(submission: Submission, monkeypatch: pytes
         return Ran(name, 0, f"{said}\n") if mine else checks(10**10)(name, command)
 
     with pytest.raises(HostsError, match=words):
-        train._check_hosts(on(FakeFleet(submission.inventory, late)), submission)
+        train.check_hosts(on(FakeFleet(submission.inventory, late)), submission)
 
 
 def test_hosts_are_checked_before_anything_is_changed(submission: Submission, ledger: Ledger, bucket: Bucket) -> None:
     fleet = FakeFleet(submission.inventory, checks(10**10))
-    train._check_hosts(on(fleet), submission)
+    train.check_hosts(on(fleet), submission)
     assert bucket.walk("") == {}
     with pytest.raises(UsageError, match=r"ps-0 has only 50.0 MB free in /var/lib/scaletier, a job needs 100"):
-        train._check_hosts(on(FakeFleet(submission.inventory, checks(50_000_000))), submission)
+        train.check_hosts(on(FakeFleet(submission.inventory, checks(50_000_000))), submission)
     wanting = replace(submission, package=replace(submission.package, imports={"pandas": "tiny/task.py:3"}))
     with pytest.raises(UsageError, match=r"tiny/task.py:3 imports pandas, which neither the package tiny nor the hosts have"):
-        train._check_hosts(on(FakeFleet(submission.inventory, checks(10**10, "pandas"))), wanting)
+        train.check_hosts(on(FakeFleet(submission.inventory, checks(10**10, "pandas"))), wanting)
     put_job(ledger, submission.record())
     with pytest.raises(UsageError, match="job id 'job01' was used before"):
-        train._check_hosts(on(fleet), submission)
+        train.check_hosts(on(fleet), submission)
 
 
 def part_of(submission: Submission) -> Submission:
@@ -621,15 +621,15 @@ def test_a_host_that_does_not_answer_is_done_without_where_another_would_do(
         return answer
 
     part = part_of(submission)
-    checked = train._check_hosts(on(FakeFleet(submission.inventory, away("master-0", "ps-0"))), part)
+    checked = train.check_hosts(on(FakeFleet(submission.inventory, away("master-0", "ps-0"))), part)
     assert checked.wants == {"master-0": ["worker-0", "worker-1"]}
     assert checked.record().wants == checked.wants
     assert "master-0 does not answer: the job goes without this host" in capsys.readouterr().err
     gone = away("master-0", "worker-0", "worker-1")
     with pytest.raises(HostsError, match=r"master-0 does not answer.*run pulumi up, which brings back what is missing"):
-        train._check_hosts(on(FakeFleet(submission.inventory, gone)), part)
+        train.check_hosts(on(FakeFleet(submission.inventory, gone)), part)
     with pytest.raises(HostsError, match="ps-0 does not answer"):
-        train._check_hosts(on(FakeFleet(submission.inventory, away("ps-0"))), submission)
+        train.check_hosts(on(FakeFleet(submission.inventory, away("ps-0"))), submission)
 
 
 def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
@@ -655,15 +655,15 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
         HostsError,
         match=r"ps-0 does not answer; .*: fab train --wake \(or wake: true in config.yaml\) starts those that are stopped",
     ):
-        train._check_hosts(on(FakeFleet(inventory, answer), ledger), stopped)
+        train.check_hosts(on(FakeFleet(inventory, answer), ledger), stopped)
     monkeypatch.setattr(waking, "_start", lambda _: start)
     waked = replace(stopped, job=replace(submission.job, wake=True))
-    assert train._check_hosts(on(FakeFleet(inventory, answer), ledger), waked).dead == frozenset()
+    assert train.check_hosts(on(FakeFleet(inventory, answer), ledger), waked).dead == frozenset()
     assert sorted(started) == ["ps-0", "worker-1"]
     off.add("ps-0")
     put_job(ledger, JobRecord(waked.job.id))
     with pytest.raises(UsageError, match="was used before"):
-        train._check_hosts(on(FakeFleet(inventory, answer), ledger), waked)
+        train.check_hosts(on(FakeFleet(inventory, answer), ledger), waked)
     assert len(started) == 2, "no host is started for a job that cannot be"
 
 
@@ -679,10 +679,10 @@ def test_two_jobs_do_not_write_to_one_output_at_once(submission: Submission, led
         with pytest.raises(
             UsageError, match="job job00, which is PREPARING, writes to /bucket/jobs/old/output, and this job would"
         ):
-            train._check_hosts(on(fleet, ledger), job("job01", folder, scale_tier="BASIC"))
-    train._check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old2/output", scale_tier="BASIC"))
+            train.check_hosts(on(fleet, ledger), job("job01", folder, scale_tier="BASIC"))
+    train.check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old2/output", scale_tier="BASIC"))
     # One that needs the same host comes after it, and may go on in its output.
-    train._check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old/output"))
+    train.check_hosts(on(fleet, ledger), job("job01", "/bucket/jobs/old/output"))
 
 
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -690,10 +690,10 @@ def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, mo
     inventory = replace(inventory, operator_bucket=str(tmp_path))
     fleet = FakeFleet(inventory, checks(10**10))
     with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
-        train._check_hosts(on(fleet), train.prepare(inventory, Flags("job01"), str(SHIPPED)))
+        train.check_hosts(on(fleet), train.prepare(inventory, Flags("job01"), str(SHIPPED)))
     told = train.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(SHIPPED))
     assert told.data == {}
-    train._check_hosts(on(fleet), told)
+    train.check_hosts(on(fleet), told)
     (tmp_path / "train-0.tfrecord").write_bytes(b"")
     assert list(train.prepare(inventory, Flags("job01"), None).data) == ["train-0.tfrecord"]
 

@@ -1,0 +1,288 @@
+"""Python client of the jobs of a cluster, which `fab` uses, too.
+
+    from ops.client import Client
+
+    client = Client()
+    job = client.submit("job01", package="mytrainer", args=["--rate", "0.1"])
+    for line in client.logs(job.id, follow=True):
+        print(line.replica, line.message)
+    print(client.wait(job.id).state)
+
+Whatever fails is an OpsError: one line, and as `code` the exit code that `fab` has for it. docs/python.md has examples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs import lease
+from jobs.canceller import Canceller
+from jobs.checked import RecordError
+from jobs.chunks import Wanted
+from jobs.firsterror import earliest
+from jobs.lease import Watch
+from jobs.progress import Progress
+from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
+from jobs.states import JobState
+from jobs.store import StoreError
+from jobs.times import now
+from ops import terminal
+from ops.cli import explain
+from ops.cluster.cluster import Cluster
+from ops.cluster.ledger import existing_job, me, replicas_of
+from ops.completion import job_ids, remember
+from ops.errors import FAILED, HostsError, OpsError, UsageError
+
+if TYPE_CHECKING:
+    from jobs.queue import Entry
+    from ops.logs.lines import Line
+    from ops.train.submit import Submission
+
+__all__ = ["Client", "Job", "OpsError"]
+_WAIT_SECONDS, _CANCEL_SECONDS = 1.0, 0.5
+"""Between two looks at a job."""
+# A leader that is gone is replaced first, and hosts that say nothing are waited for.
+_SLACK_SECONDS = 6 * lease.SECONDS
+OnPoll = Callable[[JobRecord], None]
+"""Called with a job's record each time it was read and the job has not ended."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as it was when it was read: its record, and those of its replicas, the chief first."""
+
+    record: JobRecord
+    replicas: tuple[ReplicaRecord, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.record.jobId
+
+    @property
+    def state(self) -> JobState:
+        return self.record.state
+
+    @property
+    def ended(self) -> bool:
+        """True if it has SUCCEEDED, FAILED or been CANCELLED."""
+        return self.record.final
+
+    @property
+    def error(self) -> str:
+        """The first line of why it failed; empty if it did not."""
+        return self.record.errorMessage.partition("\n")[0]
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it is; None if it reports nothing."""
+        return self.record.progress
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `fab describe --json` prints."""
+        first = earliest((replica.name, replica.firstError) for replica in self.replicas)
+        error = {"firstError": {"replica": first[0], **asdict(first[1])}} if first else {}
+        return {**self.record.to_dict(), "replicas": [replica.to_dict() for replica in self.replicas], **error}
+
+
+class Client:
+    """Runs jobs on a cluster, and reads how they do. Every method raises OpsError, and nothing else, for what fails."""
+
+    def __init__(self, cluster: Cluster | None = None) -> None:
+        """Use the cluster of the stack in use, if none is given."""
+        with _one_error():
+            self._cluster = cluster or Cluster.load()
+
+    def submit(
+        self,
+        job_id: str | None = None,
+        *,
+        package: str | None = None,
+        module: str | None = None,
+        script: str | None = None,
+        command: str | None = None,
+        args: Sequence[str] = (),
+        config: str | None = None,
+        strategy: str | None = None,
+        scale_tier: str | None = None,
+        replicas: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        secret: Sequence[str] = (),
+        job_dir: str | None = None,
+        resume: str | None = None,
+        runtime: str | None = None,
+        runtime_version: str | None = None,
+        priority: int | None = None,
+        notify: str | None = None,
+        wake: bool = False,
+        queue: bool = True,
+    ) -> Job:
+        """Start a job, or have it QUEUED; the parameters are the flags of `fab train`.
+
+        Args:
+            args: of the trainer.
+            secret: names of variables of this process' environment.
+            queue: False refuses if another job has the hosts.
+        """
+        from ops.train.config import Flags
+        from ops.train.train import prepared
+
+        flags = Flags(
+            job_id,
+            module,
+            config,
+            None,
+            [str(word) for word in args],
+            _pairs(labels),
+            job_dir,
+            strategy,
+            None if priority is None else str(priority),
+            _pairs(env),
+            secret=list(secret),
+            resume=resume,
+            scale_tier=scale_tier,
+            replicas=replicas,
+            script=script,
+            command=command,
+            runtime=runtime,
+            runtime_version=runtime_version,
+            wake=wake,
+            notify=notify,
+        )
+        with _one_error():
+            submission = prepared(self._cluster, flags, package)
+            self.start(submission, queue)
+            return self.get(submission.job.id)
+
+    def start(self, submission: Submission, queue: bool = True) -> list[Entry]:
+        """Check the hosts and hand a job over to them.
+
+        Returns: the jobs that it waits for, none if its hosts are its own.
+        """
+        from ops.train.submit import submit
+        from ops.train.train import check_hosts
+
+        with _one_error():
+            for text in submission.job.notes:
+                terminal.note(text)
+            ahead = submit(self._cluster, check_hosts(self._cluster, submission), queue)
+            folder = self._cluster.inventory.folder
+            remember(folder, [submission.job.id, *job_ids(folder)])
+            return ahead
+
+    def get(self, job_id: str | None = None) -> Job:
+        """Read a job, the one that has the hosts or had them last if none is named."""
+        with _one_error():
+            record = existing_job(self._cluster.ledger, job_id)
+            return Job(record, tuple(replicas_of(self._cluster.ledger, record)))
+
+    def wait(self, job_id: str | None = None, timeout: float | None = None, on_poll: OnPoll | None = None) -> Job:
+        """Wait until a job has ended, also while the bucket does not answer; OpsError if it has not after `timeout` seconds."""
+        with _one_error():
+            record, failing = existing_job(self._cluster.ledger, job_id), False
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while not record.final:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise OpsError(f"job {record.jobId} is {record.state} after {timeout:g} s: wait again, or cancel it")
+                if on_poll:
+                    on_poll(record)
+                time.sleep(_WAIT_SECONDS)
+                try:
+                    record = existing_job(self._cluster.ledger, record.jobId)
+                    failing = False
+                except (StoreError, HostsError) as error:
+                    if not failing:
+                        terminal.note(f"the bucket does not answer ({error}); the job goes on, and so does the waiting")
+                    failing = True
+            return Job(record, tuple(replicas_of(self._cluster.ledger, record)))
+
+    def logs(
+        self, job_id: str | None = None, replicas: str = "all", *, lines: int | None = None, follow: bool = False
+    ) -> Iterator[Line]:
+        """Read what replicas print, merged in the order of time.
+
+        Args:
+            replicas: such as master-0,worker-1, a role, or all.
+            lines: the last ones of each replica; None for all.
+            follow: go on until the job has ended.
+        """
+        from ops.logs import read
+        from ops.logs.follow import Follower
+        from ops.logs.lines import Line, merge
+
+        with _one_error():
+            cluster = self._cluster
+            record = existing_job(cluster.ledger, job_id)
+            names = read.selected(record, replicas)
+            if follow and not record.final:
+                follower = Follower(cluster.fleet, cluster.ledger, record, names, Wanted(lines))
+                yield from (event for event in follower.events() if isinstance(event, Line))
+            else:
+                yield from merge(read.read_logs(cluster, record, names, Wanted(lines)).values())
+
+    def cancel(self, job_id: str | None = None, on_poll: OnPoll | None = None) -> Job:
+        """Cancel a job, the only one that goes on if none is named, and wait until it is CANCELLED."""
+        with _one_error():
+            record = existing_job(self._cluster.ledger, job_id or self._only_one())
+            if record.final:
+                raise UsageError(f"job {record.jobId} is {record.state} already: there is nothing to cancel")
+            record = self._until_cancelled(record, on_poll)
+            if record.state is not JobState.CANCELLED:
+                raise OpsError(f"job {record.jobId} ended before it could be cancelled: it is {record.state}")
+            return Job(record, tuple(replicas_of(self._cluster.ledger, record)))
+
+    def _only_one(self) -> str:
+        """Return the job that goes on, if that needs no choice."""
+        jobs = [entry.jobId for entry in self._cluster.ledger.queue().entries]
+        if len(jobs) != 1:
+            raise UsageError(f"cancel which? There are {', '.join(jobs)}" if jobs else "no job goes on: nothing to cancel")
+        return jobs[0]
+
+    def _until_cancelled(self, record: JobRecord, on_poll: OnPoll | None) -> JobRecord:
+        """Return the job's final record; OpsError if it does not come, and replicas still live."""
+        job_id, ledger = record.jobId, self._cluster.ledger
+        canceller = Canceller(ledger, Watch(time.monotonic), me(), job_id, CancelRequest(me(), now()).to_json())
+        seconds = self._stop_seconds(job_id) + _SLACK_SECONDS
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                record = canceller.step() or record
+            except (StoreError, HostsError):
+                if time.monotonic() > deadline:
+                    raise
+            if record.final:
+                return record
+            if time.monotonic() > deadline:
+                raise OpsError(
+                    f"job {job_id} is {record.state} after {seconds:.0f} s; its replicas know that they are to stop, "
+                    f"look again with fab describe {job_id}"
+                )
+            if on_poll:
+                on_poll(record)
+            time.sleep(_CANCEL_SECONDS)
+
+    def _stop_seconds(self, job_id: str) -> float:
+        with suppress(StoreError, RecordError):
+            if plan := self._cluster.ledger.plan(job_id):
+                return plan.stopSeconds
+        return Plan.stopSeconds
+
+
+def _pairs(given: Mapping[str, str] | None) -> list[str]:
+    return [f"{key}={value}" for key, value in (given or {}).items()]
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Raise an error of any library as an OpsError, with the line and the exit code that `fab` has for it."""
+    try:
+        yield
+    except OpsError:
+        raise
+    except Exception as error:
+        line, code = explain(error)
+        raise (OpsError(line) if code == FAILED else UsageError(line)) from error

@@ -1,0 +1,159 @@
+"""The Python client: what it returns, and that whatever fails is one class of errors and one line."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opsdata import put_job
+
+import fabfile
+from jobs.firsterror import FirstError
+from jobs.folder import Folder
+from jobs.ledger import Ledger
+from jobs.progress import Progress
+from jobs.records import JobRecord, ReplicaRecord
+from jobs.states import JobState, ReplicaState
+from jobs.store import StoreError
+from ops import client as module
+from ops.client import Client
+from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import Inventory
+from ops.errors import OpsError, UsageError
+from ops.logs import follow, read
+from ops.logs.follow import Note
+from ops.logs.lines import Line
+from ops.train import submit, train
+from ops.train.submit import Submission
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+LINES = [Line(f"2026-01-31T12:00:0{n}.000Z", "INFO", "master-0", f"line {n}") for n in range(3)]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(Folder(tmp_path))
+
+
+@pytest.fixture
+def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
+    return Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
+
+
+def test_a_job_with_its_replicas(cluster: Cluster, ledger: Ledger) -> None:
+    progress = Progress(5, 10)
+    record = JobRecord("job01", JobState.FAILED, wants={"master-0": ["master-0"]}, errorMessage="why\nmore", progress=progress)
+    put_job(ledger, record)
+    error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")
+    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, 1, firstError=error), None)
+    job = Client(cluster).get()
+    assert (job.id, job.state, job.ended, job.error, job.progress) == ("job01", JobState.FAILED, True, "why", progress)
+    assert [(replica.name, replica.exitCode) for replica in job.replicas] == [("master-0", 1)]
+    told = job.to_dict()
+    assert (told["state"], told["replicas"][0]["exitCode"]) == ("FAILED", 1)
+    assert told["firstError"] == {"replica": "master-0", "time": error.time, "message": error.message}
+    assert Client(cluster).wait("job01") == job
+
+
+def test_a_job_is_waited_for_as_long_as_is_said(cluster: Cluster, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_job(ledger, JobRecord("job01", JobState.RUNNING))
+    seconds = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(module.time, "sleep", lambda more: seconds.append(seconds.pop() + more))
+    with pytest.raises(OpsError, match=r"^job job01 is RUNNING after 5 s: wait again, or cancel it$"):
+        Client(cluster).wait("job01", timeout=5)
+    assert seconds == [5.0]
+
+
+@pytest.mark.parametrize("call", ["get", "wait", "cancel", "logs"])
+def test_whatever_fails_is_one_class_and_one_line(
+    cluster: Cluster, ledger: Ledger, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called(job_id: str) -> Any:
+        result = getattr(Client(cluster), call)(job_id)
+        return list(result) if call == "logs" else result
+
+    with pytest.raises(UsageError, match=r"^there is no job 'nope'; none was started yet$") as error:
+        called("nope")
+    assert error.value.code == 2
+
+    def fails(_: str) -> None:
+        raise StoreError("the disk is away")
+
+    monkeypatch.setattr(ledger.store, "read", fails)
+    with pytest.raises(OpsError, match=r"^the bucket fails: the disk is away$") as failed:
+        called("job01")
+    assert failed.value.code == 1
+
+
+def test_a_job_is_submitted(
+    cluster: Cluster, ledger: Ledger, inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[Submission, bool]] = []
+
+    def hand_over(_: Cluster, submission: Submission, queue: bool) -> list[Any]:
+        seen.append((submission, queue))
+        put_job(ledger, JobRecord(submission.job.id))
+        return []
+
+    monkeypatch.setattr(submit, "submit", hand_over)
+    monkeypatch.setattr(train, "check_hosts", lambda _, submission: submission)
+    script = tmp_path / "mine.py"
+    script.write_text("print(1)")
+    job = Client(cluster).submit(
+        "job01",
+        script=str(script),
+        args=["--rate", 0.5],  # type: ignore[list-item]
+        labels={"owner": "ann", "run": "1"},
+        env={"A": "b,c=d"},
+        priority=3,
+        notify="./done.sh",
+        queue=False,
+    )
+    assert (job.id, job.state) == ("job01", JobState.QUEUED)
+    ((submission, queue),) = seen
+    given = submission.job
+    assert (given.args, given.labels, given.environment) == (("--rate", "0.5"), {"owner": "ann", "run": "1"}, {"A": "b,c=d"})
+    assert (given.priority, given.notify, queue) == (3, "./done.sh", False)
+    with pytest.raises(UsageError, match="job id '1' breaks the rule"):
+        Client(cluster).submit("1", script=str(script))
+    with pytest.raises(UsageError, match=r"^--notify 'ftp://x' is invalid: its scheme is ftp. Valid: "):
+        Client(cluster).submit("job02", script=str(script), notify="ftp://x")
+
+
+def test_submit_has_the_flags_of_fab_train() -> None:
+    flags = set(inspect.signature(fabfile.train.body.__wrapped__).parameters)
+    shown = {"_", "job", "follow", "plain", "json", "dry_run", "env_file", "secret_file"}
+    assert set(inspect.signature(Client.submit).parameters) - {"self", "job_id"} == flags - shown
+
+
+def test_logs_are_read_and_followed(cluster: Cluster, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_job(ledger, JobRecord("job01", JobState.RUNNING, wants={"master-0": ["master-0"]}))
+    asked: list[Any] = []
+
+    def read_logs(_: Cluster, record: JobRecord, names: list[str], wanted: Any) -> dict[str, Any]:
+        asked.append((record.jobId, names, wanted.lines))
+        return {"master-0": iter(LINES)}
+
+    class Follower:
+        def __init__(self, *given: Any) -> None:
+            asked.append(given[3:])
+
+        def events(self) -> Any:
+            return iter([Note("x"), *LINES[1:], JobRecord("job01")])
+
+    monkeypatch.setattr(read, "read_logs", read_logs)
+    monkeypatch.setattr(follow, "Follower", Follower)
+    assert list(Client(cluster).logs("job01", "master", lines=5)) == LINES
+    assert list(Client(cluster).logs("job01", follow=True)) == LINES[1:]
+    assert [entry[:3] for entry in asked] == [("job01", ["master-0"], 5), (["master-0"], (None, "", "", "", ""))]
+
+
+def test_the_example_is_python() -> None:
+    text = DOCS.read_text()
+    examples = text.split("```python\n")[1:]
+    assert examples
+    for example in examples:
+        compile(example.partition("```")[0], str(DOCS), "exec")
