@@ -206,7 +206,7 @@ def _notify(record: JobRecord) -> str | None:
     if (told := record.notification) is None:
         return None
     if told.time is None:
-        return f"{told.target} {'was not reported by any host' if record.final else 'when it ends'}"
+        return f"{told.target} {'is not reported yet' if record.final else 'when it ends'}"
     tries = f" ({terminal.plural(told.attempts, 'attempt')})" if told.attempts > 1 else ""
     return f"{told.target} {f'failed: {told.error}' if told.error else terminal.local_time(told.time)}{tries}"
 

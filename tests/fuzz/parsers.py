@@ -22,8 +22,9 @@ from infra.findings import Finding
 from infra.gcp.config import GcpConfig
 from infra.lxd.config import LxdConfig
 from infra.spec import SpecError, parse_replica
-from jobs import chunks
+from jobs import chunks, notification
 from jobs.checked import Record, RecordError
+from jobs.progress import ProgressFinder
 from jobs.queue import Queue
 from jobs.records import CancelRequest, HostFile, JobRecord, Plan, ReplicaRecord
 from jobs.study import Trial
@@ -263,6 +264,20 @@ PARSERS: Mapping[str, Parser] = {
             "Fehler: \u202e\n".encode(),
             b'Traceback (most recent call last):\n  File "a", line 1\nValueError: x\n\xff\xfe\x00',
         ),
+    ),
+    "a report of progress": Parser(
+        lambda data: ProgressFinder().see(_text(data), 0.0, ""),
+        (),
+        (
+            b'{"scaletier.progress": {"step": 3, "totalSteps": 9, "etaSeconds": 1.5, "loss": 0.1, "metrics": {"a": 1}}}',
+            b"Train [master/0], step 5: loss: 0.1, accuracy: nan (1.0 sec) 2.0 global steps/s, 1.0 local steps/s",
+            b"Final metrics after 5 steps, loss: 0.1",
+        ),
+    ),
+    "where an end is reported": Parser(
+        lambda data: (notification.check_target(_text(data)), notification.shown(_text(data))),
+        (ValueError,),
+        (b"https://example.com:8080/a?b=c", b"http://[::ffff:10.0.0.1]/", b"http://0x7f.1/", b"./done.sh --now 'a b'"),
     ),
     "TF_CONFIG": Parser(lambda data: parse_cluster(_text(data)), (ClusterError,), (_json(_TASK),)),
     "a name of a replica": Parser(

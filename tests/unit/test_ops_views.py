@@ -290,7 +290,7 @@ def test_progress_is_shown(cluster: Cluster, ledger: Ledger, capsys: pytest.Capt
     ("told", "state", "shows"),
     [
         (Notification("POST https://x/…"), JobState.RUNNING, "POST https://x/… when it ends"),
-        (Notification("POST https://x/…"), JobState.CANCELLED, "POST https://x/… was not reported by any host"),
+        (Notification("POST https://x/…"), JobState.CANCELLED, "POST https://x/… is not reported yet"),
         (
             Notification("command ./a …", NOON.format(1), 1, "it exited with status 1"),
             JobState.FAILED,
