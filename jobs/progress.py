@@ -63,7 +63,9 @@ class Told:
 
 
 def trained(line: str) -> Told | None:
-    """What a Train line tells besides its mark, None where it is none."""
+    """What a Train line tells besides its mark, or a program's report; None where it is neither."""
+    if report := valid_report(line):
+        return Told(report.step, report.metrics if report.loss is None else {"loss": report.loss, **report.metrics})
     if not (match := _TOLD.search(line)):
         return None
     local = _LOCAL.search(match[3])
@@ -91,7 +93,7 @@ def _numbers(text: str) -> dict[str, float]:
 
 def tells(line: str) -> bool:
     """Whether a line tells any of this."""
-    return any(kind.search(line) for kind in (_TRAIN, _TOLD, _EVAL, _FINAL, _PERIOD))
+    return any(kind.search(line) for kind in (_TRAIN, _TOLD, _EVAL, _FINAL, _PERIOD, _REPORT))
 
 
 def period(lines: Iterable[str]) -> int | None:
@@ -149,6 +151,14 @@ def read_report(line: str) -> Progress | None:
     if unknown := [key for key in given if key not in _KEYS]:
         raise ValueError(f"{unknown[0][:LONGEST_NAME]!r} is unknown. Valid keys: {', '.join(_KEYS)}")
     return Progress(**{key: _KEYS[key](key, value) for key, value in given.items() if value is not None or key == "step"})
+
+
+def valid_report(line: str) -> Progress | None:
+    """Read a report; None for a line that is none, or a wrong one."""
+    try:
+        return read_report(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _count(key: str, value: Any) -> int:

@@ -1,6 +1,6 @@
 """What a line of any trainer tells of how far it is: for people's eyes, so a guess is good enough; nothing is decided by it.
 
-The lines of `progress` are understood exactly; besides them `step 348`, `step = 348`, `step 348/2000`, `Epoch 3/10`, and
+The lines of `jobs.progress` are understood exactly; besides them `step 348`, `step = 348`, `step 348/2000`, `Epoch 3/10`, and
 `loss` and `accuracy` with a number behind them, as Keras, Estimators and most scripts print them.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+from jobs.progress import valid_report
 
 LONGEST = 1000
 """Characters of a line that are looked at."""
@@ -52,6 +54,10 @@ def read(line: str) -> Reading | None:
     """What a line tells, None where it tells nothing."""
     if not any(hint in line for hint in _HINTS):
         return None
+    if report := valid_report(line):
+        figures = {"loss": report.loss, "accuracy": report.metrics.get("accuracy")}
+        loss, accuracy = (None if value is None else f"{value:.4g}" for value in figures.values())
+        return Reading(report.step, report.totalSteps, loss=loss, accuracy=accuracy)
     line = line[:LONGEST]
     count, maximum, unit = _count(line)
     loss, accuracy, rate = (found[1] if (found := kind.search(line)) else None for kind in (_LOSS, _ACCURACY, _LOCAL_RATE))

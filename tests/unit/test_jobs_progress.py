@@ -175,3 +175,10 @@ def test_a_record_without_progress_is_read() -> None:
     assert JobRecord.from_dict(old).progress is None
     told = JobRecord("job01", progress=Progress(5, metrics={"a": 1.0}))
     assert JobRecord.from_json(told.to_json()) == told
+
+
+def test_a_report_is_a_train_line_to_whoever_reads_a_log() -> None:
+    line = report(step=3, loss=0.5, metrics={"accuracy": 0.25})
+    assert progress.trained(line) == progress.Told(3, {"loss": 0.5, "accuracy": 0.25})
+    assert progress.tells(line)
+    assert progress.trained(report(step=-3)) is None
