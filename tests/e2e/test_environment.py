@@ -125,11 +125,11 @@ def test_what_a_program_writes_beside_its_output_is_kept_and_said(cluster: Stack
     flags = ("--scale-tier", "BASIC", "--script", str(tmp_path / "beside.py"))
     lost = cluster.fab("train", "beside", *flags, "--", "--model_dir", "model")
     assert (lost.code, "it wrote nothing to JOB_DIR; fab get beside fetches its 3 files" in lost.err) == (0, True), lost.text
-    kept = "kept in JOB_DIR/left/master-0: home/notes, tmp/scratch, model/model.txt; not kept: big.bin (150.0 MB)"
+    kept = "kept in JOB_DIR/left/master-0: home/notes, tmp/scratch, beside/model/model.txt; not kept: beside/big.bin (150.0 MB)"
     assert f"master-0 wrote beside JOB_DIR, {kept}" in lost.err.splitlines()
     assert cluster.fab("get", "beside", "--dest", str(tmp_path / "out")).code == 0
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == {f"left/master-0/{name}" for name in ("home/notes", "tmp/scratch", "model/model.txt")}
+    assert found == {f"left/master-0/{name}" for name in ("home/notes", "tmp/scratch", "beside/model/model.txt")}
     saved = cluster.fab("train", "saved", *flags, "--", "--model_dir", "$JOB_DIR/model")
     assert (saved.code, "fab get saved fetches its 1 file, 7 B" in saved.err) == (0, True), saved.text
     alone = cluster.fab("train", "alone", "--scale-tier", "BASIC", "--command", "echo hi")
