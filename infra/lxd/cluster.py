@@ -89,7 +89,8 @@ class LxdCluster(ComponentResource):
         bucket = Bucket("bucket", {**self.volume, "size": args.found.bucket_size}, within)
         firewall = Firewall("firewall", {"table": own.table, "rules": rules(args.spec, own.table, own.bridge, network)}, first)
         # No host starts before the firewall stands.
-        before = ResourceOptions(parent=self, depends_on=[bucket, firewall])
+        # With `pulumi up --replace`, too, an old host goes before the new one of its name comes: else the new one would go.
+        before = ResourceOptions(parent=self, depends_on=[bucket, firewall], delete_before_replace=True)
         self.props = host_props(args.spec, args.config, args.found, args.authorized_key)
         self.hosts = {replica: Host(replica.name, props, before) for replica, props in self.props.items()}
         self.ready = Ready(

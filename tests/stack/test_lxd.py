@@ -29,6 +29,7 @@ def test_a_host_a_replica_behind_the_firewall(program: Program, config: dict[str
         assert before <= item.depends
         assert not {other.urn for other in hosts} & item.depends
         assert item.inputs["authorizedKey"] == KEY
+        assert item.options.deleteBeforeReplace
         assert item.inputs["bucket"] == stack.one("Bucket").inputs["name"]
     assert len({item.inputs["address"] for item in hosts}) == len(hosts)
     assert stack.chain <= 8
