@@ -339,14 +339,15 @@ class Network:
         Returns: the variables after it, `shared`, `own` and the metrics'; the mean loss; and the metrics in the order of
             `metric_names`, float32 [M].
         """
-        trained, slots = shared[: len(self.trained)], own[len(own) - len(self.slots) :]
         scope = self._enter(shared, own, metrics)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(trained)
+            tape.watch(shared[: len(self.trained)])
             with scope:
                 outputs = self._call(batch.inputs, True)
                 loss = self._compute_loss(batch, outputs, True)
                 scaled = self._optimizer.scale_loss(loss)
+        # As they are now: a layer may assign its weights, such as one that normalizes them.
+        trained, slots = scope.values(self.trained), own[len(own) - len(self.slots) :]
         changes = [None if change is None else tf.convert_to_tensor(change) for change in tape.gradient(scaled, trained)]
         if all(change is None for change in changes):
             raise JobError(
@@ -422,7 +423,7 @@ class Network:
     def _compute_metrics(self, batch: Batch, outputs: Any) -> dict[str, Any]:
         """Update the metrics: their results by name, but for the loss, which is said besides."""
         found = self.model.compute_metrics(batch.inputs, batch.targets, outputs, sample_weight=batch.weights)
-        return {name: value for name, value in found.items() if name != "loss"}
+        return {name: tf.convert_to_tensor(_value(value)) for name, value in found.items() if name != "loss"}
 
     def _check(self, spec: Batch, of: str, training: bool) -> tuple[_Scope, list[str]]:
         """Trace a step without an optimizer: the scope that it was in, and the names of the metrics.
@@ -461,7 +462,7 @@ class Network:
                 except Exception as error:
                     raise JobError(f"the metrics do not fit: {shapes}: {one_line(error)}") from error
             del loss
-            if several := next((name for name, value in results.items() if tf.convert_to_tensor(value).shape.rank), None):
+            if several := next((name for name, value in results.items() if value.shape.rank), None):
                 raise JobError(f"the metric {several} gives several numbers; valid is one, such as their mean")
             found.extend((scope, list(results)))
 
@@ -507,7 +508,7 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]
         """Take a variable's new value."""
         variable, value = update
         self.assigned[id(variable)] = variable
-        super().add_update((variable, value.value if isinstance(value, keras.Variable) else value))
+        super().add_update((variable, _value(value)))
 
     def values(self, specs: Sequence[Spec]) -> list[Any]:
         """The variables' values now."""
@@ -600,6 +601,11 @@ def _compare(function: Callable[..., Any], targets: Any, outputs: Any, **more: A
     if function in _BY_PLACE and not targets.shape.is_compatible_with(outputs.shape):
         raise ValueError(f"{function.__name__} compares place by place, so both must be of one shape")
     return function(targets, outputs, **more)
+
+
+def _value(given: Any) -> Any:
+    """A tensor, of a variable its value in the scope that this is called in."""
+    return given.value if isinstance(given, keras.Variable) else given
 
 
 def _mean(losses: Any) -> Any:

@@ -213,5 +213,5 @@ def say(line: str) -> None:
 def one_line(error: Exception) -> str:
     """What an error says, on one line, without the graph's nodes and the lines of code that TensorFlow puts around it."""
     message = _AROUND_ERROR.sub("", str(error).partition("Traceback (most recent call last)")[0])
-    message = re.sub(r"\[*\{\{[^}]*\}\}\]*|\[Op:[^]]*\].*", " ", message, flags=re.DOTALL)
+    message = re.sub(r"\[*\{\{[^}]*\}\}\]*|\x1b\[[0-9;]*m|\[Op:[^]]*\].*", " ", message, flags=re.DOTALL)
     return " ".join(message.split())[:_MESSAGE_LENGTH]

@@ -135,6 +135,36 @@ def tied() -> Any:
     return keras.Model(given, layers.Dense(1, name="out")(shared(shared(given))), name="model")
 
 
+def normalized() -> Any:
+    first = layers.SpectralNormalization(layers.Dense(4, name="dense"))
+    return keras.Sequential([keras.Input((WIDTH,)), first, layers.Dense(1, name="out")], name="model")
+
+
+def adapters() -> Any:
+    first = layers.Dense(4, name="first")
+    first.build((None, WIDTH))
+    first.enable_lora(2)
+    return keras.Sequential([keras.Input((WIDTH,)), first, layers.Dense(1, name="out")], name="model")
+
+
+def within() -> Any:
+    inner = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(4, "tanh", kernel_regularizer="l2"), Adds()], name="inner")
+    given = keras.Input((WIDTH,))
+    return keras.Model(given, layers.Dense(1, name="out")(inner(given)), name="model")
+
+
+def attention() -> Any:
+    given = keras.Input((4,), dtype="int64")
+    words = layers.Embedding(9, 4, mask_zero=True)(given)
+    attended = layers.MultiHeadAttention(2, 2, dropout=0.2, seed=1)(words, words)
+    return keras.Model(given, layers.Dense(1, name="out")(layers.Bidirectional(layers.GRU(2))(attended)), name="model")
+
+
+def vectorized() -> Any:
+    words = layers.TextVectorization(vocabulary=["a", "b"], output_mode="multi_hot")
+    return keras.Sequential([keras.Input((1,), dtype="string"), words, layers.Dense(1, name="out")], name="model")
+
+
 def half(policy: str) -> Callable[[], Any]:
     """A model of a policy that is set for all layers, as Keras's guide has it."""
 
@@ -256,6 +286,62 @@ class Distiller(keras.Model):  # type: ignore[misc]
         return self.student(given)
 
 
+class Named(keras.Model):  # type: ignore[misc]
+    """A dict of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="model")
+        self.price, self.size = layers.Dense(1), layers.Dense(1)
+
+    def call(self, given: Any) -> Any:
+        return {"price": self.price(given), "size": self.size(given)}
+
+
+class Listed(Named):
+    """A list of outputs, which have no names."""
+
+    def call(self, given: Any) -> Any:
+        return [self.price(given), self.size(given)]
+
+
+class Encoder(keras.Model):  # type: ignore[misc]
+    """A variational autoencoder, with its divergence as a loss and a metric."""
+
+    def __init__(self) -> None:
+        super().__init__(name="model")
+        self.encode, self.decode = layers.Dense(4), layers.Dense(WIDTH)
+        self.generator, self.divergence = keras.random.SeedGenerator(5), keras.metrics.Mean(name="divergence")
+
+    def call(self, given: Any) -> Any:
+        mean, spread = keras.ops.split(self.encode(given), 2, -1)
+        divergence = keras.ops.mean(keras.ops.square(mean) + keras.ops.exp(spread) - spread - 1)
+        self.add_loss(divergence)
+        self.divergence.update_state(divergence)
+        noise = keras.random.normal(keras.ops.shape(mean), seed=self.generator)
+        return self.decode(mean + keras.ops.exp(spread / 2) * noise)
+
+
+class OwnLossClass(keras.losses.Loss):  # type: ignore[misc]
+    """The mean of squares."""
+
+    def call(self, targets: Any, outputs: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(targets - outputs), -1)
+
+
+class OwnMetricClass(keras.metrics.Metric):  # type: ignore[misc]
+    """A sum of distances, whose result is its variable."""
+
+    def __init__(self) -> None:
+        super().__init__(name="own")
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, targets: Any, outputs: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(keras.ops.sum(keras.ops.abs(targets - outputs)))
+
+    def result(self) -> Any:
+        return self.total
+
+
 class Counts(Subclassed):
     """Counts its calls beside Keras."""
 
@@ -333,6 +419,10 @@ ROWS: dict[str, Row] = {
     "crossentropy by its short name": Row(dense(2), (X, KINDS), {"loss": "crossentropy", "metrics": ["accuracy"]}),
     "labels, accuracy": Row(dense(2), (X, KINDS), {"loss": CROSS, "metrics": ["accuracy", "acc"]}),
     "a loss and a metric that are functions": Row(dense(), compile={"loss": cubed, "metrics": [cubed]}),
+    "a loss and a metric of one's own classes": Row(
+        dense(), compile={"loss": OwnLossClass(), "metrics": lambda: [OwnMetricClass()]}
+    ),
+    "a loss without reduction": Row(dense(), compile={"loss": keras.losses.MeanSquaredError(reduction=None)}),
     "a loss that is a sum": Row(
         dense(),
         compile={"loss": keras.losses.MeanSquaredError(reduction="sum"), "optimizer": lambda: keras.optimizers.SGD(1e-3)},
@@ -360,6 +450,11 @@ ROWS: dict[str, Row] = {
         (*NAMED, {"price": WEIGHTS, "size": OTHER_WEIGHTS}),
         {"loss": PAIR, "weighted_metrics": {"price": ["mae"], "size": ["mae"]}},
     ),
+    "sample weights by time step": Row(
+        MASKED,
+        (WORDS, RANDOM.normal(size=(80, 4, 2)).astype(np.float32), RANDOM.uniform(size=(80, 4)).astype(np.float32)),
+        {"loss": "mse", "weighted_metrics": ["mae"]},
+    ),
     "class weights": Row(
         dense(2), (X, KINDS), {"loss": CROSS, "weighted_metrics": ["accuracy"]}, class_weight={0: 0.5, 1: 3.0}
     ),
@@ -381,6 +476,21 @@ ROWS: dict[str, Row] = {
     "add_loss alone, inputs alone": Row(stack(lambda: layers.Dense(2), Adds), (X,), {"loss": None}),
     "mixed_float16": Row(half("mixed_float16"), tolerance=2e-3),
     "mixed_bfloat16": Row(half("mixed_bfloat16"), tolerance=2e-2),
+    "a Sequential model without an Input": Row(lambda: keras.Sequential([layers.Dense(3), layers.Dense(1)], name="model")),
+    "subclassed, a dict of outputs": Row(Named, NAMED, {"loss": PAIR, "metrics": {"price": ["mae"]}}),
+    "subclassed, a list of outputs": Row(Listed, BOTH, {"loss": ["mse", "mae"], "metrics": [["mae"], ["mae"]]}),
+    "a model within a model": Row(within),
+    "constraints": Row(dense(kernel_constraint="unit_norm")),
+    "a layer that assigns its weights": Row(normalized),
+    "LoRA": Row(adapters),
+    "attention, GRU, masks": Row(attention, (WORDS, Y)),
+    "image augmentation": Row(
+        stack(lambda: layers.RandomFlip(seed=1), layers.Flatten, given=(4, 4, 1)),
+        (RANDOM.normal(size=(80, 4, 4, 1)).astype(np.float32), Y),
+    ),
+    "TextVectorization": Row(vectorized, (np.array([["a"], ["b a"], ["c"], ["a"]] * STEPS), Y)),
+    "Discretization": Row(stack(lambda: layers.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot"), layers.Flatten)),
+    "a variational autoencoder": Row(Encoder, (X, X)),
     # overridden methods
     "compute_loss": Row(OwnLoss, compile={"loss": None}),
     "compute_metrics": Row(OwnMetrics, compile={"loss": "mse", "metrics": ["mae"]}),
@@ -487,6 +597,14 @@ FULL = {
     *("one output", "list of outputs, losses and weights by position", "dict of outputs, one loss", "list of inputs"),
     *("dict of inputs", "labels, accuracy", "a loss and a metric that are functions", "metrics that wait for shapes"),
     *("AUC and precision", "Embedding", "a layer that is used twice", "Dropout", "a seed generator", "StringLookup"),
+    *("a Sequential model without an Input", "subclassed, a list of outputs", "constraints", "LoRA", "image augmentation"),
+    *(
+        "attention, GRU, masks",
+        "TextVectorization",
+        "Discretization",
+        "a loss without reduction",
+        "sample weights by time step",
+    ),
     *("add_loss", "mixed_bfloat16", "compute_metrics", "LossScaleOptimizer", "MultiOptimizer", "a schedule"),
 }
 

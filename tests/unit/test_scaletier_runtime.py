@@ -40,6 +40,7 @@ def test_cpus_are_the_fewer_of_affinity_and_quota(tmp_path: Path, quota: str, mo
 def test_an_error_is_one_line_without_the_names_of_nodes() -> None:
     message = "{{function_node __wrapped__X_device_/job:localhost}} corrupted\nrecord at 0 [Op:IteratorGetNext] name: "
     assert one_line(ValueError(message)) == "corrupted record at 0"
+    assert one_line(ValueError("\x1b[1mNo such shape.\x1b[0m")) == "No such shape."
 
 
 def test_noise_is_held_back_unless_the_import_fails() -> None:
