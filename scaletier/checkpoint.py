@@ -90,7 +90,8 @@ class Reader:
             self.data_of = bytes(self._tensor(_DATA_OF)).decode() if _DATA_OF in self._shapes else ""
         except _DAMAGE as error:
             raise _unreadable(path, error) from None
-        for spec in (*network.shared, *network.fixed):
+        fixed = [spec for spec in network.fixed if spec.dtype == "float32"]  # and not a state that nothing draws from
+        for spec in (*network.shared, *fixed):
             if (found := self._shapes.get(key_of(spec))) != spec.shape:
                 held = "has none" if found is None else f"holds it as {found}"
                 raise CheckpointError(
@@ -99,7 +100,7 @@ class Reader:
                 )
         self._anew = {key_of(spec): network.initial(spec) for spec in network.reset_on_start}
         missing = [spec.name for spec in network.own if self._shapes.get(key_of(spec)) != spec.shape]
-        self.own = network.fixed if missing else network.own
+        self.own = fixed if missing else network.own
         self.partly = f"{path} has no {missing[0]}: the optimizer and what is random begin anew" if missing else None
 
     def _found(self) -> dict[str, tuple[int, ...]]:

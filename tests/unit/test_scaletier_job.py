@@ -467,6 +467,29 @@ def test_another_optimizer_begins_anew_and_says_so(main: Main, capfd: pytest.Cap
     )
 
 
+class Quiet(layers.Layer):  # type: ignore[misc]
+    """It has a generator, and draws nothing from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(1)
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+@pytest.mark.parametrize("kind", [lambda: layers.Dropout(0.5), Quiet])
+def test_a_layer_more_without_weights_begins_anew_and_says_so(
+    kind: Callable[[], Any], main: Main, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def more() -> Any:
+        return keras.Sequential([keras.Input((3,)), kind(), layers.Dense(1, name="out")], name="line")
+
+    assert main(job()) == 0
+    assert main(job(model=more), "--max-steps=8") == 0
+    assert "seed_generator_state: the optimizer and what is random begin anew" in capfd.readouterr().out
+
+
 def test_a_learning_rate_is_the_job_s_and_not_the_checkpoint_s(main: Main, tmp_path: Path) -> None:
     """The loss is the weight, so that it falls by the rate, and by half of the last change."""
 
