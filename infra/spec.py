@@ -14,6 +14,8 @@ TENSORFLOW_PORT = 2222
 SSH_PORT = 22
 SERVING_PORT = 8501
 """TensorFlow Serving's own port for REST."""
+PEER_PORTS = ((1024, SERVING_PORT - 1), (SERVING_PORT + 1, 65535))
+"""The ranges, both ends included, in which replicas of one running job reach one another: no service of a host is there."""
 
 
 class SpecError(ValueError):
@@ -106,35 +108,43 @@ class Replica:
 
 @dataclass(frozen=True)
 class Allow:
-    """One row of the firewall table: replicas of `source` may open TCP connections to `port` of `destination`.
+    """One row of the firewall table: replicas of `source` may open TCP connections to `ports` of `destination`.
 
-    `source` None is the operator: whoever runs fab and ssh.
+    `source` None is the operator: whoever runs fab and ssh. `ports` are ranges with both ends. A row for `peers` lets through
+    between replicas of one running job alone: around hosts a firewall goes by roles, and each host by the job that it has.
     """
 
     source: Role | None
     destination: Role
-    port: int
+    ports: tuple[tuple[int, int], ...]
     why: str
+    peers: bool = False
+
+    @property
+    def ranges(self) -> list[str]:
+        """The ports as nftables and Google write them: `22`, `1024-8500`."""
+        return _written(self.ports)
+
+    def has(self, port: int) -> bool:
+        """Return whether a port is one of the row's."""
+        return any(low <= port <= high for low, high in self.ports)
 
 
-# TensorFlow's gRPC server has no authentication: this table is all that stands between a cluster and arbitrary code.
-# A receiver pulls tensors from their sender, so a ps opens connections to the workers and to the master too.
-# In a graph of TensorFlow 1 one ps waits for another: for Adam's powers, the global step, a sharded save.
-# Nobody reaches the evaluator. ps, master and workers may ask for predictions; from outside they are asked for through ssh.
-_GRPC = (
-    (Role.MASTER, Role.PS, "reads and updates variables"),
-    (Role.WORKER, Role.PS, "reads and updates variables"),
-    (Role.MASTER, Role.WORKER, "schedules steps"),
-    (Role.PS, Role.PS, "orders updates"),
-    (Role.PS, Role.WORKER, "pulls gradients"),
-    (Role.WORKER, Role.WORKER, "all-reduce"),
-    (Role.PS, Role.MASTER, "pulls gradients"),
-    (Role.WORKER, Role.MASTER, "all-reduce"),
-)
+# TensorFlow's gRPC server has no authentication, nor have others: the rows for peers, and what each host makes of them, are all
+# that stands between a job and the code of another. There is one master, so it has no peer of its role.
+# ps, master and workers may ask for predictions; from outside they are asked for through ssh.
 FIREWALL: tuple[Allow, ...] = (
-    *(Allow(None, role, SSH_PORT, "ssh and fab") for role in Role),
-    *(Allow(source, destination, TENSORFLOW_PORT, why) for source, destination, why in _GRPC),
-    *(Allow(role, Role.SERVING, SERVING_PORT, "asks for predictions") for role in (Role.PS, Role.MASTER, Role.WORKER)),
+    *(Allow(None, role, ((SSH_PORT, SSH_PORT),), "ssh and fab") for role in Role),
+    *(
+        Allow(source, destination, PEER_PORTS, "replicas of one job", peers=True)
+        for source in JOB_ROLES
+        for destination in JOB_ROLES
+        if source is not destination or source is not Role.MASTER
+    ),
+    *(
+        Allow(role, Role.SERVING, ((SERVING_PORT, SERVING_PORT),), "asks for predictions")
+        for role in (Role.PS, Role.MASTER, Role.WORKER)
+    ),
 )
 
 _GPU = Accelerator("nvidia-tesla-t4")
@@ -172,6 +182,10 @@ class ClusterSpec:
         return tuple(
             row for row in self.firewall if row.destination in self.roles and (row.source is None or row.source in self.roles)
         )
+
+
+def _written(ports: Iterable[tuple[int, int]]) -> list[str]:
+    return [str(low) if low == high else f"{low}-{high}" for low, high in ports]
 
 
 def preset(tier: ScaleTier) -> ClusterSpec:

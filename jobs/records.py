@@ -288,6 +288,11 @@ class Plan(Record):
             raise RecordError(f"plan.json has a TF_CONFIG that is none: {error}") from None
         return replace(self, hosts=dict(hosts), tasks=tasks)
 
+    def peers(self, replica: str) -> list[str]:
+        """The addresses of the hosts that the job's other replicas have."""
+        hosts = [host for other, host in self.hosts.items() if other != replica]
+        return [self.addresses[host] for host in hosts if host in self.addresses]
+
     def program(self, python: str) -> list[str]:
         """What runs, with its arguments; a command finds `python` first on the trainer's PATH, where this one is."""
         return [*(self.command or [python, "-m", self.module]), *self.args]

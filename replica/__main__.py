@@ -85,7 +85,8 @@ def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
     if assignment.plan.study:
         said = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
         return Trainer(Run(job, argv, cwd, own_environment(os.environ), said=said), assignment.log, Child)
-    return Trainer(Run(job, argv, cwd, env), assignment.log, starts or Child)
+    peers = assignment.plan.peers(assignment.name)
+    return Trainer(Run(job, argv, cwd, env, peers=peers), assignment.log, starts or Child)
 
 
 def _version() -> str:

@@ -159,9 +159,11 @@ class GcpCluster(ComponentResource):
 
     def _script(self, role: Role, found: Recipe, runtime: Runtime, bucket: Output[str]) -> Output[str]:
         config, accelerator = self.args.config, self.args.spec.roles[role].accelerator
+        other = self.args.found.survey.subnet
+        network = other.range if other else config.network
         return Output.all(bucket=bucket, sha256=runtime.sha256).apply(
             lambda known: startup_script(
-                Archive(found, known["bucket"], known["sha256"]), accelerator, config.idle_timeout, config.closed
+                Archive(found, known["bucket"], known["sha256"]), accelerator, config.idle_timeout, network, config.closed
             )
         )
 

@@ -70,10 +70,10 @@ class ClusterFirewall(ComponentResource):
 
     def _allow(self, row: Allow) -> Resource:
         args = self.args
-        ends = f"{row.source or 'operator'}-{row.destination}"
+        ends, what = f"{row.source or 'operator'}-{row.destination}", "peers" if row.peers else row.ranges[0]
         return Firewall(
-            f"{ends}-{row.port}",
-            name=args.names.of(ends, str(row.port)),
+            f"{ends}-{what}",
+            name=args.names.of(ends, what),
             project=args.project,
             network=args.network,
             description=row.why,
@@ -82,7 +82,7 @@ class ClusterFirewall(ComponentResource):
             source_service_accounts=[args.accounts[row.source]] if row.source else None,
             source_ranges=None if row.source else [str(args.operator)],
             target_service_accounts=[args.accounts[row.destination]],
-            allows=[FirewallAllowArgs(protocol="tcp", ports=[str(row.port)])],
+            allows=[FirewallAllowArgs(protocol="tcp", ports=row.ranges)],
             opts=ResourceOptions(parent=self),
         )
 
@@ -92,15 +92,15 @@ class ClusterFirewall(ComponentResource):
         if args.inside is None:
             return
         yield self._out("out-deny", "What no other rule lets out", ["0.0.0.0/0"])
-        ports = sorted({row.port for row in args.spec.firewall if row.source})
+        ports = list(dict.fromkeys(text for row in args.spec.firewall if row.source for text in row.ranges))
         yield self._out("out-peers", "To one another", [str(args.inside)], ports)
-        yield self._out("out-google", "To Google's APIs", [str(GOOGLE_RANGE)], [443])
+        yield self._out("out-google", "To Google's APIs", [str(GOOGLE_RANGE)], ["443"])
         if args.fetching:
             accounts = [args.accounts[role] for role in args.fetching]
-            yield self._out("out-drivers", "To where drivers of GPUs come from", ["0.0.0.0/0"], [80, 443], accounts)
+            yield self._out("out-drivers", "To where drivers of GPUs come from", ["0.0.0.0/0"], ["80", "443"], accounts)
 
     def _out(
-        self, name: str, why: str, to: list[str], ports: list[int] | None = None, accounts: list[Output[str]] | None = None
+        self, name: str, why: str, to: list[str], ports: list[str] | None = None, accounts: list[Output[str]] | None = None
     ) -> Resource:
         """A rule for what leaves; without ports it refuses all."""
         return Firewall(
@@ -113,7 +113,7 @@ class ClusterFirewall(ComponentResource):
             priority=ALLOW_PRIORITY if ports else DENY_PRIORITY,
             destination_ranges=to,
             target_service_accounts=accounts,
-            allows=[FirewallAllowArgs(protocol="tcp", ports=[str(port) for port in ports])] if ports else None,
+            allows=[FirewallAllowArgs(protocol="tcp", ports=ports)] if ports else None,
             denies=None if ports else [FirewallDenyArgs(protocol="all")],
             log_config=None if ports else FirewallLogConfigArgs(metadata="INCLUDE_ALL_METADATA"),
             opts=ResourceOptions(parent=self),

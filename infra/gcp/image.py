@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -71,10 +72,16 @@ def python(gpus: bool) -> str:
     return PYTHON_WITH_GPUS if gpus else PYTHON
 
 
-def startup_script(archive: Archive, accelerator: Accelerator | None, idle_seconds: int, closed: bool = True) -> str:
+def startup_script(
+    archive: Archive,
+    accelerator: Accelerator | None,
+    idle_seconds: int,
+    network: ipaddress.IPv4Network,
+    closed: bool = True,
+) -> str:
     """The start-up script of a host: the same text for the same role, runtime and kind of machine.
 
-    A host that is `closed` in knows Google's APIs by their private address, the only one that it reaches.
+    `network` is where the cluster's hosts have their addresses. A host that is `closed` in knows Google's APIs by their private address, the only one that it reaches.
     """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(
@@ -82,7 +89,7 @@ def startup_script(archive: Archive, accelerator: Accelerator | None, idle_secon
         "startup.sh.j2",
         users=defaults["host_users"],
         packages=defaults["program_packages"],
-        files=_files(),
+        files=[*_files(), _File("/etc/scaletier/network", "0644", f"{network}\n")],
         masked=defaults["host_masked"],
         accelerator=accelerator,
         drivers=_DRIVERS,

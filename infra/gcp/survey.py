@@ -5,6 +5,7 @@ What it cannot say is None, or the copy kept here: then it refuses later by itse
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,12 +36,15 @@ class Hosted:
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet that is not the stack's, and the network that it is in, both as links; `project` is the network's."""
+    """A subnet that is not the stack's, and the network that it is in, both as links; `project` is the network's, `range` that of
+    the subnet's addresses.
+    """
 
     link: str
     network: str
     project: str
     reaches_google: bool
+    range: ipaddress.IPv4Network
 
 
 @dataclass(frozen=True)
@@ -112,14 +116,14 @@ def subnet(client: requests.Session, compute: str, name: str, place: Place) -> S
         raise GcpError(f"subnetwork {name} is in {match[2]}, and {place.zone} is in {place.region}: take one of that region")
     try:
         found = get_json(client, f"{compute}{link}")
-        network = _LINK.search(str(found["network"]))
-    except (ApiError, KeyError) as error:
+        network, inside = _LINK.search(str(found["network"])), ipaddress.IPv4Network(found["ipCidrRange"])
+    except (ApiError, KeyError, ValueError) as error:
         raise GcpError(
             f"subnetwork {link} cannot be used ({error}): it must be there, and you need compute.networkUser"
         ) from None
     if not network:
         raise GcpError(f"subnetwork {link} is in {found['network']}, which is no network")
-    return Subnet(link, network[0], network[1], bool(found.get("privateIpGoogleAccess")))
+    return Subnet(link, network[0], network[1], bool(found.get("privateIpGoogleAccess")), inside)
 
 
 def _end(link: object) -> str:

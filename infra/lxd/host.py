@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import time
 from collections.abc import Container, Mapping
@@ -46,6 +47,7 @@ def definition(props: Props) -> dict[str, Any]:
         **limits(props),
         "user.scaletier.authorized-key": props["authorizedKey"],
         "user.scaletier.wall": props["wall"],
+        "user.scaletier.network": str(ipaddress.IPv4Network(f"{address}/24", strict=False)),
         # The firewall is the operator's to restore first after a restart of this machine: `pulumi up` does both.
         "boot.autostart": "false",
         "raw.lxc": f"lxc.net.0.ipv4.address = {address}/24\nlxc.net.0.ipv4.gateway = {gateway}",

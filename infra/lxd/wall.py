@@ -12,22 +12,24 @@ from infra.templates import render
 
 @dataclass(frozen=True)
 class Row:
-    """One row as a host has it; `who` is an address or a range of them, as nft writes it."""
+    """One row as a host has it; `who` is an address or a range of them, as nft writes it, and so are the `ports`."""
 
     who: str
-    port: int
+    ports: list[str]
     why: str
+    peers: bool
 
 
 def wall(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Role) -> str:
     """The nftables script that a host of the role loads at each boot; pure.
 
-    It is of the whole table and of the addresses that roles may have: no host that comes or goes changes it.
+    It is of the whole table and of the addresses that roles may have: no host that comes or goes changes it. Peers are of these
+    addresses and in the set `peers` besides, which the host itself fills while a trainer runs.
     """
 
     def end(other: Role | None) -> str:
         return "-".join(map(str, block(network, other))) if other else str(network[1])
 
-    takes = [Row(end(row.source), row.port, row.why) for row in rows if row.destination == role]
-    sends = [Row(end(row.destination), row.port, row.why) for row in rows if row.source == role]
+    takes = [Row(end(row.source), row.ranges, row.why, row.peers) for row in rows if row.destination == role]
+    sends = [Row(end(row.destination), row.ranges, row.why, row.peers) for row in rows if row.source == role]
     return render("wall.nft.j2", takes=takes, sends=sends)

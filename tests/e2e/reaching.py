@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stacks import Stack
@@ -57,17 +57,22 @@ def listening(cluster: Stack, hosts: Sequence[str], ports: Sequence[int]) -> Ite
         on_all(stop)
 
 
-def mistakes(cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int]) -> list[str]:
+def mistakes(
+    cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int], peers: Collection[str] = ()
+) -> list[str]:
     """Every pair of hosts, and the operator and each host, where what connects is not what the table says.
 
-    `addresses` by host; something listens on all of the ports there.
+    `addresses` by host; something listens on all of the ports there. The hosts `peers` have one job, which runs.
     """
-    table = {(row.source, row.destination, row.port) for row in FIREWALL}
+
+    def is_open(source: str, name: str, port: int) -> bool:
+        role = None if source == _OPERATOR else _role(source)
+        rows = [row for row in FIREWALL if (row.source, row.destination) == (role, _role(name)) and row.has(port)]
+        return any(not row.peers or {source, name} <= {*peers} for row in rows)
 
     def of(source: str) -> list[str]:
         ends = [(name, port) for name in addresses for port in ports if name != source]
-        role = None if source == _OPERATOR else _role(source)
-        wanted = [(role, _role(name), port) in table for name, port in ends]
+        wanted = [is_open(source, name, port) for name, port in ends]
         # What is to answer may take its time; from what is not to, an answer would come at once.
         there = [(addresses[name], port, limit(60) if open_ else 3) for (name, port), open_ in zip(ends, wanted, strict=True)]
         return [

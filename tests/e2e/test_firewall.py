@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 
 import pytest
 from reaching import CONNECT, listening, mistakes
-from stacks import Stack
-from waiting import limit
+from stacks import ROOT, Stack
+from waiting import limit, wait_for
 
 from infra.lxd import nft
 from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 _OTHER_PORT = 8080
 _MACHINES_PORT = 8099
+_ADDRESS = re.compile(r"\d+(?:\.\d+){3}")
 _PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, _OTHER_PORT)
 _CONNECT_FROM = """
 import socket, sys
@@ -46,17 +48,67 @@ def test_no_host_reaches_the_machine_or_borrows_an_address(cluster: Stack, addre
         asked = json.dumps([[gateway, listener.getsockname()[1]]])
         answer = cluster.ssh("worker-0", f"python3 -c '{CONNECT}' '{asked}'")
     assert json.loads(answer.out) == [False]
-    # The evaluator may not reach a ps. As the worker that it pretends to be, and that is away, it could.
+    # With their own firewalls down the one around them lets the evaluator reach a ps, by its own address and no other.
     cluster.stop("worker-1")
     borrowed = addresses["worker-1"]
     try:
+        for host in ("evaluator-0", "ps-0"):
+            assert cluster.ssh(host, "sudo nft flush ruleset").code == 0
+        own = f"python3 -c '{_CONNECT_FROM}' {addresses['evaluator-0']} {addresses['ps-0']}"
+        assert cluster.ssh("evaluator-0", own).out.strip() == "connected"
         assert cluster.ssh("evaluator-0", f"sudo ip addr add {borrowed}/32 dev lo").code == 0
         connect = f"python3 -c '{_CONNECT_FROM}' {borrowed} {addresses['ps-0']}"
         answer = cluster.ssh("evaluator-0", connect)
         assert answer.out.strip() == "timed out", answer.text
     finally:
         cluster.ssh("evaluator-0", f"sudo ip addr del {borrowed}/32 dev lo")
+        for host in ("evaluator-0", "ps-0"):
+            cluster.ssh(host, "sudo systemctl restart scaletier-wall")
         cluster.start_again("worker-1")
+
+
+def test_a_job_has_its_own_hosts_ports_and_nobody_elses(cluster: Stack) -> None:
+    hosts = {host["name"]: host["address"] for host in json.loads((cluster.folder / "inventory.json").read_text())["hosts"]}
+    script = ("--script", "tests/trainers/peers/ports.py")
+    began = cluster.fab("train", "held", "--replicas", "worker=1", *script, "--no-follow", "--", "hold")
+    assert began.code == 0, began.text
+    reached = "all hosts of the job reached on 7 ports"
+    wait_for(
+        lambda: cluster.fab("logs", "all", "--job", "held", "--lines", "all").out.count(reached) == 2, reached, 120, poll=0.5
+    )
+    own, other = ("master-0", "worker-0"), "worker-1"
+    assert {name: cluster.describe("held")["hosts"].count(name) for name in own} == dict.fromkeys(own, 1)
+    assert [_peers(cluster, name) for name in own] == [{hosts["worker-0"]}, {hosts["master-0"]}]
+    # The program of another job; then root there, past all that its own host refuses.
+    scan = ["scan", *(hosts[name] for name in own)]
+    scanned = cluster.fab("train", "scans", "--scale-tier", "BASIC", *script, "--", *scan)
+    assert scanned.code == 0, scanned.text
+    nothing = [f"open at {hosts[name]}: []" for name in own]
+    assert all(line in scanned.out for line in nothing), scanned.out
+    program = (ROOT / "tests/trainers/peers/ports.py").read_text()
+    try:
+        assert cluster.ssh(other, f"sudo nft flush ruleset; cat >/tmp/ports.py <<'END'\n{program}\nEND").code == 0
+        answer = cluster.ssh(other, f"sudo python3 /tmp/ports.py {' '.join(scan)}", timeout=600)
+        assert answer.out.splitlines() == nothing, answer.text
+    finally:
+        cluster.ssh(other, "sudo systemctl restart scaletier-wall")
+    # A firewall that is loaded again knows them; one whose job is over does not, however it ends.
+    assert cluster.ssh("worker-0", "sudo systemctl restart scaletier-wall").code == 0
+    assert _peers(cluster, "worker-0") == {hosts["master-0"]}
+    cluster.ssh("worker-0", "sudo systemctl kill --signal KILL scaletier.service 'scaletier-launch@*'")
+    assert cluster.fab("cancel", "held").code == 0
+    cluster.wait("held", "CANCELLED")
+    for name in own:
+        wait_for(lambda name=name: _peers(cluster, name) == set(), f"nobody is a peer of {name}")
+
+
+def _peers(cluster: Stack, host: str) -> set[str]:
+    """The addresses that a host lets through: by its firewall and by its routing, which must be the same."""
+    shown = cluster.ssh(host, "sudo nft list set inet scaletier peers; echo; ip -4 rule show pref 12")
+    assert shown.code == 0, shown.text
+    by_firewall, by_routing = (set(_ADDRESS.findall(part)) for part in shown.out.split("\n\n"))
+    assert by_firewall == by_routing
+    return by_firewall
 
 
 def test_a_rule_that_somebody_changed_is_mended_by_up(cluster: Stack) -> None:

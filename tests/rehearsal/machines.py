@@ -169,7 +169,11 @@ def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]
         }
         source, config = (
             {"type": "image", "alias": alias},
-            {"user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody", "user.scaletier.wall": "table inet scaletier {}"},
+            {
+                "user.scaletier.authorized-key": "ssh-ed25519 AAAA of-nobody",
+                "user.scaletier.network": "10.77.0.0/24",
+                "user.scaletier.wall": "table inet scaletier {}",
+            },
         )
         definition = {"name": name, "source": source, "profiles": [], "config": config, "devices": devices}
         client(project).instances.create(definition, wait=True).start(wait=True)

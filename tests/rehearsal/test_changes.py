@@ -117,7 +117,7 @@ Planned = Callable[[int], list[Step] | PulumiError]
 @pytest.fixture(scope="module")
 def live(records: Cloud) -> Iterator[Stack]:
     network = "https://www.googleapis.com/compute/v1/projects/my-project-1/global/networks/theirs"
-    records.google.subnets[OTHERS] = {"network": network, "privateIpGoogleAccess": True}
+    records.google.subnets[OTHERS] = {"network": network, "privateIpGoogleAccess": True, "ipCidrRange": "10.9.0.0/24"}
     with records.up(**LIVE) as stack:
         records.put(stack.inventory["bucket"].removeprefix("gs://"), "jobs/job01/output/model", b"dear")
         yield stack

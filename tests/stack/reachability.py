@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ Reach = frozenset[tuple[Role | None, Role, int]]
 
 
 def by_table(spec: ClusterSpec) -> Reach:
-    """What the table in infra/spec.py says."""
-    return frozenset((row.source, row.destination, row.port) for row in spec.allows())
+    """What the table in infra/spec.py says, of hosts of one job."""
+    return frozenset((row.source, row.destination, port) for row in spec.allows() for port in PORTS if row.has(port))
 
 
 def by_gcp(rules: Iterable[Mapping[str, Any]], accounts: Mapping[Role, str], operator: str) -> Reach:
@@ -79,12 +79,12 @@ def _has_port(rule: Mapping[str, Any], port: int) -> bool:
     for entry in rule.get("allows") or rule.get("denies") or ():
         if entry["protocol"] in ("tcp", "all", "6"):
             ports = entry.get("ports")
-            if not ports or any(_within(text, port) for text in ports):
+            if not ports or any(within(text, port) for text in ports):
                 return True
     return False
 
 
-def _within(text: str, port: int) -> bool:
+def within(text: str, port: int) -> bool:
     low, _, high = text.partition("-")
     return int(low) <= port <= int(high or low)
 
@@ -125,8 +125,18 @@ def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], ports: Mapping[
     return frozenset(reached)
 
 
-def by_walls(scripts: Mapping[Role, str], addresses: Mapping[Role, Sequence[str]], operator: str) -> Reach:
-    """What the hosts' own scripts say: who connects must send it, and the other end take it. The operator sends all."""
+def by_walls(
+    scripts: Mapping[Role, str],
+    addresses: Mapping[Role, Sequence[str]],
+    operator: str,
+    sends: Collection[str] = (),
+    takes: Collection[str] = (),
+) -> Reach:
+    """What the hosts' own scripts say: who connects must send it, and the other end take it. The operator sends all.
+
+    `sends` are the peers of who connects, and `takes` those of the other end.
+    """
+    out, in_ = {"peers": set(sends)}, {"peers": set(takes)}
     walls = {role: _chains(script) for role, script in scripts.items()}
     return frozenset(
         (source, destination, port)
@@ -134,8 +144,8 @@ def by_walls(scripts: Mapping[Role, str], addresses: Mapping[Role, Sequence[str]
         for destination in addresses
         for port in PORTS
         if any(
-            (source is None or _nft_verdict(walls[source]["output"], {}, a, b, port, "eth0"))
-            and _nft_verdict(walls[destination]["input"], {}, a, b, port, "eth0")
+            (source is None or _nft_verdict(walls[source]["output"], out, a, b, port, "eth0"))
+            and _nft_verdict(walls[destination]["input"], in_, a, b, port, "eth0")
             for a in (addresses[source] if source else [operator])
             for b in addresses[destination]
             if a != b
@@ -143,9 +153,9 @@ def by_walls(scripts: Mapping[Role, str], addresses: Mapping[Role, Sequence[str]
     )
 
 
-def leaves(script: str, source: str, destination: str, port: int) -> bool:
+def leaves(script: str, source: str, destination: str, port: int, peers: Collection[str] = ()) -> bool:
     """Whether a host's own script lets it open a connection, wherever to."""
-    return _nft_verdict(_chains(script)["output"], {}, source, destination, port, "eth0")
+    return _nft_verdict(_chains(script)["output"], {"peers": set(peers)}, source, destination, port, "eth0")
 
 
 class _Packet(NamedTuple):
@@ -187,7 +197,7 @@ _CONDITIONS: Sequence[tuple[str, _Test]] = (
     (r"ip daddr @(\w+)", lambda m, packet: packet.destination in packet.sets[m[1]]),
     (r"ip saddr ([\d.-]+)", lambda m, packet: _in_range(packet.source, m[1])),
     (r"ip daddr ([\d.-]+)", lambda m, packet: _in_range(packet.destination, m[1])),
-    (r"tcp dport (\d+)", lambda m, packet: packet.port == int(m[1])),
+    (r"tcp dport \{ ([\d, -]+) \}", lambda m, packet: any(within(text, packet.port) for text in m[1].split(", "))),
     (r"udp [sd]port (\d+)", lambda *_: False),
 )
 
@@ -196,6 +206,7 @@ _CONDITIONS: Sequence[tuple[str, _Test]] = (
 def _parse_rules(body: str) -> Sequence[tuple[str, Sequence[tuple[re.Match[str], _Test]], str]]:
     """Split a chain into its rules, each with its conditions and its verdict; ValueError for an unknown condition."""
     rules = [re.sub(r' comment "[^"]*"', "", line).strip() for line in body.splitlines()]
+    rules = [rule.replace("reject with tcp reset", "drop") for rule in rules]
     return [
         (rule, _parse_conditions(rule.rpartition(" ")[0].removesuffix("counter").strip()), rule.rpartition(" ")[2])
         for rule in rules

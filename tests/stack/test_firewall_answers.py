@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from reachability import PORTS, Reach, by_gcp, by_nft, by_table, by_walls, leaves
+from reachability import PORTS, Reach, by_gcp, by_nft, by_table, by_walls, leaves, within
 from stackmocks import PROJECT, Program
 
 from infra.config import ClusterConfig
@@ -45,9 +45,13 @@ def nft(spec: ClusterSpec) -> Reach:
     return by_nft(rules(spec, "t", "st123", NETWORK), addresses(spec), ports)
 
 
-def walls(spec: ClusterSpec, operator: str = str(NETWORK[1])) -> Reach:
+def walls(
+    spec: ClusterSpec, operator: str = str(NETWORK[1]), sends: Collection[str] | None = None, takes: Collection[str] | None = None
+) -> Reach:
+    """What the hosts say; their peers are each other, unless they are named."""
     scripts = {role: wall(spec.firewall, NETWORK, role) for role in spec.roles}
-    return by_walls(scripts, addresses(spec), operator)
+    own = [each for found in addresses(spec).values() for each in found]
+    return by_walls(scripts, addresses(spec), operator, own if sends is None else sends, own if takes is None else takes)
 
 
 def gcp(program: Program, config: dict[str, str], spec: ClusterSpec, operator: str = "35.235.240.9") -> Reach:
@@ -71,26 +75,40 @@ def test_the_table_the_vpc_rules_and_the_nft_rules_agree(program: Program, confi
     assert walls(spec) == between
 
 
+def test_hosts_of_other_jobs_reach_nothing_of_a_jobs_host() -> None:
+    spec = ClusterConfig.parse(SERVING[1]).spec()
+    rows = {(row.source, row.destination, port) for row in spec.allows() for port in PORTS if row.has(port) and not row.peers}
+    assert {row[2] for row in rows} == {SSH_PORT, SERVING_PORT}
+    assert walls(spec, sends=()) == walls(spec, takes=()) == walls(spec, sends=(), takes=()) == rows
+    (worker, *_) = addresses(spec)[Role.WORKER]
+    assert {row[0] for row in walls(spec, takes=[worker]) - rows} == {Role.WORKER}
+    assert walls(spec, takes=["10.77.1.2", str(NETWORK[1]), "192.0.2.1"]) == rows, "no peer that is no host of the cluster"
+
+
 def test_a_host_of_another_stack_is_a_stranger_to_every_wall() -> None:
     spec = ClusterConfig.parse(CUSTOM).spec()
     elsewhere = {role: wall(spec.firewall, ipaddress.IPv4Network("10.78.0.0/24"), role) for role in spec.roles}
     both = {**addresses(spec), Role.SERVING: ["10.78.0.64"]}
     scripts = {role: wall(spec.firewall, NETWORK, role) for role in spec.roles}
-    assert not {
-        row for row in by_walls({**scripts, Role.SERVING: elsewhere[Role.PS]}, both, "10.77.0.1") if Role.SERVING in row
-    }
+    peers = [each for found in both.values() for each in found]
+    reached = by_walls({**scripts, Role.SERVING: elsewhere[Role.PS]}, both, "10.77.0.1", peers, peers)
+    assert not {row for row in reached if Role.SERVING in row}
 
 
 def test_a_host_itself_reaches_its_peers_and_nothing_else() -> None:
     spec = ClusterConfig.parse(SERVING[1]).spec()
-    rows = {(row.source, row.destination, row.port) for row in spec.firewall}
+    rows = {(row.source, row.destination, port) for row in spec.firewall for port in PORTS if row.has(port)}
+    peers = [str(block(NETWORK, role)[0]) for role in Role]
     for replica in spec.replicas:
         script, own = wall(spec.firewall, NETWORK, replica.role), str(address(NETWORK, replica))
         for place in (str(NETWORK[1]), "10.78.0.64", "192.0.2.1", "169.254.169.254"):
-            assert not [port for port in PORTS if leaves(script, own, place, port)], "the machine, strangers, the world"
+            assert not [port for port in PORTS if leaves(script, own, place, port, [*peers, place])], "the machine, strangers, the world"
         for other in Role:
-            sent = {port for port in PORTS if leaves(script, own, str(block(NETWORK, other)[0]), port)}
-            assert sent == {port for port in PORTS if (replica.role, other, port) in rows}
+            there = str(block(NETWORK, other)[0])
+            assert {port for port in PORTS if leaves(script, own, there, port, peers)} == {
+                port for port in PORTS if (replica.role, other, port) in rows
+            }
+            assert not leaves(script, own, there, TENSORFLOW_PORT)
 
 
 def test_a_role_has_its_own_addresses_and_no_other() -> None:
@@ -106,7 +124,7 @@ def test_who_speaks_from_anothers_address_is_not_heard() -> None:
     spec = ClusterConfig.parse(CUSTOM).spec()
     exchanged = {str(address(NETWORK, replica)): "st123e0" for replica in spec.replicas}
     reached = by_nft(rules(spec, "t", "st123", NETWORK), addresses(spec), exchanged)
-    assert not {row for row in reached if row[0] is not None}
+    assert {row[0] for row in reached} == {None, Role.EVALUATOR}, "whose port it is"
 
 
 def test_who_is_not_the_operator_reaches_nothing(program: Program) -> None:
@@ -117,9 +135,8 @@ def test_who_is_not_the_operator_reaches_nothing(program: Program) -> None:
 
 def test_what_the_table_is_for() -> None:
     table = by_table(ClusterConfig.parse(CUSTOM).spec())
-    assert not {row for row in table if row[0] is Role.EVALUATOR}
     assert {row[2] for row in table if row[0] is None} == {SSH_PORT}
-    assert {row[2] for row in table if row[0] is not None} == {TENSORFLOW_PORT}
+    assert {row[2] for row in table if row[0] is not None} == {TENSORFLOW_PORT, 8080, 65535}, "and no port of a host's service"
     assert {row[2] for row in table} < set(PORTS)
 
 
@@ -165,7 +182,10 @@ def _leaves(rules: Iterable[Mapping[str, Any]], account: str, address: str, port
         if rule.get("direction") == "EGRESS"
         and account in (rule.get("targetServiceAccounts") or [account])
         and any(ipaddress.ip_address(address) in ipaddress.ip_network(item) for item in rule["destinationRanges"])
-        and any(str(port) in (each.get("ports") or [str(port)]) for each in rule.get("allows") or rule.get("denies") or ())
+        and any(
+            not each.get("ports") or any(within(text, port) for text in each["ports"])
+            for each in rule.get("allows") or rule.get("denies") or ()
+        )
     ]
     return min(matching, default=(0, True))[1]
 
@@ -180,7 +200,8 @@ def test_a_host_reaches_its_peers_and_google_and_nothing_else(program: Program, 
         assert _leaves(rules, account, GOOGLE, 443)
         assert not _leaves(rules, account, GOOGLE, 22)
         assert _leaves(rules, account, PEER, TENSORFLOW_PORT)
-        assert not _leaves(rules, account, PEER, 8080)
+        assert _leaves(rules, account, PEER, 65535)
+        assert not _leaves(rules, account, PEER, SSH_PORT)
         assert [_leaves(rules, account, ELSEWHERE, port) for port in (22, 80, 443)] == [False, *[bool(found.accelerator)] * 2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from infra.spec import ClusterSpec
 
 LINK = "projects/the-host/regions/us-central1/subnetworks/shared"
 NETWORK = "projects/the-host/global/networks/net"
+RANGE = ipaddress.IPv4Network("10.9.0.0/24")
 OWN = '{"worker": "trainers@my-project-1.iam.gserviceaccount.com"}'
 
 
@@ -26,7 +28,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Survey:
         found = unseen(spec, choice)
-        return Survey(found.place, found.spec, found.catalogue, (), Subnet(LINK, NETWORK, "the-host", True))
+        return Survey(found.place, found.spec, found.catalogue, (), Subnet(LINK, NETWORK, "the-host", True, RANGE))
 
     def new_resource(self: Recorder, args: Any) -> Any:
         name, outputs = kept(self, args)
@@ -55,6 +57,7 @@ def test_a_subnet_of_others_is_used_as_it_is(program: Program) -> None:
         (interface,) = instance.inputs["networkInterfaces"]
         assert (interface["subnetwork"], interface["networkIp"]) == (LINK, f"10.9.0.{len(address.name)}")
         assert address.urn in instance.depends
+        assert f"\n{RANGE}\nSCALETIER_FILE\n" in instance.inputs["metadata"]["startup-script"]
     assert {host["address"] for host in stack.inventory["hosts"]} <= {f"10.9.0.{length}" for length in range(10, 20)}
 
 
@@ -82,7 +85,7 @@ def test_an_account_that_is_there_is_used_and_may_use_the_bucket(program: Progra
         item.inputs["role"] for item in stack.of("BucketIAMMember") if item.inputs["member"] == f"serviceAccount:{given}"
     }
     assert granted == {"roles/storage.objectUser", "roles/storage.legacyBucketReader"}
-    rule = stack.one("Firewall", "worker-ps-2222")
+    rule = stack.one("Firewall", "worker-ps-peers")
     assert rule.inputs["sourceServiceAccounts"] == [given]
 
 

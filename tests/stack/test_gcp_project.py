@@ -8,7 +8,7 @@ from gcpcases import email, role_of
 from stackmocks import PROJECT, STACK, ZONE, Program, Stack
 
 from infra.gcp.firewall import DENY_PRIORITY, IAP_RANGE
-from infra.spec import SERVING_PORT, TENSORFLOW_PORT, Role
+from infra.spec import SERVING_PORT, Role
 
 LEGAL = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 
@@ -73,7 +73,7 @@ def test_rules_go_by_service_account_and_ssh_comes_from_iap(stack: Stack) -> Non
             assert item.inputs["sourceRanges"] == [str(IAP_RANGE)]
             assert "sourceServiceAccounts" not in item.inputs
         else:
-            assert allow["ports"] == [str(SERVING_PORT if "-serving-" in item.name else TENSORFLOW_PORT)]
+            assert allow["ports"] == ([str(SERVING_PORT)] if "-serving-" in item.name else ["1024-8500", "8502-65535"])
             assert "sourceRanges" not in item.inputs
             assert len(item.inputs["sourceServiceAccounts"]) == 1
 

@@ -52,6 +52,9 @@ def test_another_tier_touches_the_difference_alone(program: Program) -> None:
         "evaluator-bucket",
         "evaluator-objects",
         "operator-evaluator-22",
+        "evaluator-evaluator-peers",
+        *(f"{role}-evaluator-peers" for role in ("ps", "master", "worker")),
+        *(f"evaluator-{role}-peers" for role in ("ps", "master", "worker")),
         "start-worker-4",
         "start-evaluator-0",
     }

@@ -179,6 +179,7 @@ def test_every_host_has_its_wall_and_the_size_of_its_disk(program: Program) -> N
         assert item.inputs["wall"] == wall(FIREWALL, network, role)
         made = definition(plain({**item.inputs, "labels": {}}))
         assert made["config"]["user.scaletier.wall"] == item.inputs["wall"]
+        assert made["config"]["user.scaletier.network"] == "10.77.0.0/24"
         assert made["devices"]["root"]["size"] == str(int(item.inputs["disk"]))
         assert f'"{made["devices"]["eth0"]["host_name"]}" . {item.inputs["address"]}' in stack.one("Firewall").inputs["rules"]
     assert {"wall", "port"} <= REPLACE

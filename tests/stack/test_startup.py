@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import subprocess
@@ -14,10 +15,12 @@ from infra.runtime.recipe import constraint_lines, recipe, requirement_lines
 from infra.spec import Accelerator
 
 GPU = Accelerator("nvidia-l4")
+NETWORK = ipaddress.IPv4Network("10.64.0.0/20")
 
 
 def script(accelerator: Accelerator | None, idle_seconds: int, sha256: str = "5a" * 32) -> str:
-    return startup_script(Archive(recipe("2.21.0", accelerator), "a-bucket", sha256), accelerator, idle_seconds)
+    archive = Archive(recipe("2.21.0", accelerator), "a-bucket", sha256)
+    return startup_script(archive, accelerator, idle_seconds, NETWORK)
 
 
 SCRIPT = script(GPU, 1800)
@@ -73,7 +76,7 @@ def test_the_name_of_a_host_is_its_address_in_the_cluster(tmp_path: Path, first:
 @pytest.mark.parametrize("reached", [True, False])
 def test_packages_come_from_debian_if_the_network_reaches_it(tmp_path: Path, reached: bool) -> None:
     archive = Archive(recipe("2.21.0", None), "a-bucket", "5a" * 32)
-    text = part(startup_script(archive, None, 0, closed=False), "packages")
+    text = part(startup_script(archive, None, 0, NETWORK, closed=False), "packages")
     asked = tmp_path / "asked"
     tools = {
         "dpkg": 'case "$2" in git|libglib2.0-0t64) ;; *) exit 1;; esac',

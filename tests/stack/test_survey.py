@@ -201,12 +201,13 @@ SUBNET = "projects/the-host/regions/us-central1/subnetworks/shared"
 
 
 def test_a_subnet_of_another_project(fake: Google) -> None:
-    answer = {"network": "https://x/compute/v1/projects/the-host/global/networks/net", "privateIpGoogleAccess": True}
+    network = "https://x/compute/v1/projects/the-host/global/networks/net"
+    answer = {"network": network, "privateIpGoogleAccess": True, "ipCidrRange": "10.9.0.0/24"}
     fake.answers[f"/compute/v1/{SUBNET}"] = (200, answer)
     found = look(fake, STANDARD, subnetwork=SUBNET).subnet
     assert found
-    assert (found.link, found.network, found.project, found.reaches_google) == (
-        SUBNET, "projects/the-host/global/networks/net", "the-host", True,
+    assert (found.link, found.network, found.project, found.reaches_google, str(found.range)) == (
+        SUBNET, "projects/the-host/global/networks/net", "the-host", True, "10.9.0.0/24",
     )  # fmt: skip
     fake.answers[f"{COMPUTE}/regions/us-central1/subnetworks/mine"] = (200, answer | {"privateIpGoogleAccess": False})
     own = look(fake, STANDARD, subnetwork="mine").subnet

@@ -69,7 +69,8 @@ class Host:
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
         ended = (SCRIPT.parent / "ended").read_text().replace("/usr/bin/python3", sys.executable)
         enter = (SCRIPT.parent / "enter").read_text().replace("/usr/bin/python3", sys.executable)
-        text = text.replace("/etc/scaletier/host.json", str(root / "etc/host.json"))
+        for name in ("host.json", "network"):
+            text = text.replace(f"/etc/scaletier/{name}", str(root / "etc" / name))
         text = text.replace('"replica", "trainer"', f'"{caller or user}", "{user}"')
         if caller:
             text = text.replace("if uid not in (0, ", "if uid not in (-1, ")

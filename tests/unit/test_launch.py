@@ -25,6 +25,7 @@ from launching import SCRIPT, Host, module
 from replicahosts import PATIENCE, until
 from waiting import wait_for
 
+from infra.spec import PEER_PORTS
 from jobs import paths
 from replica import launched
 from replica.launched import Launched, Launcher, request
@@ -42,7 +43,9 @@ GOOD: dict[str, Any] = {
     "output": "/bucket/jobs/job01/output",
     "names": ["/bucket/data/mnist", "/bucket/jobs/old/output/model-7"],
     "scratch": "",
+    "peers": [],
 }
+NETWORK = "10.77.0.0/24"
 
 
 @pytest.fixture
@@ -165,12 +168,30 @@ def test_of_models_a_job_sees_those_that_it_names() -> None:
         ({"output": "/bucket/%h"}, "no place for the output"),
         ({"scratch": "../jobs"}, "no place for what a trial tells"),
         ({"names": "all"}, "no list of paths"),
+        ({"peers": "10.77.0.3"}, "no list of addresses"),
+        ({"peers": ["10.77.0.3", "10.77.1.3"]}, "'10.77.1.3' is no address of a host of this cluster: they are in 10.77.0.0/24"),
+        ({"peers": ["10.77.0.1"]}, "no address of a host"),
+        ({"peers": ["10.77.0.255"]}, "no address of a host"),
+        ({"peers": ["127.0.0.1"]}, "no address of a host"),
+        ({"peers": ["10.77.0.0/24"]}, "no address of a host"),
+        ({"peers": ["10.77.0.3 accept"]}, "no address of a host"),
+        ({"peers": ["10.77.0.3\n"]}, "no address of a host"),
+        ({"peers": ["::ffff:10.77.0.3"]}, "no address of a host"),
+        ({"peers": [172818435]}, "no address of a host"),
         ({"properties": ["User=root"]}, "has the fields"),
     ],
 )
 def test_what_is_no_request_is_refused(change: dict[str, Any], why: str) -> None:
     with pytest.raises(launch.Refused, match=why):
-        launch.run_of({**GOOD, **change}, "/bucket")
+        launch.run_of({**GOOD, **change}, "/bucket", NETWORK)
+
+
+def test_peers_are_hosts_of_the_cluster_that_this_one_was_made_in() -> None:
+    asked = {**GOOD, "peers": ["10.77.0.2", "10.77.0.254"]}
+    assert launch.run_of(asked, "/bucket", NETWORK)["peers"] == asked["peers"]
+    for network in ("", "10.77.0.2/32", "fd00::/64", "all"):
+        with pytest.raises(launch.Refused, match=r"'10.77.0.2' is no address of a host"):
+            launch.run_of(asked, "/bucket", network)
 
 
 def test_a_folder_may_have_any_name_that_folders_have() -> None:
@@ -345,6 +366,78 @@ def test_a_program_that_is_not_there_says_so(host: Host, tmp_path: Path) -> None
     trainer = Trainer(Run("job01", ["/no/such", "x"], host.package, {}), log, Launcher(host.address, str(host.bucket)))
     assert finished(trainer) == 127
     assert printed(tmp_path) == ["the trainer cannot start: /no/such: No such file or directory"]
+
+
+def test_its_peers_are_written_down_before_it_begins(host: Host, tmp_path: Path) -> None:
+    file, log = host.root / "run/peers", Log(tmp_path / "logs", "job01", "master-0")
+    (host.root / "etc/network").write_text(f"{NETWORK}\n")
+
+    def seen(*peers: str) -> str:
+        told = replace(run(host, "import sys; print(open(sys.argv[1]).read().split())", str(file)), peers=peers)
+        assert finished(Trainer(told, log, Launcher(host.address, str(host.bucket)))) == 0
+        return printed(tmp_path)[-1]
+
+    assert seen("10.77.0.2", "10.77.0.128") == "['10.77.0.2', '10.77.0.128']"
+    assert seen() == "[]", "what was left open by the one before is closed with this one's beginning"
+    file.unlink()
+    assert finished(started(host, tmp_path, "import os, sys; print(os.path.exists(sys.argv[1]))", str(file))) == 0
+    assert printed(tmp_path)[-1] == "False", "who has no peers waits for nothing"
+
+
+@pytest.mark.parametrize("has_firewall", [True, False], ids=["local", "google"])
+def test_peers_are_let_through_and_then_nobody(tmp_path: Path, has_firewall: bool) -> None:
+    script = (SCRIPT.parent / "peers").read_text().replace("/run/scaletier/peers", str(tmp_path / "peers"))
+    asked = tmp_path / "asked"
+    doubles = {
+        "id": "echo 997",
+        "ip": f'[ "$2" != rule ] || {{ echo "12: from all to 10.77.0.9 lookup main"; exit; }}\ncat >>{asked}',
+        "nft": f'[ "$1" != list ] || exit {0 if has_firewall else 1}\ncat >>{asked}',
+    }
+    for name, text in doubles.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def told(*words: str) -> list[str]:
+        asked.write_text("")
+        environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        assert subprocess.run(["sh", "-c", script, "peers", *words], env=environ, check=True, capture_output=True).stderr == b""
+        return asked.read_text().splitlines()
+
+    assert told() == told("close") == []
+    (tmp_path / "peers").write_text("10.77.0.2\n10.77.0.128\n")
+    rule = "rule add pref 12 uidrange 997-997 to {} protocol kernel lookup main"
+    element = "add element inet scaletier peers {{ {} }}"
+    flush = ["flush set inet scaletier peers"]
+    assert told() == [
+        *("rule del pref 12", rule.format("10.77.0.2"), rule.format("10.77.0.128")),
+        *([*flush, element.format("10.77.0.2"), element.format("10.77.0.128")] if has_firewall else []),
+    ]
+    assert told("close") == ["rule del pref 12", *(flush if has_firewall else [])]
+    assert told("close") == []
+
+
+def test_a_trainer_reaches_its_peers_alone_and_these_while_it_runs(tmp_path: Path) -> None:
+    network, asked = tmp_path / "network", tmp_path / "asked"
+    network.write_text(f"{NETWORK}\n")
+    for name, text in {"id": "echo 997", "ip": f'echo "$@" >>{asked}'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = (SCRIPT.parent / "own-rights").read_text().replace("/etc/scaletier/network", str(network))
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", script], env=environ, check=True)
+    added = [line for line in asked.read_text().splitlines() if " add " in line]
+    (_, low), (high, _) = PEER_PORTS
+    others = [f"dport 1-{PEER_PORTS[0][0] - 1} lookup main", f"dport {low + 1} lookup main", "prohibit"]
+    assert low + 1 == high - 1
+    assert added[:3] == [
+        f"-4 rule add pref {place} uidrange 997-997 protocol kernel to {NETWORK} {what}"
+        for place, what in enumerate(others, 13)
+    ]
+    network.unlink()
+    assert subprocess.run(["sh", "-c", script], env=environ, capture_output=True, check=False).returncode != 0
+    conf = SCRIPT.parents[3] / "etc/systemd/system/scaletier-trainer.service.d/walls.conf"
+    lines = [line for line in conf.read_text().splitlines() if line.startswith("Exec")]
+    assert lines[:2] == ["ExecStartPre=+/usr/lib/scaletier/peers", "ExecStopPost=+-/usr/lib/scaletier/peers close"]
 
 
 def test_a_stop_is_a_request_first_and_then_none(host: Host, tmp_path: Path) -> None:
