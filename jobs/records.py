@@ -22,7 +22,8 @@ from jobs.study import Study
 from jobs.times import now, seconds_between
 
 EVENTS_KEPT = 50
-MASTER_ADDR = "MASTER_ADDR"
+MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
+"""Variables that hold an address of another host, the second with a port."""
 
 
 @dataclass(frozen=True)
@@ -204,15 +205,17 @@ class Task:
     environment: dict[str, str] = field(default_factory=dict)
 
     def found(self, addresses: Mapping[str, str]) -> Task:
-        """With the addresses of the replicas in place of their names: in TF_CONFIG's `cluster`, and as MASTER_ADDR."""
+        """With the addresses of the replicas in place of their names: in TF_CONFIG, MASTER_ADDR and JAX's coordinator."""
         if not addresses:
             return self
         told = json.loads(self.tfConfig)
         for role, peers in told.get("cluster", {}).items():
             named = (peer.rpartition(":") for peer in peers)
             told["cluster"][role] = [f"{addresses.get(name, name)}:{port}" for name, _, port in named]
-        master = self.environment.get(MASTER_ADDR, "")
-        environment = self.environment | ({MASTER_ADDR: addresses[master]} if master in addresses else {})
+        environment = dict(self.environment)
+        for variable in environment.keys() & {MASTER_ADDR, JAX_COORDINATOR}:
+            name, *port = environment[variable].split(":")
+            environment[variable] = ":".join([addresses.get(name, name), *port])
         return Task(json.dumps(told), environment)
 
 
@@ -290,8 +293,11 @@ class Plan(Record):
 
     def peers(self, replica: str) -> list[str]:
         """The addresses of the hosts that the job's other replicas have."""
-        hosts = [host for other, host in self.hosts.items() if other != replica]
-        return [self.addresses[host] for host in hosts if host in self.addresses]
+        return [address for other in self.hosts if other != replica and (address := self.address(other))]
+
+    def address(self, replica: str) -> str:
+        """The address of the host that a replica has; empty where none is known."""
+        return self.addresses.get(self.hosts.get(replica, ""), "")
 
     def program(self, python: str) -> list[str]:
         """What runs, with its arguments; a command finds `python` first on the trainer's PATH, where this one is."""

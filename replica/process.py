@@ -18,8 +18,8 @@ from replica import memory
 class Run:
     """What is to be run: for which job, by which command line, where and in what environment.
 
-    `scratch` is a folder that the program shares with who runs it, `said` what it finds in its stdin. `peers` are the addresses of
-    the other hosts of the job, which may reach it, and it them.
+    `scratch` is a folder that the program shares with who runs it, `said` what it finds in its stdin. `peers` are the
+    addresses of the other hosts of the job, which may reach it, and it them.
     """
 
     job: str

@@ -19,7 +19,7 @@ from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
 from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
-from replica import diagnosis, processors
+from replica import diagnosis, interface, processors
 from replica.archive import Archive, archived
 from replica.broker import Broker, Mint, access, mint
 from replica.diagnosis import Diagnosis
@@ -104,7 +104,7 @@ class HostSite:
             if self._log:
                 self._log.close()
             self._log = Log(self._state / "logs", plan.jobId, name, plan.logLimit, there)
-        environment = self._environment(plan, plan.tasks[name], folder)
+        environment = self._environment(plan, plan.tasks[name], folder, interface.variables(plan.address(name)))
         if environment.get("JOB_DIR", "").startswith("/"):
             Path(environment["JOB_DIR"]).mkdir(parents=True, exist_ok=True)  # as on gs://, where no folder has to be made
         self._archive = Archive(self._log, self._files, folder_of_log, there)
@@ -223,14 +223,17 @@ class HostSite:
     def _python(self, plan: Plan) -> str:
         return plan.python or self._host.python
 
-    def _environment(self, plan: Plan, task: Task, folder: Path) -> dict[str, str]:
-        """The trainer's: that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH."""
+    def _environment(self, plan: Plan, task: Task, folder: Path, network: Mapping[str, str]) -> dict[str, str]:
+        """The trainer's: that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH.
+
+        `network` is what libraries are told of it, unless the job tells them.
+        """
         # A trial has an output of its own, so its variables are filled in when it starts.
         told = task.environment if plan.study else variables.expand_environment(task.environment, task.environment)
         env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | told
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
-        usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count())}
+        usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count()), **network}
         return (
             usual
             | env

@@ -81,7 +81,8 @@ def startup_script(
 ) -> str:
     """The start-up script of a host: the same text for the same role, runtime and kind of machine.
 
-    `network` is where the cluster's hosts have their addresses. A host that is `closed` in knows Google's APIs by their private address, the only one that it reaches.
+    `network` is where the cluster's hosts have their addresses. A host that is `closed` in knows Google's APIs by their private
+    address, the only one that it reaches.
     """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(

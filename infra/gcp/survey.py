@@ -36,8 +36,8 @@ class Hosted:
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet that is not the stack's, and the network that it is in, both as links; `project` is the network's, `range` that of
-    the subnet's addresses.
+    """A subnet that is not the stack's, and the network that it is in, both as links; `project` is the network's,
+    `range` that of the subnet's addresses.
     """
 
     link: str

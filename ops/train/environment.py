@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import TENSORFLOW_PORT, Role
-from jobs.records import MASTER_ADDR
+from jobs.records import JAX_COORDINATOR, MASTER_ADDR
 from ops.cluster.inventory import Host, Inventory
 from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Who trains together, as PyTorch counts them: the master is rank 0, and the workers follow.
 _RANKED = (Role.MASTER, Role.WORKER)
+# Of the ports of a job, one that neither TensorFlow nor PyTorch's rank 0 takes, and that is given to no outgoing connection.
+_JAX_PORT = TENSORFLOW_PORT + 1
 # The GPUs that the host is paid for, as `1 nvidia-tesla-t4`; absent where it has none.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
 # What the cluster itself tells a trainer: another value would be a lie.
 _OURS = (
     *("TF_CONFIG", "TYPE", "INDEX", "JOB_ID", "JOB_DIR", "SCALETIER_DATA"),
-    *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
     ACCELERATOR,
 )
 
@@ -45,19 +48,25 @@ def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: s
 
 
 def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
-    """Where PyTorch and its like find one another, one process a host; nothing for a role that does not train.
+    """Where PyTorch, JAX and their like find one another, one process a host; nothing for a role that does not train.
 
-    Source: the environment variables of torch.distributed's `env://` and of torchrun.
+    Source: the environment variables of torch.distributed's `env://`, of torchrun, and of jax.distributed.initialize.
     """
     peers = [inventory.chief, *(other for other in inventory.hosts if other.role is Role.WORKER)]
     if host.role not in _RANKED:
         return {}
+    rank, peers_count = str(peers.index(host)), str(len(peers))
     return {
         MASTER_ADDR: inventory.chief.address,
         "MASTER_PORT": str(TENSORFLOW_PORT),
-        "RANK": str(peers.index(host)),
-        "WORLD_SIZE": str(len(peers)),
+        "RANK": rank,
+        "WORLD_SIZE": peers_count,
         "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": rank,
+        JAX_COORDINATOR: f"{inventory.chief.address}:{_JAX_PORT}",
+        "JAX_NUM_PROCESSES": peers_count,
+        "JAX_PROCESS_ID": rank,
     }
 
 

@@ -57,9 +57,7 @@ def listening(cluster: Stack, hosts: Sequence[str], ports: Sequence[int]) -> Ite
         on_all(stop)
 
 
-def mistakes(
-    cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int], peers: Collection[str] = ()
-) -> list[str]:
+def mistakes(cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int], peers: Collection[str] = ()) -> list[str]:
     """Every pair of hosts, and the operator and each host, where what connects is not what the table says.
 
     `addresses` by host; something listens on all of the ports there. The hosts `peers` have one job, which runs.

@@ -46,7 +46,10 @@ def nft(spec: ClusterSpec) -> Reach:
 
 
 def walls(
-    spec: ClusterSpec, operator: str = str(NETWORK[1]), sends: Collection[str] | None = None, takes: Collection[str] | None = None
+    spec: ClusterSpec,
+    operator: str = str(NETWORK[1]),
+    sends: Collection[str] | None = None,
+    takes: Collection[str] | None = None,
 ) -> Reach:
     """What the hosts say; their peers are each other, unless they are named."""
     scripts = {role: wall(spec.firewall, NETWORK, role) for role in spec.roles}
@@ -102,7 +105,9 @@ def test_a_host_itself_reaches_its_peers_and_nothing_else() -> None:
     for replica in spec.replicas:
         script, own = wall(spec.firewall, NETWORK, replica.role), str(address(NETWORK, replica))
         for place in (str(NETWORK[1]), "10.78.0.64", "192.0.2.1", "169.254.169.254"):
-            assert not [port for port in PORTS if leaves(script, own, place, port, [*peers, place])], "the machine, strangers, the world"
+            assert not [port for port in PORTS if leaves(script, own, place, port, [*peers, place])], (
+                "the machine, strangers, the world"
+            )
         for other in Role:
             there = str(block(NETWORK, other)[0])
             assert {port for port in PORTS if leaves(script, own, there, port, peers)} == {

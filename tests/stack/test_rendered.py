@@ -42,7 +42,7 @@ def neutral(inventory: Inventory, file: tuple[object, ...]) -> tuple[object, ...
 def _neutral(inventory: Inventory, text: str) -> str:
     for host in inventory.hosts:
         text = text.replace(f'"{host.address}:', f'"ADDRESS-OF-{host.name}:')
-        text = f"MASTER_ADDR={host.name}" if text == f"MASTER_ADDR={host.address}" else text
+        text = re.sub(rf"^(MASTER_ADDR|JAX_COORDINATOR_ADDRESS)={re.escape(host.address)}(?![0-9])", rf"\1={host.name}", text)
     text = re.sub(r'"pollSeconds":[0-9.]+', "POLL", re.sub(r"OnUnitInactiveSec=[0-9]+", "IDLE", text))
     text = re.sub(r"TasksMax=[0-9]+", "TASKS", text)  # by processors, of which a local host has its share, too
     text = re.sub(r'"power":(null|\{.*\}(?=\}))', "POWER", text)

@@ -114,7 +114,7 @@ def test_a_record_of_an_older_version_names_hosts_alone() -> None:
 
 def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
     config = {"cluster": {"chief": ["master-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "chief", "index": 0}}
-    told = {"MASTER_ADDR": "master-0", "RANK": "0", "MINE": "master-0"}
+    told = {"MASTER_ADDR": "master-0", "RANK": "0", "MINE": "master-0", "JAX_COORDINATOR_ADDRESS": "master-0:2223"}
     tasks = {"master-0": Task(json.dumps(config), told), "worker-0": Task(json.dumps(config))}
     plan = Plan("job01", ["master-0", "worker-0"], "m", [], tasks, addresses={"w0": "10.0.0.1", "w1": "10.0.0.2"})
     placed = plan.placed({"master-0": "w1", "worker-0": "w0"})
@@ -122,7 +122,9 @@ def test_a_task_is_told_the_addresses_of_the_hosts_that_the_job_got() -> None:
         "cluster": {"chief": ["10.0.0.2:2222"], "worker": ["10.0.0.1:2222"]},
         "task": {"type": "chief", "index": 0},
     }
-    assert placed.tasks["master-0"].environment == {"MASTER_ADDR": "10.0.0.2", "RANK": "0", "MINE": "master-0"}
+    addresses = {"MASTER_ADDR": "10.0.0.2", "JAX_COORDINATOR_ADDRESS": "10.0.0.2:2223"}
+    assert placed.tasks["master-0"].environment == {"RANK": "0", "MINE": "master-0"} | addresses
+    assert placed.address("master-0") == "10.0.0.2"
     assert placed.tasks["worker-0"].environment == {}
     assert placed.hosts == {"master-0": "w1", "worker-0": "w0"}
     assert (placed.peers("master-0"), placed.peers("worker-0"), plan.peers("master-0")) == (["10.0.0.1"], ["10.0.0.2"], [])

@@ -169,7 +169,10 @@ def test_of_models_a_job_sees_those_that_it_names() -> None:
         ({"scratch": "../jobs"}, "no place for what a trial tells"),
         ({"names": "all"}, "no list of paths"),
         ({"peers": "10.77.0.3"}, "no list of addresses"),
-        ({"peers": ["10.77.0.3", "10.77.1.3"]}, "'10.77.1.3' is no address of a host of this cluster: they are in 10.77.0.0/24"),
+        (
+            {"peers": ["10.77.0.3", "10.77.1.3"]},
+            "'10.77.1.3' is no address of a host of this cluster: they are in 10.77.0.0/24",
+        ),
         ({"peers": ["10.77.0.1"]}, "no address of a host"),
         ({"peers": ["10.77.0.255"]}, "no address of a host"),
         ({"peers": ["127.0.0.1"]}, "no address of a host"),

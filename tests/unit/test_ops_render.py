@@ -98,10 +98,18 @@ def test_the_environment(inventory: Inventory) -> None:
         "RANK": "0",
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "0",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.2:2223",
+        "JAX_NUM_PROCESSES": "3",
+        "JAX_PROCESS_ID": "0",
     }
     ranks = {name: task.environment.get("RANK") for name, task in tasks.items()}
     assert ranks == {"ps-0": None, "master-0": "0", "worker-0": "1", "worker-1": "2", "evaluator-0": None}
-    assert not {"MASTER_ADDR", "WORLD_SIZE"} & tasks["ps-0"].environment.keys()
+    for name, same in {"GROUP_RANK": "RANK", "JAX_PROCESS_ID": "RANK", "JAX_NUM_PROCESSES": "WORLD_SIZE"}.items():
+        assert all(task.environment.get(name) == task.environment.get(same) for task in tasks.values())
+    for name in ("ps-0", "evaluator-0"):
+        assert not {"MASTER_ADDR", "WORLD_SIZE", "JAX_COORDINATOR_ADDRESS"} & tasks[name].environment.keys()
     assert {name: (task.environment["TYPE"], task.environment["INDEX"]) for name, task in tasks.items()} == {
         name: tuple(name.split("-")) for name in inventory.names
     }

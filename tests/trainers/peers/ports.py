@@ -44,7 +44,7 @@ def scan(address, ports, seconds=3.0):
 
 def hold():
     """Listen, see that all peers are reached on all of the ports, and wait for a file in JOB_DIR."""
-    held = [socket.create_server(("0.0.0.0", port), backlog=64) for port in HELD]
+    held = [socket.create_server(("", port), backlog=64) for port in HELD]
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     for address in sorted({peer.rpartition(":")[0] for peers in cluster.values() for peer in peers}):
         while scan(address, HELD) != [*HELD]:

@@ -1,0 +1,31 @@
+"""The network interface by which a host reaches its peers: libraries that look for one by themselves may take another."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+# Of Linux's <linux/sockios.h>: an interface's IPv4 address.
+_SIOCGIFADDR = 0x8915
+_LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def variables(address: str) -> dict[str, str]:
+    """Return what tells gloo, NCCL and TensorPipe the interface that has this IPv4 address; empty if none has."""
+    name = find(address)
+    return dict.fromkeys(_LIBRARIES, name) if name else {}
+
+
+def find(address: str) -> str | None:
+    """Return the name of the interface that has this IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
