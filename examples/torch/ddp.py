@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel on CPUs (gloo): peers meet by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE."""
+"""Trains by PyTorch's DistributedDataParallel on CPUs (gloo): peers meet by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE."""
 
 import os
 
@@ -27,6 +27,7 @@ def main():
             print(f"step {step} of {peers} peers: loss {loss.item():.3f}", flush=True)
     if rank == 0:
         torch.save(model.module.state_dict(), os.path.join(os.environ["JOB_DIR"], "model.pt"))
+    dist.barrier()  # the job ends with rank 0, and the others are to have ended theirs by then
     dist.destroy_process_group()
 
 

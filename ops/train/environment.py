@@ -50,7 +50,8 @@ def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: s
 def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
     """Where PyTorch, JAX and their like find one another, one process a host; nothing for a role that does not train.
 
-    Source: the environment variables of torch.distributed's `env://`, of torchrun, and of jax.distributed.initialize.
+    Source: the environment variables of torch.distributed's `env://`, of torchrun, and the names that programs
+    of JAX read: by itself it knows the coordinator's alone.
     """
     peers = [inventory.chief, *(other for other in inventory.hosts if other.role is Role.WORKER)]
     if host.role not in _RANKED:

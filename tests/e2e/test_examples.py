@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from stacks import ROOT, Stack
 from waiting import wait_for
@@ -147,6 +148,20 @@ def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_
     met = cluster.fab("train", "ex_peers", "--replicas", "worker", "--script", "tests/trainers/peers/meet.py")
     assert met.code == 0, met.text
     assert all(f"rank {rank} of 3: the sum is 3" in met.out for rank in range(3)), met.out
+
+
+@pytest.mark.registry("jax")
+def test_jax_on_hosts_that_sum_by_gloo(cluster: Stack, tmp_path: Path) -> None:
+    """By its own README. PyTorch's peers meet in the same way, by gloo; with CUDA, 5 GB, it is too large for a test."""
+    program = ("--script", "examples/jax/train.py", "--runtime", "examples/jax/requirements.txt")
+    result = cluster.fab("train", "ex_jax", "--replicas", "worker=1", *program)
+    assert result.code == 0, result.text
+    losses = [float(line.rpartition(" ")[2]) for line in result.out.splitlines() if "of 2 peers: loss" in line]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0], result.out
+    assert cluster.fab("get", "ex_jax", str(tmp_path / "out")).code == 0
+    with np.load(tmp_path / "out" / "model.npz") as model:
+        assert {name: model[name].shape for name in model} == {"w1": (2, 32), "b1": (32,), "w2": (32, 1), "b2": (1,)}
 
 
 def test_keras_with_the_flags_of_cloud_ml(cluster: Stack, tmp_path: Path) -> None:
