@@ -39,11 +39,17 @@ def forge(victim: str) -> str:
 
 
 def alter(victim: str) -> str:
-    """Change what others run."""
+    """Change what others run, and who is let through."""
     places = [BUCKET / f"jobs/{victim}/package.tar.gz", BUCKET / "data/mine", HOME / f"jobs/{victim}/package/mine"]
     code = [Path("/opt/scaletier/replica/VERSION"), Path("/opt/scaletier/venv/mine"), HOME / ".config/fsspec/conf.json"]
     units = [Path("/etc/systemd/system/scaletier.service"), Path("/usr/lib/scaletier/launch"), HOME / "logs/newest"]
-    return each(*(lambda path=path: path.write_text("evil") for path in (*places, *code, *units)))
+    firewall = [Path("/run/scaletier/peers"), Path("/etc/scaletier/network")]
+    rule = ["ip", "-4", "rule", "add", "pref", "9", "lookup", "main"]
+    return each(
+        *(lambda path=path: path.write_text("evil") for path in (*places, *code, *units, *firewall)),
+        lambda: subprocess.run(rule, check=True, capture_output=True),
+        lambda: subprocess.run(["nft", "flush", "ruleset"], check=True, capture_output=True),
+    )
 
 
 def read(victim: str) -> str:
