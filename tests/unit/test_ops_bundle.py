@@ -193,6 +193,7 @@ def test_a_secret_that_a_host_has_hidden_is_hidden_in_the_rest_too(job: Job) -> 
     assert not [name for name, text in found.items() if "sesam" in text]
     assert "Job job01 FAILED: master 0 failed [secret]" in found["summary.txt"]
     assert json.loads(found["replicas/master-0.json"])["firstError"]["message"] == "KeyError: [secret]!"
+    assert json.loads(found["job.json"])["errorMessage"] == "master 0 failed [secret]"
     assert found["plan.json"] == '{"plan": 1}'
 
 

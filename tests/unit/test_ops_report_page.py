@@ -194,6 +194,7 @@ def test_of_the_trials_the_best_so_far_is_a_line() -> None:
     line, dots = (layer["data"]["values"] for layer in spec["layer"])
     assert dots == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
     assert line == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.25}]
+    assert spec["encoding"]["y"]["scale"] == {"zero": False}
     up = charts.tried(replace(TUNED.tuning, goal="MAXIMIZE"))
     assert up["layer"][0]["data"]["values"] == [{"x": 1, "y": 0.75}, {"x": 2, "y": 0.75}]
     numbers = charts.by_parameter(TUNED.tuning, TunedParameter("rate", "log"))

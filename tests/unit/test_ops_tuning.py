@@ -31,7 +31,7 @@ from jobs.study import (
     thinned,
 )
 from ops.cluster.inventory import Inventory
-from ops.errors import UsageError
+from ops.errors import OpsError, UsageError
 from ops.show import trials
 from ops.show.trials import Tuned
 from ops.train import tuning
@@ -328,3 +328,16 @@ def test_what_is_told_of_a_study_is_what_its_plan_says(tmp_path: Path) -> None:
     after = trials.read(ledger, record)
     assert after
     assert after.summary() == "0 of 8 done"
+
+
+def test_the_best_trial_is_that_of_the_study(tmp_path: Path) -> None:
+    ledger = Ledger(Folder(tmp_path))
+    record = JobRecord("job01", trainingInput={"hyperparameters": HYPERPARAMETERS})
+    assert trials.best_of(ledger, JobRecord("job01")) is None
+    with pytest.raises(OpsError, match=r"no trial of job job01 \(QUEUED\) has SUCCEEDED: fab describe job01"):
+        trials.best_of(ledger, record)
+    for each in (trial(1, 0.5), trial(2, 0.75)):
+        ledger.create_trial("job01", each)
+    best_trial = trials.best_of(ledger, record)
+    assert best_trial
+    assert best_trial.trialId == 2
