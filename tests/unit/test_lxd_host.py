@@ -81,3 +81,20 @@ def test_what_lxd_refuses_again_and_again_is_told(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LxdError, match="host serving-0: Failed to remove subvolume: device or resource busy"):
         _delete(monkeypatch, Instance(deletes=[BUSY] * 10))
     assert 10 < sum(slept) < 30
+
+
+def test_a_change_of_a_host_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits and labels become the new ones; what LXD or somebody else has written into its configuration stays."""
+    config = {"limits.memory": "1", "user.label.old": "x", "volatile.uuid": "7", host.ALLOWANCE: "20ms/100ms"}
+    saved: list[tuple[dict[str, str], Any]] = []
+    instance = SimpleNamespace(config=config, devices={})
+    instance.save = lambda wait: saved.append((instance.config, instance.devices))
+    monkeypatch.setattr(host, "client", lambda project: SimpleNamespace(instances=SimpleNamespace(get=lambda name: instance)))
+    monkeypatch.setattr(host, "definition", lambda props: {"devices": {"root": props["name"]}})
+    monkeypatch.setattr(host, "_start", lambda project, name, props: {**props, "running": True})
+    new = {"project": "p", "name": "ps-0", "cpus": 2, "memory": 5, "machineType": "n1-standard-4", "labels": {"new": "y"}}
+    assert host.update("ps-0", {}, new)["running"]
+    (told, devices), *more = saved
+    assert (devices, more) == ({"root": "ps-0"}, [])
+    assert (told["limits.memory"], told["user.label.new"], told["volatile.uuid"]) == ("5", "y", "7")
+    assert told.keys().isdisjoint({"user.label.old", host.ALLOWANCE})
