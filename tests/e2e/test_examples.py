@@ -153,7 +153,7 @@ def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_
 @pytest.mark.registry("jax")
 def test_jax_on_hosts_that_sum_by_gloo(cluster: Stack, tmp_path: Path) -> None:
     """By its own README. PyTorch's peers meet in the same way, by gloo; with CUDA, 5 GB, it is too large for a test."""
-    program = ("--script", "examples/jax/train.py", "--runtime", "examples/jax/requirements.txt")
+    program = ("--script", "examples/jax_gloo/train.py", "--runtime", "examples/jax_gloo/requirements.txt")
     result = cluster.fab("train", "ex_jax", "--replicas", "worker=1", *program)
     assert result.code == 0, result.text
     losses = [float(line.rpartition(" ")[2]) for line in result.out.splitlines() if "of 2 peers: loss" in line]
