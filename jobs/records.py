@@ -24,6 +24,10 @@ from jobs.times import now, seconds_between
 EVENTS_KEPT = 50
 MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
 """Variables that hold an address of another host, the second with a port."""
+RESTART_CODE = 42
+"""TensorFlow's own exit code for "start me again"."""
+SERVERS = "ps"
+"""The role whose replicas serve others and never end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,17 @@ class ReplicaRecord(Record):
     """`jobs/<id>/replicas/<name>.json`, written by that replica alone.
 
     `life` and `beat` change with every heartbeat, which is how others tell that the host lives; heartbeatTime is for people.
-    exitCode is the shell's: 0 to 127 as the trainer exited, 128 + n where signal n killed it. outOfMemory is that of the
-    trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it. `preempted` says that its host
-    was being taken back when its unit was stopped, until a trainer starts again. `restarts` counts all of this
-    attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same one at once, `hopeless`
-    says that there will be no further restart. `lines` counts what the trainer printed. `usage` is what it takes of its host,
-    None before that was looked at, and of an older version. `progress` is what its trainer reports. firstError is the first
-    that its trainers printed. facts are the chief's alone: what its host found for the manifest. `connections` says what its
-    host's sockets do while it prints nothing. `unsaved` is None until the job has ended and that was looked for.
+    exitCode is the shell's: 0 to 255 as the trainer exited, 128 + n if signal n killed it, which `signal` then names. `killed`
+    is True for a trainer that has ended, is to start again by the rules of `replica.exit_rules`, and not by its host alone.
+    outOfMemory is that of the trainer that ended last, memoryLimit the bytes that it may have, and `death` what killed it.
+    `preempted` says that its host was being taken back when its unit was stopped, until a trainer starts again. `starts`
+    counts all starts of the job's trainer here, lastStartTime is that of the newest, startTime that of the first. `restarts`
+    counts those of this attempt, `spent` those that count against the limit, `alike` the deaths in a row that were the same
+    one at once, `hopeless` says that there will be no further restart. `lines` counts what the trainer printed. `usage` is
+    what it takes of its host, None before that was looked at, and of an older version. `progress` is what its trainer reports.
+    firstError is the first that its trainers printed. facts are the chief's alone: what its host found for the manifest.
+    `connections` says what its host's sockets do while it prints nothing. `unsaved` is None until the job has ended and that
+    was looked for.
     """
 
     kind: ClassVar[str] = "the record of a replica"
@@ -87,10 +94,13 @@ class ReplicaRecord(Record):
     name: str
     state: ReplicaState = ReplicaState.PREPARING
     exitCode: int | None = None
+    signal: int | None = None
+    killed: bool = False
     outOfMemory: bool = False
     memoryLimit: int | None = None
     death: str = ""
     preempted: bool = False
+    starts: int = 0
     restarts: int = 0
     spent: int = 0
     alike: int = 0
@@ -101,6 +111,7 @@ class ReplicaRecord(Record):
     connections: list[str] = field(default_factory=list)
     progress: Progress | None = None
     startTime: str | None = None
+    lastStartTime: str | None = None
     endTime: str | None = None
     heartbeatTime: str = field(default_factory=now)
     life: str = ""
@@ -117,24 +128,24 @@ class ReplicaRecord(Record):
         return self.state == ReplicaState.EXITED and self.exitCode == 0
 
     @property
-    def killed(self) -> bool:
-        """True for a trainer that was killed, and is not to be started again on this host in this attempt."""
-        return self.state == ReplicaState.EXITED and (self.exitCode or 0) >= 128
+    def status(self) -> int:
+        """How it ended, as `subprocess` has it: negative if a signal ended it."""
+        return -self.signal if self.signal else self.exitCode or 0
 
 
 @dataclass(frozen=True)
 class JobRecord(Placed, Record):
     """`jobs/<id>/job.json`: written only by who holds its lease, each version replacing just the one before.
 
-    `wants` names the replicas, the chief first, each with the hosts that would do, `hosts` those that they got, once the job is
-    PREPARING (`jobs.placement`). hourlyCost is that of so many such hosts in US dollars when the job was made, None where they
-    have no price; cost is what they cost from its start to its end, None until then. `attempt` counts the starts of the whole
-    job from 0, `spent` those that count against the limit; `lost` are the replicas of whose hosts nothing is heard, `without`
-    the expendable ones that the job goes on without. runSeconds is how long it has been RUNNING by its leaders' clocks.
-    manifest is the short form of manifest.json: package, cluster, versions, and data once the chief's host has hashed it.
-    `steps` is the global step at which its trainer is to end, None where neither its arguments nor its package say so.
-    `progress` is that of its replicas when the record was written last. `notification` says where its end is reported, None if
-    nowhere, and what became of that.
+    `wants` names the replicas, the chief first, each with the hosts that would do, `hosts` those that they got, once the job
+    is PREPARING (`jobs.placement`). hourlyCost is that of so many such hosts in US dollars when the job was made, None where
+    they have no price; cost is what they cost from its start to its end, None until then. `attempt` counts the starts of the
+    whole job from 0, `spent` those that count against the limit, restartCode is the last exit code of a trainer's that led to
+    one; `lost` are the replicas of whose hosts nothing is heard, `without` the expendable ones that the job goes on without.
+    runSeconds is how long it has been RUNNING by its leaders' clocks. manifest is the short form of manifest.json: package,
+    cluster, versions, and data once the chief's host has hashed it. `steps` is the global step at which its trainer is to end,
+    None where neither its arguments nor its package say so. `progress` is that of its replicas when the
+    record was written last. `notification` says where its end is reported, None if nowhere, and what became of that.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -154,6 +165,7 @@ class JobRecord(Placed, Record):
     errorMessage: str = ""
     attempt: int = 0
     spent: int = 0
+    restartCode: int | None = None
     lost: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -233,6 +245,11 @@ class Plan(Record):
     again and again, as trials. `expendable` are the roles whose loss or repeated kill the job goes on without. With a
     restartPolicy `all` a kill starts the whole job again, with `replica` that replica alone.
 
+    restartCodes are exit codes that count as a kill, permanentCodes those that never do (`replica.exit_rules`). By
+    successPolicy `chief` the job SUCCEEDED once the chief has, by `all` once every replica has that `decides`. Who still works
+    then has gracePeriod seconds. By stopSignal `main` SIGTERM goes to a trainer's first process alone, by `all` to each of its
+    processes.
+
     A host is lost after lostAfterSeconds without a heartbeat; the job waits for it for maxWaitTime seconds, may be PREPARING
     for preparingSeconds and RUNNING for maxRunningTime seconds. With stallTimeout a job that prints nothing for so many seconds
     counts as killed. Of each replica's log logLimit bytes are kept. The leader reports the job's end to `notify`, a URL or a
@@ -253,6 +270,11 @@ class Plan(Record):
     study: Study | None = None
     restartPolicy: str = "replica"
     expendable: list[str] = field(default_factory=list)
+    restartCodes: list[int] = field(default_factory=lambda: [RESTART_CODE])
+    permanentCodes: list[int] = field(default_factory=list)
+    successPolicy: str = "chief"
+    gracePeriod: float = 0.0
+    stopSignal: str = "main"
     maxRestarts: int = 5
     maxRetries: int = 3
     heartbeatSeconds: float = 5.0
@@ -278,6 +300,19 @@ class Plan(Record):
     def is_expendable(self, replica: str) -> bool:
         """True where the job goes on without this replica."""
         return replica != self.chief and replica.rpartition("-")[0] in self.expendable
+
+    def decides(self, replica: str) -> bool:
+        """True for a replica whose work must be done for the job to be SUCCEEDED."""
+        everyone = self.successPolicy == "all" and not self.is_server(replica) and not self.is_expendable(replica)
+        return replica == self.chief or everyone
+
+    def is_server(self, replica: str) -> bool:
+        """True for a replica that serves others, and has no end of its own."""
+        return replica.rpartition("-")[0] == SERVERS
+
+    def stays_done(self, replica: str) -> bool:
+        """True for a replica that, once its work is done, does not start again with the whole job."""
+        return not self.whole if self.successPolicy == "all" else replica == self.chief
 
     def placed(self, hosts: Mapping[str, str]) -> Plan:
         """This plan for a job that got these hosts: with the address of each replica where its tasks have a name.

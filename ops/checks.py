@@ -15,6 +15,8 @@ from ops.errors import UsageError
 Check = Callable[[Any, str], Any]
 
 RESTART_POLICIES = ("replica", "all")
+SUCCESS_POLICIES = ("chief", "all")
+STOP_SIGNALS = ("main", "all")
 # What a job may lose: the chief, which is the master, it never can.
 LOSABLE = (Role.WORKER, Role.PS, Role.EVALUATOR)
 # A duration as Google's APIs spell it: "3600s", "3.5s".
@@ -103,12 +105,36 @@ def whole(value: Any, path: str) -> int:
 
 
 def seconds(value: Any, path: str) -> float:
-    """A number, or a duration as Cloud ML has it."""
+    """A number above 0, or a duration as Cloud ML has it."""
+    if found := _seconds(value):
+        return found
+    raise UsageError(f"{path} must be a number of seconds above 0, such as 3600 or 3600s, not {value!r}")
+
+
+def seconds_or_none(value: Any, path: str) -> float:
+    """The same, or 0."""
+    if (found := _seconds(value)) is not None:
+        return found
+    raise UsageError(f"{path} {value!r} is invalid: it is no number of seconds. Valid: 0 and above, such as 30 or 30s")
+
+
+def _seconds(value: Any) -> float | None:
     spelt = _DURATION.fullmatch(value) if isinstance(value, str) else None
     found = float(spelt[1]) if spelt else value
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < float("inf"):
-        raise UsageError(f"{path} must be a number of seconds above 0, such as 3600 or 3600s, not {value!r}")
-    return found
+    fits = isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < float("inf")
+    return found if fits else None
+
+
+def exit_codes(value: Any, path: str) -> list[int]:
+    """Exit codes of a program that did not succeed, as a shell has them."""
+    valid = "Valid: whole numbers from 1 to 255, as a shell gives them (128 + n for signal n)"
+    if not isinstance(value, list):
+        raise UsageError(f"{path} {value!r} is invalid: it is no list. {valid}, such as [42]")
+    for index, code in enumerate(value):
+        if isinstance(code, bool) or not isinstance(code, int) or not 0 < code < 256:
+            why = "0 is success" if code == 0 and code is not False else "it is no exit code"
+            raise UsageError(f"{path}[{index}] {code!r} is invalid: {why}. {valid}")
+    return sorted(set(value))
 
 
 def size(value: Any, path: str) -> int:
@@ -175,6 +201,22 @@ def some_of(valid: Sequence[str]) -> Check:
         return [one_of(valid)(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
     return choose
+
+
+EXIT_KEYS: Mapping[str, Check] = {
+    "restartCodes": exit_codes,
+    "permanentCodes": exit_codes,
+    "successPolicy": one_of(SUCCESS_POLICIES),
+    "gracePeriod": seconds_or_none,
+    "stopSignal": one_of(STOP_SIGNALS),
+}
+"""How a job ends, in the names of `jobs.records.Plan`."""
+
+
+def check_exit_codes(given: Mapping[str, Any], path: str) -> None:
+    """UsageError for a code that both starts a trainer again and does not."""
+    if both := set(given.get("restartCodes", ())) & set(given.get("permanentCodes", ())):
+        raise UsageError(f"{path} is invalid: {min(both)} is in restartCodes and in permanentCodes. Valid: one of the two")
 
 
 def unsupported(instead: str) -> Check:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from jobs.records import EVENTS_KEPT, Event, JobRecord, Plan, ReplicaRecord, kept
 from jobs.states import JobState, ReplicaState
 from replica import missing
+from replica.exit_rules import describe_end
 
 CONSEQUENCE_SECONDS = 30.0
 """A peer that exits so soon after a kill exits because of it."""
@@ -25,7 +25,8 @@ _LATE_BEATS = 2.5
 # Cloud ML's names of the keys that say what machine a role has.
 _TYPES = {"ps": "parameterServer"}
 _ERROR = "error: "
-_SUMMARY = ("name", "state", "exitCode", "restarts", "startTime", "endTime")
+_SUMMARY = ("name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime")
+_GRACE = "the job is done by its successPolicy, but "
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class View:
 def decide(job: JobRecord, view: View) -> JobRecord | None:
     """The job's next record, or None where nothing changes. One step of the table of states at a time."""
     rules = _RULES.get(job.state, (_still_stopping, _facts_found))
+    if _succeeded in rules and _done_for(job, view) is not None:
+        rules = tuple(rule for rule in rules if rule not in (*_OPEN, _never_up))  # what others do changes nothing any more
     return next((new for rule in rules if (new := rule(job, view)) is not None), None)
 
 
@@ -113,17 +116,13 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
 
 
 def killer(record: ReplicaRecord) -> str:
-    """What ended a trainer whose exit code is 128 or more: `signal 9 (SIGKILL), out of memory`, or `status 255`."""
-    return end_of(record.exitCode or 0, record.outOfMemory)
+    """What ended a trainer: `signal 9 (SIGKILL), out of memory`, or `status 42`."""
+    return describe_end(record.status, record.outOfMemory)
 
 
-def end_of(code: int, out_of_memory: bool) -> str:
-    """The same of any exit code."""
-    try:
-        name = f"signal {code - 128} ({signal.Signals(code - 128).name})"
-    except ValueError:
-        name = f"status {code}"
-    return f"{name}, out of memory" if out_of_memory else name
+def _cause(record: ReplicaRecord) -> str:
+    """The same in brackets, behind its exit code; empty if that says it all."""
+    return f" ({killer(record)})" if record.signal or record.outOfMemory else ""
 
 
 def _memory_hint(record: ReplicaRecord) -> str:
@@ -164,12 +163,48 @@ def _prepares(job: JobRecord, view: View) -> JobRecord | None:
     return job.to(JobState.PREPARING, hosts=list(view.plan.hosts.values()) or job.hosts)
 
 
-def _chief_succeeded(job: JobRecord, view: View) -> JobRecord | None:
-    """A short job may be done before it was seen to run: then it started when its chief did."""
-    chief = view.replicas.get(view.plan.chief)
-    if chief is None or not chief.done:
+def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
+    """Who decides is done, and the others too, or their grace is over. Who cancels the job by then does not wait for them.
+
+    A short job may be done before it was seen to run: then it started when its chief did.
+    """
+    plan, since = view.plan, _done_for(job, view)
+    if since is None:
         return None
-    return _end(replace(job, startTime=job.startTime or chief.startTime), view, JobState.SUCCEEDED)
+    working = _at_work(job, view) if plan.gracePeriod else []
+    if working and since < plan.gracePeriod and not view.cancel_requested:
+        if any(event.cause.startswith(_GRACE) for event in job.events):
+            return None
+        said = f"{_GRACE}{_still_work(working)}: up to {plan.gracePeriod:g} s are given (gracePeriod)"
+        return replace(job, events=kept(job.events, Event(view.now, said)))
+    events = list(job.events)
+    if working:
+        more = "a longer gracePeriod, or successPolicy: all, waits for that"
+        events = kept(events, Event(view.now, f"{_still_work(working)} when the job ended, and were stopped: {more}"))
+    started = job.startTime or view.replicas[plan.chief].startTime
+    return _end(replace(job, startTime=started, events=events), view, JobState.SUCCEEDED)
+
+
+def _done_for(job: JobRecord, view: View) -> float | None:
+    """How long everyone has been done whose success is the job's; None while somebody is not."""
+    deciding = [name for name in view.plan.replicas if view.plan.decides(name)]
+    return min(view.exited.get(name, 0.0) for name in deciding) if all(_is_done(job, view, name) for name in deciding) else None
+
+
+def _is_done(job: JobRecord, view: View, name: str) -> bool:
+    record = view.replicas.get(name)
+    return record is not None and record.done and (record.attempt == job.attempt or view.plan.stays_done(name))
+
+
+def _at_work(job: JobRecord, view: View) -> list[str]:
+    """Who has an end of its own, and has not come to it."""
+    ended = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.EXITED}
+    others = [name for name in view.plan.replicas if not view.plan.is_server(name) and name not in (*ended, *job.without)]
+    return [name for name in others if not view.lost(name) and not _is_done(job, view, name)]
+
+
+def _still_work(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} still worked"
 
 
 def _cancel_requested(job: JobRecord, view: View) -> JobRecord | None:
@@ -185,12 +220,12 @@ def _ran_too_long(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _exited(job: JobRecord, view: View) -> JobRecord | None:
-    """An exit with 1 to 127 is the trainer's own verdict and ends the job, unless a peer's kill or loss is behind it.
+    """An exit that starts nothing again is the trainer's own verdict and ends the job, unless a peer's kill is behind it.
 
     A kill may be told a moment later than the exits that follow from it, so the verdict waits for a moment, and for
     hosts that are late. Who was first seen to exit is the culprit; the others fail for want of it.
     """
-    failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and 0 < (r.exitCode or 0) < 128]
+    failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.killed]
     if not failed:
         return None
     if disturber := _disturber(view, failed):
@@ -227,7 +262,7 @@ def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
     """A replica that dies in the same way again and again, at once, is not worth another start."""
     for record in view.of_attempt(job):
         if record.hopeless and record.name not in job.without:
-            spent = f" ({killer(record)}), the same {record.alike} times in a row"
+            spent = f"{_cause(record)}, the same {record.alike} times in a row"
             return _without(job, view, record, spent) or _end(job, view, JobState.FAILED, exit_message(record, spent))
     return None
 
@@ -242,7 +277,8 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
                 return None  # all start once it is back
             if taken := [r.name for r in view.of_attempt(job) if r.killed and r.death == PREEMPTED]:
                 return _again(job, view, f"{_name(taken[0])} was preempted", counts=False)
-            return _again(job, view, f"{_name(record.name)} was killed ({killer(record)})", record)
+            how = "was killed" if record.signal else "ended"
+            return _again(job, view, f"{_name(record.name)} {how} ({killer(record)})", record)
         if record.spent < view.plan.maxRestarts:
             continue  # its unit was stopped: it goes on when that starts again, or is lost
         spent = f" ({killer(record)}) after {view.plan.maxRestarts} restarts"
@@ -306,6 +342,7 @@ def _never_up(job: JobRecord, view: View) -> JobRecord | None:
 def _not_up(job: JobRecord, view: View) -> list[str]:
     """Who has not started in this attempt; one that is already done did start."""
     up = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.RUNNING or r.done}
+    up |= {name for name in view.plan.replicas if _is_done(job, view, name)}
     return [name for name in view.plan.replicas if name not in up and name not in job.without]
 
 
@@ -321,13 +358,15 @@ def _again(job: JobRecord, view: View, cause: str, record: ReplicaRecord | None 
     """The whole job from its last checkpoint, as often as it may; what went well for a while is not counted."""
     plan = view.plan
     limit = plan.maxRestarts if plan.whole else plan.maxRetries
-    spent = 0 if view.in_state >= GOOD_SECONDS else job.spent
+    code = record.exitCode if record and not record.signal else None
+    went_well = view.in_state >= GOOD_SECONDS and (code is None or code != job.restartCode)
+    spent = 0 if went_well else job.spent
     if counts and spent >= limit:
         more = f", and the job was started again {limit} times"
-        message = exit_message(record, f" ({killer(record)}){more}") if record else f"{_sentence(cause)}{more}."
+        message = exit_message(record, f"{_cause(record)}{more}") if record else f"{_sentence(cause)}{more}."
         return _end(job, view, JobState.FAILED, message)
-    events = kept(job.events, Event(view.now, cause))
-    return replace(job, attempt=job.attempt + 1, spent=spent + counts, without=[], events=events)
+    events, code = kept(job.events, Event(view.now, cause)), job.restartCode if code is None else code
+    return replace(job, attempt=job.attempt + 1, spent=spent + counts, restartCode=code, without=[], events=events)
 
 
 def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobRecord:
@@ -355,11 +394,11 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# The first rule that has something to say wins. Success comes first: what fails after the chief is done does not matter.
-_OPEN = (_chief_succeeded, _cancel_requested, _ran_too_long, _exited, _hopeless, _killed, _lost_for_good, _stalled)
+# The first rule that has something to say wins. Success comes first: what fails after that does not matter.
+_OPEN = (_cancel_requested, _ran_too_long, _exited, _hopeless, _killed, _lost_for_good, _stalled)
 _RULES = {
     JobState.QUEUED: (_cancel_requested, _prepares),
-    JobState.PREPARING: (*_OPEN, _all_run, _never_up, _say_who_is_lost, _facts_found),
-    JobState.RUNNING: (*_OPEN, _say_who_is_lost, _facts_found),
+    JobState.PREPARING: (_succeeded, *_OPEN, _all_run, _never_up, _say_who_is_lost, _facts_found),
+    JobState.RUNNING: (_succeeded, *_OPEN, _say_who_is_lost, _facts_found),
     JobState.CANCELLING: (_cancelled, _facts_found),
 }

@@ -26,7 +26,7 @@ from jobs.records import HostFile, JobRecord, ReplicaRecord
 from jobs.store import Conflict, Files
 from jobs.times import now, seconds_between
 from replica import memory
-from replica.decide import end_of
+from replica.decide import killer
 from replica.supervisor import Assignment
 from replica.trainer import TAIL_CHARACTERS
 
@@ -111,8 +111,7 @@ def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
     """How the trainer of this host ended, in words too where a signal killed it."""
     keys = ("state", "exitCode", "outOfMemory", "memoryLimit", "restarts", "preempted", "startTime", "endTime", "errorMessage")
     told = {key: getattr(record, key) for key in keys}
-    code = record.exitCode
-    ended = end_of(code, record.outOfMemory) if code is not None and code >= 128 else None
+    ended = killer(record) if record.signal else None
     first = asdict(record.firstError) if record.firstError else None
     return {**told, "ended": ended, "firstError": first, "usage": asdict(record.usage) if record.usage else None}
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from replica.exit_rules import SIGKILL_STATUS
 from replica.process import Run
 
 SOCKET = "SCALETIER_LAUNCH"
@@ -81,7 +82,7 @@ class Launched:
         """OSError where it did not begin."""
         self._channel = channel
         self.out_of_memory, self.memory_limit = False, None
-        self._code: int | None = None
+        self._status: int | None = None
         self._over = threading.Event()
         try:
             _ask(channel, asked, [output])
@@ -105,13 +106,16 @@ class Launched:
 
     def reap(self) -> int:
         self._channel.close()
-        return 128 + signal.SIGKILL if self._code is None else self._code
+        return SIGKILL_STATUS if self._status is None else self._status
 
     def _await(self) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):  # a launcher that is gone has taken the program along
             told = _answer(self._channel)
             self.out_of_memory, self.memory_limit = bool(told["outOfMemory"]), told["memoryLimit"]
-            self._code = int(told["code"])
+            code = int(told["code"])
+            # An older host's launcher does not tell a signal from the code that a shell makes of it.
+            number = told["signal"] if "signal" in told else code - 128 if code > 128 else None
+            self._status = -int(number) if number else code
         self._over.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
 

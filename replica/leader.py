@@ -114,10 +114,10 @@ class Leader:
         silence = {n: watch.see(("beat", n), (r.life, r.beat) if (r := replicas.get(n)) else None) for n in names}
         exited, killed = {}, {}
         for name, record in replicas.items():
+            if record.done or (record.state is ReplicaState.EXITED and record.attempt == job.attempt):
+                exited[name] = watch.see(("exit", name), (record.attempt, record.restarts, record.exitCode))
             if record.attempt != job.attempt:
                 continue
-            if record.state is ReplicaState.EXITED:
-                exited[name] = watch.see(("exit", name), (record.attempt, record.restarts, record.exitCode))
             lost = silence[name] >= self._plan.lostAfterSeconds
             if record.restarts or record.killed or lost:
                 killed[name] = watch.see(("kill", name), (record.attempt, record.restarts, record.killed, lost))

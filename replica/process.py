@@ -51,7 +51,7 @@ class Process(Protocol):
         """True once it has ended, of which a SIGCHLD tells. What it leaves behind is killed by then, or by `reap`."""
 
     def reap(self) -> int:
-        """The exit code as a shell gives it, of one that has ended."""
+        """How one that has ended did, as of `replica.exit_rules`: negative if a signal ended it."""
 
 
 class Start(Protocol):
@@ -102,8 +102,7 @@ class Child:
 
     def reap(self) -> int:
         self.signal(signal.SIGKILL)
-        code = self._process.wait()
-        return 128 - code if code < 0 else code
+        return self._process.wait()
 
 
 def encoded(argv: Sequence[str]) -> list[bytes]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from jobs.records import Event, Plan, ReplicaRecord, kept
 from jobs.states import ReplicaState
 from replica.decide import PREEMPTED, killer
+from replica.exit_rules import SIGKILL_STATUS, is_restart, shell_code
 
 LONGEST_WAIT = 30.0
 GOOD_SECONDS = 600.0
@@ -15,8 +16,6 @@ AT_ONCE_SECONDS = 10.0
 """A trainer that dies sooner than this after its start dies at once."""
 ALIKE = 3
 """So many deaths in a row that are the same, at once or for want of memory, and there is no further start."""
-SIGKILL_CODE = 128 + 9
-SIGTERM_CODE = 128 + 15
 
 
 def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now: str) -> ReplicaRecord:
@@ -31,10 +30,10 @@ def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now:
     if outdated(plan, mine, attempt):
         return again(mine, attempt)
     if mine.state is ReplicaState.RUNNING:
-        ended = replace(mine, exitCode=SIGKILL_CODE, outOfMemory=False, endTime=now, errorMessage="")
+        ended = replace(_with_end(mine, SIGKILL_STATUS, now), outOfMemory=False, errorMessage="")
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the replica or its host was stopped", not preempted)
-    if mine.state is ReplicaState.EXITED and not mine.hopeless and (mine.exitCode is None or mine.exitCode >= 128):
-        ended = replace(mine, exitCode=mine.exitCode or SIGKILL_CODE)
+    if mine.state is ReplicaState.EXITED and not mine.hopeless and (mine.exitCode is None or mine.killed):
+        ended = mine if mine.exitCode else _with_end(mine, SIGKILL_STATUS, mine.endTime)
         return after_kill(plan, ended, now, PREEMPTED if preempted else "the unit was stopped", not preempted)
     return mine
 
@@ -42,7 +41,7 @@ def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now:
 def after_exit(
     plan: Plan,
     record: ReplicaRecord,
-    exit_code: int,
+    status: int,
     seconds: float,
     now: str,
     tail: str,
@@ -51,21 +50,24 @@ def after_exit(
 ) -> ReplicaRecord:
     """The record after the trainer ended by itself: PREPARING where it is to start again on this host, else EXITED.
 
-    A kill (128 or more) is passing, any other code is the trainer's own verdict. It ran for `seconds`; `tail` is the end of its
+    `status` is as of `replica.exit_rules`, which say whether it starts again. It ran for `seconds`; `tail` is the end of its
     log.
     """
-    why = tail if exit_code else ""
+    why = tail if status else ""
     limit = memory_limit if out_of_memory else None
-    ended = replace(record, exitCode=exit_code, outOfMemory=out_of_memory, memoryLimit=limit, endTime=now, errorMessage=why)
-    if exit_code < 128:
-        return replace(ended, state=ReplicaState.EXITED, alike=0)
-    went_well = seconds >= GOOD_SECONDS
+    ended = replace(_with_end(record, status, now), outOfMemory=out_of_memory, memoryLimit=limit, errorMessage=why)
+    # The codes of a study are those of its trials, and not of what runs them.
+    rules = replace(plan, restartCodes=[], permanentCodes=[]) if plan.study else plan
+    if not is_restart(rules, status, out_of_memory, record.preempted):
+        return replace(ended, state=ReplicaState.EXITED, killed=False, alike=0)
     death = killer(ended)
-    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and not went_well)
+    # A code that comes again and again, however late, is no bad luck.
+    went_well = seconds >= GOOD_SECONDS and (status < 0 or record.death != death)
+    at_once = seconds < AT_ONCE_SECONDS or (out_of_memory and seconds < GOOD_SECONDS)
     alike = record.alike + 1 if at_once and record.death in (death, "") else int(at_once)
     ended = replace(ended, alike=alike, death=death, spent=0 if went_well else record.spent)
     if alike >= ALIKE:
-        return replace(ended, state=ReplicaState.EXITED, hopeless=True)
+        return replace(ended, state=ReplicaState.EXITED, killed=True, hopeless=True)
     return after_kill(plan, ended, now, death)
 
 
@@ -74,36 +76,43 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
 
     One that does not count against the limit, as nobody's trainer is the cause, is a restart none the less.
     """
-    if plan.whole and not plan.is_expendable(ended.name):
-        return replace(ended, state=ReplicaState.EXITED)
-    if counts and ended.spent >= plan.maxRestarts:
-        return replace(ended, state=ReplicaState.EXITED)
+    if (plan.whole and not plan.is_expendable(ended.name)) or (counts and ended.spent >= plan.maxRestarts):
+        return replace(ended, state=ReplicaState.EXITED, killed=True)
     events, spent = kept(ended.events, Event(now, cause)), ended.spent + counts
-    return replace(ended, state=ReplicaState.PREPARING, restarts=ended.restarts + 1, spent=spent, events=events)
+    pending = replace(ended, state=ReplicaState.PREPARING, killed=False, restarts=ended.restarts + 1, spent=spent)
+    return replace(pending, events=events)
 
 
-def after_stop(record: ReplicaRecord, exit_code: int | None, now: str) -> ReplicaRecord:
-    """The record after the trainer was made to end, or was never started; one that had ended by itself stays as it is."""
+def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool = False) -> ReplicaRecord:
+    """The record after the trainer was made to end, or was never started; one that had ended by itself stays as it is.
+
+    It was `killed` where it is to start again when its unit does.
+    """
     if record.state is ReplicaState.EXITED:
         return record
-    return replace(record, state=ReplicaState.EXITED, exitCode=exit_code, endTime=now)
+    return replace(_with_end(record, status, now), state=ReplicaState.EXITED, killed=killed)
+
+
+def _with_end(record: ReplicaRecord, status: int | None, now: str | None) -> ReplicaRecord:
+    code = None if status is None else shell_code(status)
+    return replace(record, exitCode=code, signal=-status if status is not None and status < 0 else None, endTime=now)
 
 
 def outdated(plan: Plan, record: ReplicaRecord, attempt: int) -> bool:
-    """True for a record of an earlier attempt; but a chief that is done stays done."""
-    return record.attempt < attempt and not (record.name == plan.chief and record.done)
+    """True for a record of an earlier attempt; but of some what is done stays done."""
+    return record.attempt < attempt and not (record.done and plan.stays_done(record.name))
 
 
 def again(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
     """The record with which the whole job starts again; a trainer that never runs longer than a moment is still found out."""
     fresh = replace(record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, spent=0, hopeless=False)
-    return replace(fresh, errorMessage="")
+    return replace(fresh, killed=False, errorMessage="")
 
 
 def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
     """The record of a trainer that runs; startTime stays that of the first."""
-    start = record.startTime or now
-    return replace(record, state=ReplicaState.RUNNING, startTime=start, endTime=None, exitCode=None, errorMessage="")
+    fresh = replace(record, state=ReplicaState.RUNNING, exitCode=None, signal=None, killed=False, endTime=None, errorMessage="")
+    return replace(fresh, startTime=record.startTime or now, lastStartTime=now, starts=record.starts + 1)
 
 
 def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:

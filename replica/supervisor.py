@@ -18,8 +18,8 @@ from jobs.records import Plan, ReplicaRecord, UnsavedFiles
 from jobs.states import ReplicaState
 from replica import restart
 from replica.decide import killer
+from replica.exit_rules import SIGKILL_STATUS, SIGTERM_CODE
 
-_KILLED = 137
 _TUNER = Path(__file__).resolve().parents[1] / "tuner" / "__main__.py"
 
 
@@ -60,7 +60,7 @@ class Child(Protocol):
         """SIGTERM now, SIGKILL after so many seconds."""
 
     def poll(self) -> int | None:
-        """The exit code once it has ended."""
+        """How it ended, once it has, as of `replica.exit_rules`: negative if a signal ended it."""
 
     def due(self) -> float:
         """Seconds until poll has something to do besides a SIGCHLD."""
@@ -183,7 +183,7 @@ class Supervisor:
     def _reap(self) -> None:
         """Take note of a trainer that has ended."""
         child = self._child
-        if child is None or (code := child.poll()) is None:
+        if child is None or (status := child.poll()) is None:
             return
         self._see_recovery()
         self._see_error()
@@ -192,16 +192,21 @@ class Supervisor:
         self._child = None
         self._ended_at = self._clock()
         if self._terminated or child.stopping:
-            self._record = restart.after_stop(self._record, restart.SIGTERM_CODE if self._terminated else code, self._now())
+            self._record = self._stopped(status)
             return
         ran = self._ended_at - self._started_at
         record = restart.after_exit(
-            self._assignment.plan, self._record, code, ran, self._now(), child.tail, child.out_of_memory, child.memory_limit
+            self._assignment.plan, self._record, status, ran, self._now(), child.tail, child.out_of_memory, child.memory_limit
         )
         self._record = record
         wait = restart.wait_before_start(record)
         self._start_at = self._clock() + wait
         self._tell_of(record, wait)
+
+    def _stopped(self, status: int | None) -> ReplicaRecord:
+        """The record of a trainer that was made to end. While its job goes on, an answer to SIGTERM is no success."""
+        status = SIGTERM_CODE if self._terminated or not self._ending else status
+        return restart.after_stop(self._record, status, self._now(), killed=self._terminated)
 
     def _see_recovery(self) -> None:
         """Take note of the first line after a restart, also of a trainer that ended before anybody asked."""
@@ -222,7 +227,7 @@ class Supervisor:
             log.say(f"restarting after {killer(record)} ({record.spent} of {limit}){when}", "WARNING")
         elif record.hopeless:
             log.say(f"trainer ended by {killer(record)}, the same {record.alike} times in a row", "ERROR")
-        elif code >= 128:
+        elif record.signal:
             log.say(f"trainer ended by {killer(record)}", "ERROR")
         else:
             log.say(f"trainer exited with status {code}", "ERROR" if code else "INFO")
@@ -239,7 +244,7 @@ class Supervisor:
                 log.say(f"stopping: {'the unit is stopped' if self._terminated else why}")
                 self._child.stop(plan.stopSeconds)
         elif self._terminated or self._ending:
-            self._record = restart.after_stop(record, restart.SIGTERM_CODE if self._terminated else None, self._now())
+            self._record = self._stopped(None)
         elif outdated:
             log.say(f"the whole job starts again, attempt {self._attempt}", "WARNING")
             self._start(restart.again(record, self._attempt))
@@ -256,8 +261,10 @@ class Supervisor:
             program = self._assignment.argv[0]
             reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             why = f"the trainer cannot start: {reason}"
-            code = _KILLED if isinstance(error, TimeoutError) else 127  # a host that is slow is no verdict on the program
-            record = restart.after_exit(self._assignment.plan, record, code, 0.0, self._now(), why)
+            status = (
+                SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
+            )  # a host that is slow is no verdict on the program
+            record = restart.after_exit(self._assignment.plan, record, status, 0.0, self._now(), why)
             self._start_at = self._clock() + restart.wait_before_start(record)
             log.say(record.errorMessage, "ERROR")
         else:

@@ -86,7 +86,7 @@ class Trainer:
             self._process.signal(signal.SIGTERM)
 
     def poll(self) -> int | None:
-        """The exit code as a shell gives it once the trainer has ended and its output is read, until then None.
+        """How the trainer ended, as of `replica.exit_rules`, once it has and its output is read; until then None.
 
         Children that outlive the trainer are killed: they would hold its port.
         """
@@ -94,10 +94,10 @@ class Trainer:
             self._process.signal(signal.SIGKILL)
         if not self._process.ended():
             return None
-        code = self._process.reap()
+        status = self._process.reap()
         os.close(self._end)
         self._pump.join()
-        return code
+        return status
 
     def due(self) -> float:
         """Seconds until poll has something to do besides a SIGCHLD."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ from scaletier.flags import Flags, flags_of
 from scaletier.flags import parse as parse_flags
 from scaletier.job import Job, JobError
 
-# Codes of 128 and above mean "not the program's fault, run it again" to whoever supervises it. This one is SIGTERM's, 128 + 15.
-RETRY_EXIT_CODE = 143
+# SIGTERM's: the process ends by that signal, which is not the program's fault to whoever supervises it, as a code would be.
+RETRY_EXIT_CODE = 128 + signal.SIGTERM
 _INTERRUPT_EXIT_CODE = 130
 
 
@@ -40,6 +41,10 @@ def run(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) -
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    if code == RETRY_EXIT_CODE:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        signal.raise_signal(signal.SIGTERM)
     os._exit(code)
 
 

@@ -32,13 +32,13 @@ class Process:
         )
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code as a shell gives it, once the trial and all that it started have ended; None after so many seconds."""
+        """How it ended, as of `replica.exit_rules`, once the trial and all that it started have; None after so many seconds."""
         try:
-            code = self._process.wait(seconds)
+            status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
         _end_others()
-        return 128 - code if code < 0 else code
+        return status
 
     def stop(self, seconds: float) -> None:
         """SIGTERM now, and SIGKILL after so many seconds."""
@@ -66,7 +66,7 @@ class Unit:
         self._launched = starts(run, sys.stdout.fileno())
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code as a shell gives it, once nothing is left of the trial; None after so many seconds."""
+        """How it ended, as of `replica.exit_rules`, once nothing is left of the trial; None after so many seconds."""
         return self._launched.reap() if self._launched.wait(seconds) else None
 
     def stop(self, seconds: float) -> None:

@@ -31,7 +31,7 @@ from jobs.study import Measurement, Study, Trial, TrialState, best, thinned, wor
 from jobs.times import now
 from jobs.trials import Trials
 from replica import config
-from replica.decide import end_of
+from replica.exit_rules import describe_end, is_restart
 from replica.launched import launcher, scratch_folder
 from replica.process import delete
 from tuner.measure import Metrics
@@ -52,7 +52,7 @@ class Child(Protocol):
         """True where the kernel killed one of its processes for want of memory."""
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code once it has ended; None after so many seconds."""
+        """How it ended, once it has, as of `replica.exit_rules`; None after so many seconds."""
 
     def stop(self, seconds: float) -> None:
         """SIGTERM now, SIGKILL after so many seconds."""
@@ -237,13 +237,13 @@ class Tuner:
                 self._child = None
             if watched is None or self._terminated:
                 return
-            code, stored, early = watched
-            self._ended(stored, self._judged(stored.record, code, child.out_of_memory, metrics, early))
+            status, stored, early = watched
+            self._ended(stored, self._judged(stored.record, status, child.out_of_memory, metrics, early))
 
     def _watch(self, stored: Stored[Trial], child: Child, metrics: Metrics) -> tuple[int, Stored[Trial], bool] | None:
-        """The exit code, the record as it is then, and whether it was stopped early; None where another has the trial."""
+        """How it ended, the record as it is then, and whether it was stopped early; None where another has the trial."""
         looked = beat = time.monotonic()
-        while (code := child.wait(self._host.pollSeconds)) is None:
+        while (status := child.wait(self._host.pollSeconds)) is None:
             moment = time.monotonic()
             summaries = self._study.enableTrialEarlyStopping and moment - looked >= _SUMMARIES_SECONDS
             told = _measured(metrics, summaries)
@@ -264,7 +264,7 @@ class Tuner:
                     return 0, stored, True
             except (StoreError, RecordError):
                 continue  # it is told again at the next look
-        return code, stored, False
+        return status, stored, False
 
     def _mine(self, trial: Trial) -> Stored[Trial] | None:
         """The record as it is now; None where another replica, or another life of this one, has the trial."""
@@ -288,14 +288,15 @@ class Tuner:
             except Conflict as error:
                 raise StoreError(str(error)) from error
 
-    def _judged(self, trial: Trial, code: int, out_of_memory: bool, metrics: Metrics, early: bool) -> Trial:
+    def _judged(self, trial: Trial, status: int, out_of_memory: bool, metrics: Metrics, early: bool) -> Trial:
         """What is to be said of a trial that has ended: FAILED unless its program went well and told a finite metric."""
-        if code:
+        if status:
             # A kill of the process alone, too, is no verdict of the trainer's.
-            if code >= 128 and not out_of_memory and trial.restarts < self._plan.maxRestarts:
+            restarts = is_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
+            if restarts and not out_of_memory:
                 return trial
             said = self._last_words()
-            return self._failed(trial, f"it ended with {end_of(code, out_of_memory)}{f': {said}' if said else ''}")
+            return self._failed(trial, f"it ended with {describe_end(status, out_of_memory)}{f': {said}' if said else ''}")
         tag = self._study.hyperparameterMetricTag
         try:
             measured = metrics.reported() or trial.allMetrics if early else metrics.whole()

@@ -15,9 +15,11 @@ from typing import Any
 
 from infra.spec import JOB_ROLES, Role
 from ops.checks import (
+    EXIT_KEYS,
     LOSABLE,
     RESTART_POLICIES,
     Check,
+    check_exit_codes,
     check_mapping,
     flag,
     flags,
@@ -50,6 +52,7 @@ class Strategy:
     It cannot run where one of the roles that it `needs` has no host; `replicas` are the roles that it makes use of besides the
     master, None for all; of those that go `together` it has all or none; the loss of an `expendable` role it survives. With
     restart_policy `all` a kill starts the whole job again, with `replica` that replica alone. None as exchange: not told.
+    `exits` are the keys of `ops.checks.EXIT_KEYS` that are declared.
     """
 
     needs: tuple[str, ...] = ()
@@ -58,6 +61,7 @@ class Strategy:
     exchange: str | None = None
     replicas: tuple[str, ...] | None = None
     together: tuple[str, ...] = ()
+    exits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ class Pace:
 class Declared:
     """A trainer's declaration: `strategies` by their names, `default` the one that it takes by itself, `export` a module.
 
-    `tensorflow` are the minor versions that it knows, none where any will do.
-    A job's end is reported to `notify`, a URL or a command, unless the job says otherwise.
+    `tensorflow` are the minor versions that it knows, none where any will do. `exits` hold for every strategy, which
+    may declare its own. A job's end is reported to `notify`, a URL or a command, unless the job says otherwise.
     Where `pass_job_dir` is False, the trainer goes by JOB_DIR and is not to be passed a flag that its code seems to know.
     """
 
@@ -101,11 +105,12 @@ class Declared:
     export: str | None = None
     pass_job_dir: bool = True
     tensorflow: tuple[str, ...] = ()
+    exits: Mapping[str, Any] = field(default_factory=dict)
     notify: str = ""
 
     def strategy(self, name: str | None) -> Strategy:
         """What a strategy means, the default one where none is named; nothing in particular where it is not declared."""
-        return self.strategies.get(name or self.default or "", Strategy())
+        return self.strategies.get(name or self.default or "", Strategy(exits=self.exits))
 
     def wants(self, args: Sequence[str]) -> str | None:
         """The data set that the bucket must have for these arguments."""
@@ -121,6 +126,7 @@ _STRATEGY_KEYS: Mapping[str, Check] = {
     "expendable": some_of(LOSABLE),
     "restartPolicy": one_of(RESTART_POLICIES),
     "exchange": one_of(EXCHANGES),
+    **EXIT_KEYS,
 }
 _DATA_KEYS: Mapping[str, Check] = {"name": one_of(DATA_SETS), "flags": flags}
 _PLAN_KEYS: Mapping[str, Check] = {
@@ -147,6 +153,7 @@ _KEYS: Mapping[str, Check] = {
     "export": text,
     "passJobDir": truth,
     "tensorflow": _minor_versions,
+    **EXIT_KEYS,
     "notify": notify,
 }
 
@@ -158,7 +165,11 @@ def read(files: Mapping[str, bytes], package: str) -> Declared:
         if place in files:
             content = read_yaml(files[place], place)
             given |= check_mapping(content if content is not None else {}, _KEYS, place)
-    strategies = {name: _strategy(keys) for name, keys in given.get("strategies", {}).items()}
+    exits = _exits(given, path)
+    strategies = {
+        name: _strategy(keys, merged(exits, _exits(keys, f"{path}: strategies.{name}")))
+        for name, keys in given.get("strategies", {}).items()
+    }
     default, export = given.get("strategy"), given.get("export")
     if default is not None and default not in strategies:
         raise UsageError(
@@ -169,7 +180,19 @@ def read(files: Mapping[str, bytes], package: str) -> Declared:
     pace, pass_job_dir = _pace(given.get("plan", {})), given.get("passJobDir", True)
     versions = given.get("tensorflow", ())
     data, notified = _data(given.get("data"), path), given.get("notify", "")
-    return Declared(data, strategies, default, pace, export, pass_job_dir, versions, notified)
+    return Declared(data, strategies, default, pace, export, pass_job_dir, versions, exits, notified)
+
+
+def _exits(given: Mapping[str, Any], path: str) -> dict[str, Any]:
+    check_exit_codes(given, path)
+    return {key: given[key] for key in EXIT_KEYS if key in given}
+
+
+def merged(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `EXIT_KEYS` with those that come before them: a code that these name in one list leaves the other."""
+    codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
+    left = {key: [code for code in exits[key] if code not in above.get(codes[key], ())] for key in codes if key in exits}
+    return {**exits, **left, **above}
 
 
 def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: bool) -> None:
@@ -197,7 +220,7 @@ def read_archive(archive: bytes, package: str) -> Declared:
         return read({name: opened.read() if opened else b"" for name, opened in wanted.items()}, package)
 
 
-def _strategy(given: Mapping[str, Any]) -> Strategy:
+def _strategy(given: Mapping[str, Any], exits: Mapping[str, Any]) -> Strategy:
     plain = Strategy()
     return Strategy(
         tuple(given.get("needs", plain.needs)),
@@ -206,6 +229,7 @@ def _strategy(given: Mapping[str, Any]) -> Strategy:
         given.get("exchange"),
         tuple(given["replicas"]) if "replicas" in given else None,
         tuple(given.get("together", plain.together)),
+        exits,
     )
 
 

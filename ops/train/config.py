@@ -13,13 +13,14 @@ from typing import Any
 
 from infra.spec import Role
 from jobs import notification, paths, variables
+from jobs.records import RESTART_CODE
 from jobs.study import Study
 from ops.checks import check_mapping, notify, read_yaml
 from ops.cluster.inventory import Inventory
 from ops.errors import UsageError, meant
 from ops.package import declared as declaration
 from ops.package import runtimes
-from ops.package.declared import Declared, Strategy
+from ops.package.declared import Declared, Strategy, merged
 from ops.package.runtimes import Runtime
 from ops.train import arguments, environment, fitness, part, tuning
 from ops.train.program import readers
@@ -29,6 +30,8 @@ IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
 # What ROLE_KEYS may say of a trial.
 _ONE_HOST = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
+GRACE_SECONDS = 30.0
+"""What replicas have that still work when their job is done, if nobody says otherwise."""
 # Of a config.yaml, what a job's trainingInput says in words of its own.
 _SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "notify", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
 
@@ -156,15 +159,30 @@ def chosen_strategy(args: Sequence[str]) -> str | None:
     return named[-1] if named else None
 
 
-def policy(scheduling: Mapping[str, Any], strategy: Strategy, study: Study | None = None) -> dict[str, Any]:
+def policy(
+    scheduling: Mapping[str, Any], strategy: Strategy, study: Study | None = None, where: str = "scheduling"
+) -> dict[str, Any]:
     """The fields of a plan that are a matter of choice: as config.yaml says, else as the trainer declares.
 
-    Trials have nothing to do with one another: where one host is lost the others go on.
+    Trials have nothing to do with one another: where one host is lost the others go on. UsageError, which names config.yaml's
+    scheduling as `where`, for a success that cannot be waited for.
     """
     if study:
-        strategy = Strategy(restart_policy="replica", expendable=(Role.WORKER,))
+        codes = {key: strategy.exits[key] for key in ("restartCodes", "permanentCodes", "stopSignal") if key in strategy.exits}
+        strategy = Strategy(restart_policy="replica", expendable=(Role.WORKER,), exits={**codes, "successPolicy": "chief"})
     declared = {"restartPolicy": strategy.restart_policy, "expendable": list(strategy.expendable)}
-    return {**declared, **{key: value for key, value in scheduling.items() if key != "priority"}}
+    chosen = {key: value for key, value in scheduling.items() if key != "priority"}
+    usual = {"restartCodes": [RESTART_CODE], "gracePeriod": GRACE_SECONDS}
+    decided = {**declared, **merged(merged(usual, strategy.exits), chosen)}
+    if decided.get("successPolicy") != "all":
+        return decided
+    wrong = f"{where}.successPolicy 'all' is invalid"
+    if strategy.exits.get("successPolicy") == "chief":
+        why = "a trial's host may be lost" if study else "this trainer's other replicas have no end of their own"
+        raise UsageError(f"{wrong}: {why}. Valid: chief")
+    if Role.WORKER in decided["expendable"]:
+        raise UsageError(f"{wrong}: expendable has worker. Valid: chief, or an expendable without worker")
+    return decided
 
 
 def automatic_id(package: str) -> str:
@@ -331,7 +349,7 @@ def build_job(
         labels=labels,
         job_dir_flag=None if asked or tuned else job_dir_flag,
         use_chief=given.get("useChiefInTfConfig", True),
-        policy=policy(scheduling, declared.strategy(strategy), study),
+        policy=policy(scheduling, declared.strategy(strategy), study, f"{where}: trainingInput.scheduling"),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
         declared=declared,
         environment=added,

@@ -9,9 +9,11 @@ from typing import Any
 from infra.spec import Role
 from jobs.paths import JOB_ID
 from ops.checks import (
+    EXIT_KEYS,
     LOSABLE,
     RESTART_POLICIES,
     Check,
+    check_exit_codes,
     check_mapping,
     count,
     nested,
@@ -91,6 +93,7 @@ SCHEDULING_KEYS: Mapping[str, Check] = {
     "logLimit": size,
     "restartPolicy": one_of(RESTART_POLICIES),
     "expendable": some_of(LOSABLE),
+    **EXIT_KEYS,
     "priority": whole,
 }
 
@@ -98,6 +101,7 @@ SCHEDULING_KEYS: Mapping[str, Check] = {
 def scheduling(value: Any, path: str) -> dict[str, Any]:
     """`trainingInput.scheduling`, in the names of today."""
     given = check_mapping(value if value is not None else {}, SCHEDULING_KEYS, path)
+    check_exit_codes(given, path)
     if _OLD_WAIT in given and "maxWaitTime" in given:
         raise UsageError(f"{path}.{_OLD_WAIT} is what maxWaitTime was called, which is there too: take it out")
     return {"maxWaitTime" if key == _OLD_WAIT else key: item for key, item in given.items()}

@@ -92,7 +92,7 @@ def test_a_run_that_was_ended_and_resumed_is_one_that_never_was(tmp_path: Path) 
     assert whole.wait(limit()) == 0
     ended = ran(STOPPED, tmp_path, *flags, JOB_DIR=str(tmp_path / "ended"), END_AT="29")
     said, _ = ended.communicate(timeout=limit())
-    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.returncode == -signal.SIGTERM
     at = re.search(r"^error: told to end at step (\d+); a checkpoint is saved$", said, re.MULTILINE)
     assert at
     assert 30 <= int(at[1]) < 60

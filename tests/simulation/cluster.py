@@ -43,7 +43,7 @@ TROUBLE_ENDS = 150.0
 OPERATOR_COMES = 600.0
 """So long after the end of all trouble, that a job which waited for a person would be FAILED by then."""
 WORLD_ENDS = 4000.0
-_KILLED = 137
+_KILLED, _STOPPED = -9, (-15, 143, 0)
 
 # Records never change, and many read the same one: parsed once, a schedule takes a third of the time.
 _PARSED = {kind: staticmethod(lru_cache(maxsize=4096)(kind.from_json)) for kind in (JobRecord, ReplicaRecord, Plan, Queue)}
@@ -69,13 +69,15 @@ class Story:
     rules: dict[str, Any]
     acknowledged: bool = False
     cancelled: bool = False
-    chief_done: int = 0
+    ends: bool = False
+    again: int = 0
+    done: set[str] = field(default_factory=set)
     ended: JobState | None = None
     message: str = ""
 
 
 class Trainer:
-    """A trainer: the chief's ends with its work, the others' when they are told."""
+    """A trainer: the chief's ends with its work, the others' when they are told, or with theirs. Some ask for another start."""
 
     def __init__(self, host: Host, job: Assignment) -> None:
         self.host, self.job_id, self.name = host, job.plan.jobId, job.name
@@ -84,8 +86,11 @@ class Trainer:
         self.first_error = self.progress = None
         world = host.cluster.world
         story = host.cluster.stories[self.job_id]
-        self.ends_at = world.time + story.work if job.name == job.plan.chief else float("inf")
-        self.code = 1 if story.fails else 0
+        ends = job.name == job.plan.chief or (story.ends and not job.plan.is_server(job.name))
+        self.ends_at = world.time + story.work * world.random.choice((0.5, 1, 2)) if ends else float("inf")
+        self.code = world.random.choice((1, 137, 255)) if story.fails else 0
+        if story.again > 0 and not story.fails and ends:
+            story.again, self.code = story.again - 1, 42
         self.stop_at: float | None = None
         self.killed = False
 
@@ -100,10 +105,10 @@ class Trainer:
         if self.killed:
             code = _KILLED
         elif self.stop_at is not None and time >= self.stop_at:
-            code = 143
+            code = self.host.cluster.world.random.choice(_STOPPED)
         elif time >= self.ends_at:
             code = self.code
-            story.chief_done += code == 0
+            story.done |= {self.name} if code == 0 else set()
         else:
             return None
         self.host.trainer = None
@@ -317,8 +322,13 @@ class Cluster:
             "expendable": random.choice(([], ["worker"], ["worker", "ps"])),
             "maxRestarts": random.choice((1, 5)),
             "stallTimeout": random.choice((None, None, 60.0)),
+            "gracePeriod": random.choice((0.0, 5.0, 30.0)),
         }
-        self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1), rules))
+        if random.random() < 0.3:
+            rules |= {"successPolicy": "all", "expendable": []}
+        ends = "successPolicy" in rules or random.random() < 0.3
+        again = random.choice((0, 0, 0, 1, 3))
+        self.stories.setdefault(job_id, Story(random.uniform(2, 30), self.world.chance(0.1), rules, ends=ends, again=again))
         some = random.sample(self.hosts, random.randint(1, len(self.hosts))) if self.world.chance(0.3) else self.hosts
         names = [host.name for host in self.hosts if host in some]
         wants = self._others_too(names) if self.world.chance(0.5) else {name: [name] for name in names}
@@ -444,10 +454,15 @@ class Cluster:
         self.renewed[new.jobId] = self.world.time
         if new.final and story.ended is None:
             story.ended, story.message = new.state, new.errorMessage
-            if new.state is JobState.SUCCEEDED and not story.chief_done:
-                raise Violation(f"{new.jobId} SUCCEEDED without its chief")
+            if new.state is JobState.SUCCEEDED and (missing := self._deciding(new.jobId) - story.done):
+                raise Violation(f"{new.jobId} SUCCEEDED without {sorted(missing)}")
             if story.acknowledged and new.errorMessage == NOT_HANDED_OVER:
                 raise Violation(f"{new.jobId} was handed over, and is ended as if it had not been")
+
+    def _deciding(self, job_id: str) -> set[str]:
+        """Whose success is the job's."""
+        plan = Plan.from_json(self.world.objects[paths.plan(job_id)][0])
+        return {name for name in plan.replicas if plan.decides(name)}
 
     def _as_holder(self, who: str, job: JobRecord) -> str:
         """What a process calls itself in a lease: a host by the replica of the job that it is."""

@@ -192,21 +192,18 @@ def test_a_job_costs_from_its_start_to_its_end(start: str | None, price: float |
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "done", "killed"),
+    ("state", "code", "signal", "done", "status"),
     [
-        ("EXITED", 0, True, False),
-        ("EXITED", 1, False, False),
-        ("EXITED", 127, False, False),
-        ("EXITED", 128, False, True),
-        ("EXITED", 137, False, True),
-        ("EXITED", None, False, False),
-        ("RUNNING", 0, False, False),
-        ("PREPARING", 137, False, False),
+        ("EXITED", 0, None, True, 0),
+        ("EXITED", 137, None, False, 137),
+        ("EXITED", 137, 9, False, -9),
+        ("EXITED", None, None, False, 0),
+        ("RUNNING", 0, None, False, 0),
     ],
 )
-def test_done_and_killed(state: str, code: int | None, done: bool, killed: bool) -> None:
-    record = ReplicaRecord("ps-0", state=ReplicaState(state), exitCode=code)
-    assert (record.done, record.killed) == (done, killed)
+def test_how_it_ended(state: str, code: int | None, signal: int | None, done: bool, status: int) -> None:
+    record = ReplicaRecord("ps-0", state=ReplicaState(state), exitCode=code, signal=signal)
+    assert (record.done, record.status) == (done, status)
 
 
 def test_the_chief_is_never_expendable() -> None:

@@ -70,7 +70,7 @@ def test_a_line_of_a_log() -> None:
 
 def test_records_with_all_that_they_may_have() -> None:
     events = [Event("2026-01-31T12:00:00.000Z", "killed", 1.5)]
-    replica = ReplicaRecord("ps-0", ReplicaState.EXITED, 137, True, 2, usage=Usage(1.5, 0.5, 7), events=events)
+    replica = ReplicaRecord("ps-0", ReplicaState.EXITED, 137, 9, True, True, 2, usage=Usage(1.5, 0.5, 7), events=events)
     sent = Notification("POST https://example.com/…", "2026-01-31T12:00:00.000Z", 1)
     progress = Progress(5, 10, 1.5, 3.3, 0.5, {"accuracy": 0.5}, "2026-01-31T12:00:00.000Z")
     error = FirstError("2026-01-31T12:00:00.000Z", "ValueError: x")

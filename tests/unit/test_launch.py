@@ -349,6 +349,25 @@ def test_a_program_finds_the_signals_as_they_usually_are(host: Host, tmp_path: P
     assert int(printed(tmp_path)[0].split()[1], 16) & (1 << signal.SIGPIPE - 1) == 0
 
 
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("sys.exit(-1)", 255), ("sys.exit(137)", 137), ("os.kill(os.getpid(), 9)", -9), ("os.kill(os.getpid(), 11)", -11)],
+)
+def test_a_signal_is_told_from_an_exit_code(host: Host, tmp_path: Path, code: str, status: int) -> None:
+    assert finished(started(host, tmp_path, f"import os, sys; {code}")) == status
+
+
+def test_an_older_launcher_tells_no_signal(host: Host, tmp_path: Path) -> None:
+    told = (host.root / "ended").read_text().replace('"signal": number, ', "")
+    (host.root / "ended").write_text(told)
+    assert finished(started(host, tmp_path, "import os; os.kill(os.getpid(), 9)")) == -9
+
+
+@pytest.mark.parametrize(("name", "number"), [("KILL", 9), ("RTMIN+3", 37), ("64", 64), ("NONE", 9)])
+def test_the_number_of_a_signal(name: str, number: int) -> None:
+    assert at_the_end.signal_number(name) == number
+
+
 def test_its_output_folder_is_there_and_what_it_names_is_shown(host: Host, tmp_path: Path) -> None:
     output = f"{host.bucket}/jobs/job01/output/1"
     trainer = started(
@@ -457,7 +476,7 @@ def test_a_stop_is_a_request_first_and_then_none(host: Host, tmp_path: Path) -> 
     )
     until(lambda: rude.lines == 1)
     rude.stop(0.2)
-    assert finished(rude) == 137
+    assert finished(rude) == -9
 
 
 def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) -> None:
@@ -500,7 +519,7 @@ def test_one_waits_until_nothing_is_left_of_the_one_before(host: Host, tmp_path:
 def test_how_another_one_ended_counts_for_none(host: Host, tmp_path: Path) -> None:
     (host.root / "run/ended").write_text('{"code": 0, "outOfMemory": false, "memoryLimit": null}')
     (host.root / "ended").write_text("#!/bin/sh\n")
-    assert finished(started(host, tmp_path, "raise SystemExit(3)")) == 137
+    assert finished(started(host, tmp_path, "raise SystemExit(3)")) == -9
 
 
 def test_what_is_refused_is_said(host: Host, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ WITHIN = {
     "predictor": {"predictor", "serving.fetched", "serving.rest"},
     "scaletier": {"scaletier"},
     "trainer": {"trainer", "scaletier"},
-    "tuner": {"tuner", "jobs", "replica.config", "replica.decide", "replica.launched", "replica.memory", "replica.process"},
+    "tuner": {"tuner", "jobs", "replica.config", "replica.exit_rules", "replica.launched", "replica.memory", "replica.process"},
 }
 # Of ops, the rooms in the order in which data go through them: each imports those before it, or of these what is told here.
 ROOMS = ("cluster", "package", "logs", "screen", "train", "show", "models", "plan", "report")

@@ -267,6 +267,9 @@ def test_a_strategy_goes_to_the_trainer_behind_what_is_written_and_before_what_i
     assert build_job(replace(flags, args="--max-steps 9"), inventory).args == ("--strategy", "any", "--max-steps", "9")
 
 
+USUAL = {"restartCodes": [42], "gracePeriod": 30.0}
+
+
 @pytest.mark.parametrize(
     ("strategy", "args", "policy", "expendable"),
     [
@@ -281,7 +284,7 @@ def test_the_strategy_that_the_trainer_goes_by_says_what_the_job_survives(
 ) -> None:
     job = build_job(Flags("j", more_args=args, strategy=strategy), inventory, "mine", DECLARES)
     assert (job.policy["restartPolicy"], tuple(job.policy["expendable"])) == (policy, tuple(expendable))
-    assert job.policy == {"restartPolicy": policy, "expendable": list(expendable)}
+    assert job.policy == {"restartPolicy": policy, "expendable": list(expendable), **USUAL}
     assert job.declared == read(DECLARES, "mine")
 
 
@@ -292,14 +295,82 @@ trainingInput: {scheduling: {restartPolicy: replica, expendable: [worker], maxWa
 """
     job = build_job(Flags("j", config=config(tmp_path, text), strategy="together"), inventory, "mine", DECLARES)
     limits = {"maxWaitTime": 3600, "maxRunningTime": 86400.5, "stallTimeout": 90, "maxRestarts": 2, "logLimit": 1_500_000_000}
-    assert job.policy == {"restartPolicy": "replica", "expendable": ["worker"], **limits}
+    assert job.policy == {"restartPolicy": "replica", "expendable": ["worker"], **limits, **USUAL}
     assert job.priority == -3
     assert job.policy.keys() <= {each.name for each in fields(records.Plan)}
 
 
 def test_without_a_word_of_it_only_the_evaluator_is_expendable(inventory: Inventory) -> None:
     job = build_job(Flags("j"), inventory)
-    assert (job.policy, job.priority) == ({"restartPolicy": "replica", "expendable": ["evaluator"]}, 0)
+    assert (job.policy, job.priority) == ({"restartPolicy": "replica", "expendable": ["evaluator"], **USUAL}, 0)
+
+
+def declares(exits: str) -> dict[str, bytes]:
+    return {"mine/scaletier.yaml": exits.encode(), "mine/task.py": b""}
+
+
+def test_how_a_job_ends_is_said_by_config_then_by_the_strategy_then_by_the_package(
+    inventory: Inventory, tmp_path: Path
+) -> None:
+    files = declares("{gracePeriod: 5, restartCodes: [7, 8], stopSignal: all, strategies: {one: {gracePeriod: 60s}}}")
+    plain = build_job(Flags("j"), inventory, "mine", files).policy
+    assert (plain["gracePeriod"], plain["restartCodes"], plain["stopSignal"]) == (5, [7, 8], "all")
+    one = build_job(Flags("j", strategy="one"), inventory, "mine", files).policy
+    assert (one["gracePeriod"], one["restartCodes"]) == (60, [7, 8])
+    text = "trainingInput: {scheduling: {permanentCodes: [8, 42], gracePeriod: 0, successPolicy: all}}"
+    ours = build_job(Flags("j", strategy="one", config=config(tmp_path, text)), inventory, "mine", files).policy
+    assert (ours["gracePeriod"], ours["restartCodes"], ours["permanentCodes"]) == (0, [7], [8, 42])
+    assert ours["successPolicy"] == "all"
+    assert ours.keys() <= {each.name for each in fields(records.Plan)}
+    assert build_job(Flags("j", config=config(tmp_path, text)), inventory).policy["restartCodes"] == []
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "exits", "says"),
+    [
+        (
+            "restartCodes: [256]",
+            "",
+            "restartCodes[0] 256 is invalid: it is no exit code. Valid: whole numbers from 1 to 255, as a shell gives them",
+        ),
+        ("restartCodes: [7, -1]", "", "restartCodes[1] -1 is invalid: it is no exit code. Valid: whole numbers from 1 to 255"),
+        ("permanentCodes: [0]", "", "permanentCodes[0] 0 is invalid: 0 is success. Valid: whole numbers from 1 to 255"),
+        ("permanentCodes: [true]", "", "permanentCodes[0] True is invalid: it is no exit code. Valid: "),
+        ("restartCodes: ['42']", "", "restartCodes[0] '42' is invalid: it is no exit code. Valid: "),
+        ("restartCodes: 42", "", "restartCodes 42 is invalid: it is no list. Valid: "),
+        ("{restartCodes: [7, 42], permanentCodes: [42]}", "", ": 42 is in restartCodes and in permanentCodes. Valid: one of"),
+        ("gracePeriod: -1", "", "gracePeriod -1 is invalid: it is no number of seconds. Valid: 0 and above, such as 30 or 30s"),
+        ("gracePeriod: 5m", "", "gracePeriod '5m' is invalid: it is no number of seconds. Valid: 0 and above"),
+        ("successPolicy: most", "", "successPolicy 'most' is unknown; valid are chief, all"),
+        ("stopSignal: TERM", "", "stopSignal 'TERM' is unknown; valid are main, all"),
+        (
+            "{successPolicy: all, expendable: [worker]}",
+            "",
+            "successPolicy 'all' is invalid: expendable has worker. Valid: chief, or an expendable without worker",
+        ),
+        (
+            "successPolicy: all",
+            "successPolicy: chief",
+            "successPolicy 'all' is invalid: this trainer's other replicas have no end of their own. Valid: chief",
+        ),
+    ],
+)
+def test_a_wrong_word_about_how_a_job_ends_is_one_line(
+    inventory: Inventory, tmp_path: Path, scheduling: str, exits: str, says: str
+) -> None:
+    text = f"trainingInput: {{scheduling: {scheduling if scheduling[0] == '{' else f'{{{scheduling}}}'}}}"
+    path = config(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        build_job(Flags("j", config=path), inventory, "mine", declares(exits))
+    said = str(error.value)
+    assert said.startswith(f"{path}: trainingInput.scheduling")
+    assert says in said
+    assert "\n" not in said
+
+
+def test_by_the_policy_all_the_loss_of_optional_roles_is_no_contradiction(inventory: Inventory, tmp_path: Path) -> None:
+    text = "trainingInput: {scheduling: {successPolicy: all, expendable: [ps, evaluator]}}"
+    assert build_job(Flags("j", config=config(tmp_path, text)), inventory).policy["successPolicy"] == "all"
 
 
 def test_what_max_wait_time_was_called(inventory: Inventory, tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
             "strategies: {a: {expendable: [chief]}}",
             "strategies.a.expendable[0] 'chief' is unknown; valid are worker, ps, evaluator",
         ),
+        ("restartCodes: [300]", "restartCodes[0] 300 is invalid: it is no exit code. Valid: whole numbers from 1 to 255"),
+        (
+            "strategies: {a: {restartCodes: [1], permanentCodes: [1]}}",
+            "strategies.a is invalid: 1 is in restartCodes and in permanentCodes. Valid: one of the two",
+        ),
         ("strategies: {a: {restartPolicy: 1}}", "strategies.a.restartPolicy 1 is unknown; valid are replica, all"),
         ("strategies: {a: {exchange: [x]}}", "strategies.a.exchange ['x'] is unknown; valid are servers, all-reduce"),
         ("strategies: {a: b}", "strategies.a is not a mapping of keys to values; valid keys are needs, "),
@@ -215,16 +220,19 @@ def test_the_contract_shows_the_shipped_declaration() -> None:
     assert declared.read(files, "trainer") == declared.read(SHIPPED.files, "trainer")
 
 
+NO_GRACE = {"gracePeriod": 0}
+SERVING = {"successPolicy": "chief", **NO_GRACE}
 LIBRARYS_OWN = Declared(
     None,
     {
-        "async": Strategy((), ("worker", "evaluator"), "replica", "servers", None, ("ps", "worker")),
-        "sync": Strategy(("worker",), ("ps", "evaluator"), "all", "all-reduce", ("worker", "evaluator")),
-        "model-parallel": Strategy(("worker",), ("ps", "evaluator"), "all", None, ("worker", "evaluator")),
+        "async": Strategy((), ("worker", "evaluator"), "replica", "servers", None, ("ps", "worker"), SERVING),
+        "sync": Strategy(("worker",), ("ps", "evaluator"), "all", "all-reduce", ("worker", "evaluator"), exits=NO_GRACE),
+        "model-parallel": Strategy(("worker",), ("ps", "evaluator"), "all", None, ("worker", "evaluator"), exits=SERVING),
     },
     "async",
     Pace("--max-steps", "--sync-period", 4, 16, 2000, "--eval-steps"),
     tensorflow=("2.19", "2.20", "2.21"),
+    exits=NO_GRACE,
 )
 
 

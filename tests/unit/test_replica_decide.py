@@ -23,7 +23,9 @@ START = "2026-01-31T11:30:00.000Z"
 
 
 def record(name: str, state: str = "RUNNING", code: int | None = None, **changes: Any) -> ReplicaRecord:
-    base = ReplicaRecord(name, state=ReplicaState(state), exitCode=code, startTime=START, heartbeatTime=NOW)
+    signal = code - 128 if code and 128 < code < 255 else None
+    base = ReplicaRecord(name, state=ReplicaState(state), exitCode=code, signal=signal, startTime=START, heartbeatTime=NOW)
+    base = replace(base, killed=state == "EXITED" and signal is not None)
     return replace(base, endTime=NOW if state == "EXITED" else None, **changes)
 
 
@@ -59,7 +61,7 @@ def test_the_chief_decides_even_where_others_fail() -> None:
     new = decided(job(runSeconds=1e9), seen)
     assert (new.state, new.errorMessage, new.endTime) == ("SUCCEEDED", "", NOW)
     assert [r["name"] for r in new.replicas] == NAMES
-    assert set(new.replicas[0]) == {"name", "state", "exitCode", "restarts", "startTime", "endTime"}
+    assert set(new.replicas[0]) == {"name", "state", "exitCode", "starts", "restarts", "startTime", "lastStartTime", "endTime"}
 
 
 def test_a_job_that_was_done_at_once_has_a_start() -> None:
@@ -71,10 +73,94 @@ def test_a_worker_that_is_done_changes_nothing() -> None:
     assert decide(job(), view(record("worker-0", "EXITED", 0))) is None
 
 
+# Who still works when the job is done
+
+GRACE = replace(PLAN, gracePeriod=30.0)
+ALL = replace(GRACE, successPolicy="all", expendable=["evaluator"])
+CHIEF_DONE = record("master-0", "EXITED", 0)
+
+
+def done(*names: str) -> list[ReplicaRecord]:
+    return [record(name, "EXITED", 0) for name in names]
+
+
+def test_who_works_when_the_chief_ends_has_a_grace() -> None:
+    seen = view(CHIEF_DONE, *done("worker-1"), plan=GRACE, exited={"master-0": 0.0})
+    told = decided(job(), seen)
+    said = "the job is done by its successPolicy, but worker-0 still worked: up to 30 s are given (gracePeriod)"
+    assert (told.state, [event.cause for event in told.events]) == ("RUNNING", [said])
+    assert decide(told, replace(seen, exited={"master-0": 29.9})) is None
+    over = decided(told, replace(seen, exited={"master-0": 30.0}))
+    assert (over.state, over.errorMessage) == ("SUCCEEDED", "")
+    more = "a longer gracePeriod, or successPolicy: all, waits for that"
+    assert over.events[-1].cause == f"worker-0 still worked when the job ended, and were stopped: {more}"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        record("worker-0", "EXITED", 0),
+        record("worker-0", "EXITED", 1),
+        record("worker-0", "EXITED", 137),
+        record("worker-0", preempted=True),
+    ],
+)
+def test_nobody_waits_for_who_does_not_work(other: ReplicaRecord) -> None:
+    ended = decided(job(), view(CHIEF_DONE, other, *done("worker-1"), plan=GRACE))
+    assert (ended.state, ended.events) == ("SUCCEEDED", [])
+
+
+def test_a_grace_is_for_all_that_have_an_end_of_their_own() -> None:
+    for changes, waits in (({}, True), ({"without": ["worker-0"]}, False)):
+        new = decided(job(**changes), view(CHIEF_DONE, *done("worker-1"), plan=GRACE))
+        assert (new.state == "RUNNING") == waits
+    assert decided(job(), view(CHIEF_DONE, *done("worker-0", "worker-1"), plan=GRACE)).state == "SUCCEEDED", "but for a ps"
+    late = decided(job(), view(CHIEF_DONE, record("worker-0", "PREPARING"), *done("worker-1"), plan=GRACE))
+    assert late.state == "RUNNING", "its host was slow to start it"
+    asked = view(CHIEF_DONE, plan=GRACE, cancel_requested=True)
+    assert decided(job(), asked).state == "SUCCEEDED", "who cancels does not wait for it"
+
+
+def test_what_becomes_of_others_in_a_grace_fails_no_job() -> None:
+    others = [record("worker-0", "EXITED", 1), record("ps-0", "EXITED", 137, hopeless=True)]
+    seen = view(CHIEF_DONE, *others, plan=GRACE, exited={"worker-0": 9.0}, silence={"ps-0": 500.0})
+    for state in (JobState.RUNNING, JobState.PREPARING):
+        before, after = job(state), decide(job(state), seen)
+        while after is not None:
+            assert (after.state, after.attempt) in (("RUNNING", 0), ("PREPARING", 0))
+            before, after = after, decide(after, seen)
+        assert decided(before, replace(seen, exited={"master-0": 30.0})).state == "SUCCEEDED"
+
+
+def test_by_the_policy_all_each_must_succeed_but_servers_and_the_expendable() -> None:
+    plan = replace(ALL, replicas=[*NAMES, "evaluator-0"])
+    evaluator = record("evaluator-0")
+    seen = view(CHIEF_DONE, *done("worker-0"), evaluator, plan=plan, exited={"master-0": 1e6, "worker-0": 1e6})
+    assert decide(job(), seen) is None
+    failed = record("worker-1", "EXITED", 1)
+    exited = {**seen.exited, "worker-1": 9.0}
+    assert decided(job(), replace(seen, replicas={**seen.replicas, "worker-1": failed}, exited=exited)).state == "FAILED"
+    asked = decided(job(), replace(seen, cancel_requested=True))
+    assert asked.state == "CANCELLING", "nothing is done yet"
+    last = view(*done("master-0", "worker-0", "worker-1"), evaluator, plan=plan, exited=exited | {"worker-1": 0.0})
+    assert "evaluator-0 still worked" in decided(job(), last).events[-1].cause
+    assert decided(job(), replace(last, exited=exited | {"worker-1": 30.0})).state == "SUCCEEDED"
+    needed = replace(plan, expendable=[])
+    assert decide(job(), replace(last, plan=needed)) is None
+
+
+@pytest.mark.parametrize(("policy", "state"), [("replica", "SUCCEEDED"), ("all", "RUNNING")])
+def test_what_was_done_in_an_earlier_attempt_counts_unless_all_start_again(policy: str, state: str) -> None:
+    plan = replace(ALL, restartPolicy=policy)
+    others = [record(name, "EXITED", 0, attempt=1) for name in ("worker-0", "worker-1")]
+    after = decide(job(attempt=1), view(CHIEF_DONE, *others, plan=plan))
+    assert (after.state if after else "RUNNING") == state
+
+
 # An exit
 
 
-@pytest.mark.parametrize(("name", "code"), [("worker-0", 1), ("ps-0", 127), ("master-0", 3)])
+@pytest.mark.parametrize(("name", "code"), [("worker-0", 1), ("ps-0", 127), ("master-0", 3), ("worker-0", 255)])
 def test_an_exit_is_for_good_after_a_look(name: str, code: int) -> None:
     seen = view(record(name, "EXITED", code, errorMessage="Traceback\nValueError: x"), exited={name: 0.99})
     assert decide(job(), seen) is None
@@ -175,6 +261,21 @@ def test_what_went_well_for_a_while_is_not_counted() -> None:
     assert decided(job(attempt=1, spent=1), killed).state == "FAILED"
     again = decided(job(attempt=1, spent=1), replace(killed, in_state=600.0))
     assert (again.state, again.attempt, again.spent) == ("RUNNING", 2, 1)
+
+
+def test_the_same_exit_code_does_not_go_well_however_long_it_takes() -> None:
+    ended = record("worker-0", "EXITED", 42, killed=True)
+    late = view(ended, plan=WHOLE, in_state=1e4)
+    first = decided(job(spent=2), late)
+    assert (first.attempt, first.spent, first.restartCode) == (1, 1, 42)
+    assert first.events[-1].cause == "worker 0 ended (status 42)"
+    again = decided(replace(first, attempt=0), late)
+    assert (again.spent, again.restartCode) == (2, 42)
+    failed = decided(replace(again, attempt=0), late)
+    said = "The replica worker 0 exited with a non-zero status of 42, and the job was started again 2 times."
+    assert (failed.state, failed.errorMessage) == ("FAILED", said)
+    other = decided(replace(again, attempt=0), view(record("worker-0", "EXITED", 137), plan=WHOLE, in_state=1e4))
+    assert (other.spent, other.restartCode) == (1, 42)
 
 
 def test_peers_that_need_one_another_start_again_at_the_first_kill() -> None:
@@ -327,6 +428,8 @@ _records = st.builds(
     name=st.just(""),
     state=st.sampled_from(ReplicaState),
     exitCode=st.sampled_from([None, 0, 1, 2, 127, 128, 137, 143, 255]),
+    signal=st.sampled_from([None, 9, 15]),
+    killed=st.booleans(),
     restarts=st.integers(0, 3),
     spent=st.integers(0, 3),
     attempt=st.integers(0, 2),
@@ -339,6 +442,8 @@ _plans = st.builds(
     restartPolicy=st.sampled_from(["all", "replica"]),
     expendable=st.lists(st.sampled_from(["worker", "ps", "master"]), max_size=2),
     stallTimeout=st.sampled_from([None, 60.0]),
+    successPolicy=st.sampled_from(["chief", "all"]),
+    gracePeriod=st.sampled_from([0.0, 30.0]),
 )
 _replicas = st.dictionaries(st.sampled_from(NAMES), _records).map(
     lambda found: {name: replace(r, name=name) for name, r in found.items()}
@@ -391,7 +496,7 @@ def test_a_view_leads_to_an_end_of_deciding(before: JobRecord, seen: View) -> No
 @given(_jobs, _views)
 def test_a_job_whose_chief_is_done_never_fails(before: JobRecord, seen: View) -> None:
     done = record("master-0", "EXITED", 0)
-    seen = replace(seen, replicas={**seen.replicas, "master-0": done})
+    seen = replace(seen, plan=replace(seen.plan, successPolicy="chief"), replicas={**seen.replicas, "master-0": done})
     if before.state != JobState.FAILED:
         while (after := decide(before, seen)) is not None:
             assert after.state != JobState.FAILED

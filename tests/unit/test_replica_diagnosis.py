@@ -254,7 +254,7 @@ def test_a_clock_that_is_off_shows_in_when_the_end_was_heard_of() -> None:
 
 
 def test_how_a_trainer_ended_in_words() -> None:
-    told = diagnosis.of_trainer(ReplicaRecord("ps-0", exitCode=137, outOfMemory=True, memoryLimit=5))
+    told = diagnosis.of_trainer(ReplicaRecord("ps-0", exitCode=137, signal=9, outOfMemory=True, memoryLimit=5))
     assert (told["ended"], told["memoryLimit"]) == ("signal 9 (SIGKILL), out of memory", 5)
 
 

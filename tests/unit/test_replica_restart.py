@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jobs.records import Event, Plan, ReplicaRecord
 from jobs.states import ReplicaState
+from jobs.study import Study
 from replica import restart
 
 PLAN = Plan("job01", ["master-0", "worker-0"], "trainer.task", [], {}, maxRestarts=2)
@@ -19,15 +20,15 @@ RUNNING = ReplicaRecord("worker-0", state=ReplicaState.RUNNING, startTime="2026-
 PREPARING, EXITED = ReplicaState.PREPARING, ReplicaState.EXITED
 
 
-def ends(record: ReplicaRecord, code: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN) -> ReplicaRecord:
+def ends(record: ReplicaRecord, status: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN) -> ReplicaRecord:
     """A trainer that is started, runs for so long, and ends by itself."""
-    return restart.after_exit(plan, restart.started(record, NOW), code, seconds, NOW, "tail", memory)
+    return restart.after_exit(plan, restart.started(record, NOW), status, seconds, NOW, "tail", memory)
 
 
 def test_a_kill_is_restarted_until_there_were_too_many() -> None:
     record, seen = RUNNING, []
     for _ in range(3):
-        record = ends(record, 137)
+        record = ends(record, -9)
         seen.append((record.state, record.restarts, record.spent))
     assert seen == [(PREPARING, 1, 1), (PREPARING, 2, 2), (EXITED, 2, 2)]
     assert record.killed
@@ -37,18 +38,18 @@ def test_a_kill_is_restarted_until_there_were_too_many() -> None:
 
 def test_a_trainer_that_ran_well_has_its_restarts_back() -> None:
     exhausted = replace(RUNNING, restarts=2, spent=2)
-    assert ends(exhausted, 137, 599.9).state == EXITED
-    good = ends(exhausted, 137, 600.0)
+    assert ends(exhausted, -9, 599.9).state == EXITED
+    good = ends(exhausted, -9, 600.0)
     assert (good.state, good.restarts, good.spent, good.alike) == (PREPARING, 3, 1, 0)
 
 
 @pytest.mark.parametrize(
     ("deaths", "alike"),
     [
-        ([(137, 1.0)] * 3, [1, 2, 3]),
-        ([(137, 9.9), (137, 9.9), (137, 10.0)], [1, 2, 0]),
-        ([(137, 1.0), (139, 1.0), (137, 1.0)], [1, 1, 1]),
-        ([(137, 1.0), (1, 1.0), (137, 1.0)], [1, 0, 1]),
+        ([(-9, 1.0)] * 3, [1, 2, 3]),
+        ([(-9, 9.9), (-9, 9.9), (-9, 10.0)], [1, 2, 0]),
+        ([(-9, 1.0), (-11, 1.0), (-9, 1.0)], [1, 1, 1]),
+        ([(-9, 1.0), (1, 1.0), (-9, 1.0)], [1, 0, 1]),
     ],
 )
 def test_the_same_death_at_once_three_times_is_hopeless(deaths: list[tuple[int, float]], alike: list[int]) -> None:
@@ -64,25 +65,25 @@ def test_the_same_death_at_once_three_times_is_hopeless(deaths: list[tuple[int, 
 def test_three_times_too_little_memory_is_hopeless_however_long_it_took() -> None:
     plan, record = replace(PLAN, maxRestarts=9), RUNNING
     for _ in range(2):
-        record = ends(record, 137, 300.0, memory=True, plan=plan)
+        record = ends(record, -9, 300.0, memory=True, plan=plan)
     assert not record.hopeless
-    assert ends(record, 137, 300.0, plan=plan).alike == 0  # another death
-    assert ends(record, 137, 600.0, memory=True, plan=plan).alike == 0
-    assert ends(record, 137, 300.0, memory=True, plan=plan).hopeless
+    assert ends(record, -9, 300.0, plan=plan).alike == 0  # another death
+    assert ends(record, -9, 600.0, memory=True, plan=plan).alike == 0
+    assert ends(record, -9, 300.0, memory=True, plan=plan).hopeless
 
 
 def test_what_a_killed_trainer_lacked_is_told_until_the_next_ends() -> None:
-    starved = ends(RUNNING, 137, memory=True)
+    starved = ends(RUNNING, -9, memory=True)
     assert starved.outOfMemory
     assert starved.events[-1].cause == "signal 9 (SIGKILL), out of memory"
-    assert not ends(starved, 137).outOfMemory
+    assert not ends(starved, -9).outOfMemory
 
 
 def test_peers_that_need_one_another_leave_a_kill_to_the_leader() -> None:
-    ended = ends(RUNNING, 137, plan=WHOLE)
+    ended = ends(RUNNING, -9, plan=WHOLE)
     assert (ended.state, ended.exitCode, ended.restarts) == (EXITED, 137, 0)
     assert ended.killed
-    spare = ends(RUNNING, 137, plan=replace(WHOLE, expendable=["worker"]))
+    spare = ends(RUNNING, -9, plan=replace(WHOLE, expendable=["worker"]))
     assert (spare.state, spare.restarts) == (PREPARING, 1)
     assert restart.resume(WHOLE, "worker-0", 0, RUNNING, NOW).state == EXITED
 
@@ -92,7 +93,27 @@ def test_an_exit_is_not_restarted() -> None:
         ended = ends(RUNNING, code)
         assert (ended.state, ended.exitCode, ended.restarts, ended.endTime) == (EXITED, code, 0, NOW)
         assert ended.errorMessage == ("tail" if code else "")
-    assert ends(RUNNING, 128).state == PREPARING
+
+
+@pytest.mark.parametrize("code", [128, 130, 137, 143, 255])
+def test_a_high_code_is_no_signal(code: int) -> None:
+    ended = ends(RUNNING, code)
+    assert (ended.state, ended.killed, ended.exitCode, ended.signal) == (EXITED, False, code, None)
+
+
+def test_codes_that_start_again_use_up_the_restarts_for_good() -> None:
+    record, seen = RUNNING, []
+    for _ in range(3):
+        record = ends(record, 42, 600.0)
+        seen.append((record.state, record.restarts, record.spent, record.killed))
+    assert seen == [(PREPARING, 1, 1, False), (PREPARING, 2, 2, False), (EXITED, 2, 2, True)]
+    assert ends(replace(record, death="signal 9 (SIGKILL)"), 42, 600.0).spent == 1, "another end than the last"
+
+
+def test_the_codes_of_a_study_are_those_of_its_trials() -> None:
+    tuned = replace(PLAN, study=Study([]), restartCodes=[1], permanentCodes=[143])
+    assert ends(RUNNING, 1, plan=tuned).state == EXITED
+    assert not ends(RUNNING, 1, plan=tuned).killed
 
 
 def test_the_wait_grows_to_a_limit() -> None:
@@ -108,7 +129,7 @@ def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
     killed = restart.resume(PLAN, "worker-0", 0, RUNNING, NOW)
     assert (killed.state, killed.restarts, killed.spent, killed.exitCode) == (PREPARING, 1, 1, 137)
     assert killed.events[-1].cause == "the replica or its host was stopped"
-    stopped = restart.resume(PLAN, "worker-0", 0, restart.after_stop(RUNNING, 143, NOW), NOW)
+    stopped = restart.resume(PLAN, "worker-0", 0, restart.after_stop(RUNNING, 143, NOW, killed=True), NOW)
     assert (stopped.state, stopped.restarts, stopped.exitCode) == (PREPARING, 1, 143)
     assert stopped.events[-1].cause == "the unit was stopped"
     never = restart.resume(PLAN, "worker-0", 0, replace(RUNNING, state=EXITED), NOW)
@@ -118,7 +139,7 @@ def test_resume_counts_a_trainer_that_died_with_its_host_as_a_kill() -> None:
 
 
 def test_resume_leaves_what_is_done_or_hopeless_or_was_waiting() -> None:
-    for changes in ({"exitCode": 0}, {"exitCode": 3}, {"exitCode": 137, "hopeless": True}):
+    for changes in ({"exitCode": 0}, {"exitCode": 3}, {"exitCode": 137}, {"exitCode": 137, "killed": True, "hopeless": True}):
         record = replace(RUNNING, state=EXITED, **changes)  # type: ignore[arg-type]
         assert restart.resume(PLAN, "worker-0", 0, record, NOW) == record
     waiting = replace(RUNNING, state=PREPARING, restarts=1)
@@ -145,12 +166,13 @@ def test_a_stop_does_not_hide_how_a_trainer_ended() -> None:
 
 def test_a_start_keeps_the_first_start_and_what_came_before() -> None:
     first = restart.started(ReplicaRecord("worker-0"), NOW)
-    assert (first.state, first.startTime) == (ReplicaState.RUNNING, NOW)
-    assert restart.started(ends(first, 137), "later").startTime == NOW
+    assert (first.state, first.startTime, first.lastStartTime, first.starts) == (ReplicaState.RUNNING, NOW, NOW, 1)
+    later = restart.started(restart.again(restart.after_exit(PLAN, first, -9, 60.0, NOW, ""), 1), "later")
+    assert (later.startTime, later.lastStartTime, later.starts, later.restarts) == (NOW, "later", 2, 0)
 
 
 def test_an_event_gets_its_seconds_once() -> None:
-    killed = ends(RUNNING, 137)
+    killed = ends(RUNNING, -9)
     up = restart.recovered(killed, 2.34567)
     assert up.events == [Event(NOW, "signal 9 (SIGKILL)", 2.346)]
     assert restart.recovered(up, 9.0) == up
@@ -162,18 +184,21 @@ _records = st.builds(
     name=st.just("worker-0"),
     state=st.sampled_from(ReplicaState),
     exitCode=st.none() | st.integers(0, 255),
+    killed=st.booleans(),
     restarts=st.integers(0, 3),
     spent=st.integers(0, PLAN.maxRestarts),
     attempt=st.integers(0, 3),
 )
 
 
-@given(_records, st.integers(0, 255), st.sampled_from([1.0, 60.0, 600.0]))
-def test_restarts_stay_within_the_plan(record: ReplicaRecord, code: int, seconds: float) -> None:
-    ended = restart.after_exit(PLAN, record, code, seconds, NOW, "")
+@given(_records, st.integers(-64, 255), st.sampled_from([1.0, 60.0, 600.0]))
+def test_restarts_stay_within_the_plan(record: ReplicaRecord, status: int, seconds: float) -> None:
+    ended = restart.after_exit(PLAN, record, status, seconds, NOW, "")
     assert ended.spent <= PLAN.maxRestarts
     if not ended.hopeless:
-        assert (ended.state == PREPARING) == (code >= 128 and (record.spent < PLAN.maxRestarts or seconds >= 600.0))
+        again = status < 0 or status == 42
+        assert (ended.state == PREPARING) == (again and (record.spent < PLAN.maxRestarts or seconds >= 600.0))
+        assert ended.killed == (again and ended.state == EXITED)
 
 
 @given(_records, st.integers(0, 3))
@@ -189,7 +214,8 @@ def test_no_number_of_lives_makes_more_restarts_than_the_plan_has(record: Replic
 
 @pytest.mark.parametrize("state", [ReplicaState.RUNNING, EXITED])
 def test_a_preemption_is_a_restart_that_does_not_count(state: ReplicaState) -> None:
-    left = replace(RUNNING, state=state, exitCode=143 if state is EXITED else None, preempted=True, restarts=7, spent=2)
+    ended = {"exitCode": 143, "killed": True} if state is EXITED else {}
+    left = replace(RUNNING, state=state, **ended, preempted=True, restarts=7, spent=2)
     back = restart.resume(PLAN, "worker-0", 0, left, NOW)
     assert (back.state, back.restarts, back.spent, back.preempted) == (PREPARING, 8, 2, False)
     assert back.events == [Event(NOW, "its host was preempted")]

@@ -114,7 +114,7 @@ def test_nothing_runs_before_the_job_s_record_was_read() -> None:
 
 def test_a_killed_trainer_is_restarted_with_nothing_of_the_bucket(host: Host) -> None:
     for restarts in (1, 2):
-        host.ends(137)
+        host.ends(-9)
         assert host.record.restarts == restarts
         if restarts == 2:
             assert len(host.children) == 2  # the second time after a second
@@ -131,14 +131,14 @@ def test_a_killed_trainer_is_restarted_with_nothing_of_the_bucket(host: Host) ->
 
 
 def test_how_long_it_took_until_it_was_up_again(host: Host) -> None:
-    host.ends(137)
+    host.ends(-9)
     host.clock.pass_(2.5)
     assert host.record.events[-1].seconds is None
     host.child.lines = 1
     assert host.record.events[-1].seconds == 2.5
     host.clock.pass_(100.0)
     assert host.record.events[-1].seconds == 2.5
-    host.ends(137)
+    host.ends(-9)
     assert [event.seconds for event in host.record.events] == [2.5, None]
     host.clock.pass_(1.0)
     host.supervisor.step()  # it is started again
@@ -155,7 +155,7 @@ def test_lines_are_counted_through_all_restarts() -> None:
     host.supervisor.step()
     host.child.lines = 7
     assert host.supervisor.lines == 107
-    host.ends(137)
+    host.ends(-9)
     host.child.lines = 2
     assert host.supervisor.lines == 109
 
@@ -165,6 +165,7 @@ def test_lines_are_counted_through_all_restarts() -> None:
     [
         (0, ("INFO", "trainer exited with status 0")),
         (3, ("ERROR", "trainer exited with status 3")),
+        (255, ("ERROR", "trainer exited with status 255")),
     ],
 )
 def test_an_exit_is_not_restarted(host: Host, code: int, said: tuple[str, str]) -> None:
@@ -179,20 +180,20 @@ def test_the_same_death_at_once_three_times_is_the_end(host: Host) -> None:
         while host.record.state is ReplicaState.PREPARING:
             host.clock.pass_(1.0)
             host.supervisor.step()
-        host.ends(139, after=5.0)
+        host.ends(-11, after=5.0)
     assert (host.record.hopeless, host.record.state, len(host.children)) == (True, "EXITED", 3)
     assert host.said[-1] == ("ERROR", "trainer ended by signal 11 (SIGSEGV), the same 3 times in a row")
 
 
 def test_a_trainer_that_ran_well_has_its_restarts_back(host: Host) -> None:
     for _ in range(9):
-        host.ends(137, after=600.0)
+        host.ends(-9, after=600.0)
     assert (host.record.restarts, host.record.spent, len(host.children)) == (9, 1, 10)
 
 
 def test_for_want_of_memory_is_told(host: Host) -> None:
     host.child.out_of_memory = True
-    host.ends(137)
+    host.ends(-9)
     assert host.record.outOfMemory
     assert ("WARNING", "restarting after signal 9 (SIGKILL), out of memory (1 of 5)") in host.said
 
@@ -238,6 +239,13 @@ def test_a_unit_that_is_stopped_stops_its_trainer(host: Host) -> None:
     assert len(host.children) == 1
 
 
+def test_who_answers_to_sigterm_by_143_starts_again_while_its_host_is_taken_back(host: Host) -> None:
+    assert not host.record.killed
+    host.supervisor.preempted()
+    host.ends(143)  # told by its machine before it was by us
+    assert (host.record.state, host.record.restarts) == ("RUNNING", 1)
+
+
 def test_a_unit_that_is_stopped_before_it_began() -> None:
     host = Host()
     host.supervisor.terminate()
@@ -261,6 +269,17 @@ def test_another_attempt_stops_and_starts_again(host: Host) -> None:
     assert (len(host.children), host.record.attempt, host.record.exitCode) == (3, 2, None)
 
 
+@pytest.mark.parametrize("name", ["master-0", "worker-0"])
+def test_who_ends_well_to_start_again_is_not_done(name: str) -> None:
+    host = Host(name)
+    host.supervisor.order(0, "")
+    host.supervisor.step()
+    host.supervisor.order(1, "")
+    host.supervisor.step()
+    host.ends(0)
+    assert (len(host.children), host.record.attempt, host.record.state) == (2, 1, "RUNNING")
+
+
 def test_a_late_answer_does_not_call_another_attempt_back(host: Host) -> None:
     host.supervisor.order(1, "")
     host.supervisor.order(0, "")
@@ -282,7 +301,7 @@ def test_with_peers_that_need_one_another_it_waits_for_the_leader() -> None:
     host = Host(plan=replace(PLAN, restartPolicy="all"))
     host.supervisor.order(0, "")
     host.supervisor.step()
-    host.ends(137)
+    host.ends(-9)
     assert (len(host.children), host.record.killed) == (1, True)
     assert host.said[-1] == ("ERROR", "trainer ended by signal 9 (SIGKILL)")
     host.supervisor.order(1, "")
@@ -326,7 +345,7 @@ def test_the_first_error_is_told_with_its_last_line_and_outlives_a_restart(host:
     for error in (None, begun, whole):
         host.child.first_error = error
         assert host.record.firstError == error
-    host.ends(137)
+    host.ends(-9)
     host.supervisor.step()
     host.child.first_error = later
     assert host.record.firstError == whole

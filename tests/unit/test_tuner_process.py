@@ -39,9 +39,10 @@ def harness(code: str, script: str) -> str:
     return ran.stdout
 
 
-def test_its_exit_code_is_a_shells() -> None:
+def test_a_signal_is_told_from_an_exit_code() -> None:
     assert harness("print(child.wait(30))", "exit 3") == "3\n"
-    assert harness("print(child.wait(30))", "kill -9 $$") == "137\n"
+    assert harness("print(child.wait(30))", "kill -9 $$") == "-9\n"
+    assert harness("print(child.wait(30))", "exit 137") == "137\n"
     assert harness("print(child.wait(0.1), child.out_of_memory); child.stop(5)", "sleep 60") == "None False\n"
 
 
@@ -97,7 +98,7 @@ def test_a_unit_ends_with_its_code(spawn: Callable[[str], Unit], tmp_path: Path)
     assert spawn("echo told; exit 3").wait(PATIENCE) == 3
     assert (tmp_path / "printed").read_text() == "told\n"
     killed = spawn("kill -9 $$")
-    assert (killed.wait(PATIENCE), killed.out_of_memory) == (137, False)
+    assert (killed.wait(PATIENCE), killed.out_of_memory) == (-9, False)
 
 
 def test_a_unit_is_asked_to_stop_first(spawn: Callable[[str], Unit], tmp_path: Path) -> None:
@@ -110,4 +111,4 @@ def test_a_unit_is_asked_to_stop_first(spawn: Callable[[str], Unit], tmp_path: P
     rude = spawn("trap '' TERM; echo up; sleep 300")
     until(lambda: (tmp_path / "printed").read_text().endswith("saved\nup\n"))
     rude.stop(0.3)
-    assert rude.wait(PATIENCE) == 137
+    assert rude.wait(PATIENCE) == -9

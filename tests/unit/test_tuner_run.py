@@ -254,6 +254,7 @@ def test_a_trial_that_was_taken_over_is_let_go(world: World, says: bool) -> None
     ("code", "value", "why"),
     [
         (3, 1.0, "it ended with status 3: oh"),
+        (255, 1.0, "it ended with status 255: oh"),
         (0, float("nan"), "its last score was nan"),
         (0, None, "it told no score (hyperparameterMetricTag)"),
     ],
@@ -292,7 +293,7 @@ def test_a_wrong_tag_is_told_what_there_was_instead(world: World) -> None:
 
 
 def test_a_kill_is_no_verdict_until_it_has_come_too_often(world: World) -> None:
-    codes = iter([137, 137, 0, 0, 0, 0])
+    codes = iter([-9, 42, 0, 0, 0, 0])
 
     def killed(_: str, environment: Mapping[str, str]) -> Child:
         code = next(codes)
@@ -307,14 +308,14 @@ def test_a_kill_is_no_verdict_until_it_has_come_too_often(world: World) -> None:
 
 
 def test_one_that_is_killed_each_time_has_failed(world: World) -> None:
-    world.child = lambda *_: Child([], 137)
+    world.child = lambda *_: Child([], -9)
     assert world.tuner("master-0").run() == 1
     assert [trial.restarts for trial in world.trials()] == [2, 2]
     assert world.trials()[0].errorMessage.startswith("it ended with signal 9 (SIGKILL)")
 
 
 def test_one_that_ran_out_of_memory_is_not_run_again(world: World) -> None:
-    child = Child([], 137)
+    child = Child([], -9)
     child.out_of_memory = True
     world.child = lambda *_: child
     world.tuner("master-0").run()
