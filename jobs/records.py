@@ -24,6 +24,8 @@ from jobs.times import now, seconds_between
 EVENTS_KEPT = 50
 MASTER_ADDR, JAX_COORDINATOR = "MASTER_ADDR", "JAX_COORDINATOR_ADDRESS"
 """Variables that hold an address of another host, the second with a port."""
+STOP_FILE = "SCALETIER_STOP_FILE"
+"""The variable that names the file which a program finds when it is told to end: it holds the seconds that are left then."""
 RESTART_CODE = 42
 """TensorFlow's own exit code for "start me again"."""
 SERVERS = "ps"

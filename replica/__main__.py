@@ -84,9 +84,11 @@ def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
         said = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
-        return Trainer(Run(job, argv, cwd, own_environment(os.environ), said=said), assignment.log, Child)
-    peers = assignment.plan.peers(assignment.name)
-    return Trainer(Run(job, argv, cwd, env, peers=peers), assignment.log, starts or Child)
+        tuner = Run(job, argv, cwd, own_environment(os.environ), said=said, stop_signal="all")  # with the trials in its group
+        return Trainer(tuner, assignment.log, Child)
+    plan = assignment.plan
+    run = Run(job, argv, cwd, env, stop_signal=plan.stopSignal, peers=plan.peers(assignment.name))
+    return Trainer(run, assignment.log, starts or Child)
 
 
 def _version() -> str:

@@ -19,6 +19,8 @@ from replica.process import Run
 
 SOCKET = "SCALETIER_LAUNCH"
 """The variable that names the launcher's socket on a host; without it programs are plain children."""
+STOP_FILE = "/run/scaletier-stop"
+"""Where a program of the launcher's finds how many seconds are left once it is told to end."""
 # For the launcher, of which systemd starts a process a program: on a busy machine that takes longer than it seems.
 _START_SECONDS = 60.0
 _PATH_ENDS = r"[^\s'\",;:|&<>*?\[\]{}\\]*"
@@ -39,7 +41,7 @@ class Launcher:
 
     def __call__(self, run: Run, output: int) -> Launched:
         """Start a program; OSError where the launcher refuses."""
-        return Launched(self._channel(), request(run, self._bucket), output)
+        return Launched(self._channel(), request(run, self._bucket), output, run.stop_signal)
 
     def _channel(self) -> socket.socket:
         while self._waiting:
@@ -78,9 +80,9 @@ def request(run: Run, bucket: str) -> dict[str, Any]:
 class Launched:
     """A program behind the launcher. Where this process ends, so does it."""
 
-    def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int) -> None:
+    def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int, stop_signal: str = "main") -> None:
         """OSError where it did not begin."""
-        self._channel = channel
+        self._channel, self._stop_signal = channel, stop_signal
         self.out_of_memory, self.memory_limit = False, None
         self._status: int | None = None
         self._over = threading.Event()
@@ -93,9 +95,15 @@ class Launched:
             raise
         threading.Thread(target=self._await, name="launched", daemon=True).start()
 
+    def stop(self, seconds: float) -> None:
+        self._send(f"{int(signal.SIGTERM)} {self._stop_signal} {seconds:.1f}")
+
     def signal(self, number: signal.Signals) -> None:
+        self._send(str(int(number)))
+
+    def _send(self, line: str) -> None:
         with suppress(OSError):
-            self._channel.sendall(f"{int(number)}\n".encode())
+            self._channel.sendall(f"{line}\n".encode())
 
     def ended(self) -> bool:
         return self._over.is_set()

@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from jobs.records import STOP_FILE
 from replica import memory
+
+ASK_SHARE = 0.8
+"""Of the seconds that a program has to end, those after which the rest of its processes is told, too."""
 
 
 @dataclass(frozen=True)
 class Run:
     """What is to be run: for which job, by which command line, where and in what environment.
 
-    `scratch` is a folder that the program shares with who runs it, `said` what it finds in its stdin. `peers` are the
-    addresses of the other hosts of the job, which may reach it, and it them.
+    `scratch` is a folder that the program shares with who runs it, `said` what it finds in its stdin. By `stop_signal` `main` a
+    request to end goes to its first process alone, by `all` to each of them. `peers` are the addresses of the other hosts of
+    the job, which may reach it, and it them.
     """
 
     job: str
@@ -28,6 +33,7 @@ class Run:
     env: Mapping[str, str]
     scratch: Path | None = None
     said: bytes = b""
+    stop_signal: str = "main"
     peers: Sequence[str] = ()
 
 
@@ -43,6 +49,9 @@ class Process(Protocol):
     @property
     def memory_limit(self) -> int | None:
         """The bytes of memory that it may have; None where nobody tells."""
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM, as its `stop_signal` says, and into its file STOP_FILE the seconds after which it is killed."""
 
     def signal(self, number: signal.Signals) -> None:
         """To all its processes; nothing where none is left."""
@@ -62,10 +71,13 @@ class Start(Protocol):
 
 
 class Child:
-    """A child of this process: a signal reaches every process of its session that it started."""
+    """A child of this process: `signal` reaches every process of its session that it started."""
 
     def __init__(self, run: Run, output: int) -> None:
         self._oom_kills = memory.oom_kills()
+        self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE)
+        if self._stop_file:
+            Path(self._stop_file).unlink(missing_ok=True)
         said = os.memfd_create("said") if run.said else os.open(os.devnull, os.O_RDONLY)
         try:
             if run.said:
@@ -91,6 +103,16 @@ class Child:
     @property
     def memory_limit(self) -> int | None:
         return memory.limit()
+
+    def stop(self, seconds: float) -> None:
+        if self._stop_file:
+            whole = Path(f"{self._stop_file}.new")
+            whole.write_text(f"{seconds:.1f}\n")
+            whole.rename(self._stop_file)
+        if self._stop_signal == "all":
+            self.signal(signal.SIGTERM)
+        else:
+            self._process.terminate()
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

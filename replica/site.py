@@ -17,9 +17,9 @@ from typing import Any
 from jobs import paths, variables
 from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
-from jobs.records import HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
+from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
-from replica import diagnosis, interface, processors
+from replica import diagnosis, interface, launched, processors
 from replica.archive import Archive, archived
 from replica.broker import Broker, Mint, access, mint
 from replica.diagnosis import Diagnosis
@@ -234,10 +234,11 @@ class HostSite:
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
         usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count()), **network}
+        stop_file = launched.STOP_FILE if self._launcher else str(self._state / "stop")
         return (
             usual
             | env
-            | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins}
+            | {"TF_CONFIG": task.tfConfig, "PYTHONPATH": path, "PATH": bins, STOP_FILE: stop_file}
             | self._rights(plan, task)
             | self._told_secrets(plan)
         )

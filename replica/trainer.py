@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ from jobs.progress import Progress, ProgressFinder
 from replica.lines import Line, Messages, Splitter
 from replica.log import Log, moment
 from replica.noise import is_quiet, is_remark
-from replica.process import Child, Run, Start
+from replica.process import ASK_SHARE, Child, Run, Start
 
 TAIL_LINES = 20
 TAIL_CHARACTERS = 1000
@@ -26,11 +27,13 @@ _PIPE = 1024 * 1024
 
 
 class Trainer:
-    """A running trainer. A signal reaches every process that it started."""
+    """A running trainer, with every process that it started."""
 
     def __init__(self, run: Run, log: Log, start: Start = Child) -> None:
         """Start it; OSError where that cannot be, ValueError for an argument that no process can have."""
         self._stop_at: float | None = None
+        self._ask_at = math.inf
+        self._stop_signal = run.stop_signal
         self._quiet = is_quiet(run.env)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
@@ -80,18 +83,27 @@ class Trainer:
         return self._reports.progress
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM to all its processes now, and SIGKILL after so many seconds."""
+        """SIGTERM now, and SIGKILL to all its processes after so many seconds.
+
+        If SIGTERM goes to the first process alone, so that it finds the others alive, they get it before the end.
+        """
         if self._stop_at is None:
-            self._stop_at = time.monotonic() + seconds
-            self._process.signal(signal.SIGTERM)
+            now = time.monotonic()
+            self._stop_at = now + seconds
+            self._ask_at = now + ASK_SHARE * seconds if self._stop_signal == "main" else math.inf
+            self._process.stop(seconds)
 
     def poll(self) -> int | None:
         """How the trainer ended, as of `replica.exit_rules`, once it has and its output is read; until then None.
 
         Children that outlive the trainer are killed: they would hold its port.
         """
-        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+        now = time.monotonic()
+        if self._stop_at is not None and now >= self._stop_at:
             self._process.signal(signal.SIGKILL)
+        elif now >= self._ask_at:
+            self._ask_at = math.inf
+            self._process.signal(signal.SIGTERM)
         if not self._process.ended():
             return None
         status = self._process.reap()
@@ -101,7 +113,7 @@ class Trainer:
 
     def due(self) -> float:
         """Seconds until poll has something to do besides a SIGCHLD."""
-        return float("inf") if self._stop_at is None else max(self._stop_at - time.monotonic(), 0.1)
+        return math.inf if self._stop_at is None else max(min(self._stop_at, self._ask_at) - time.monotonic(), 0.1)
 
     def _read(self, log: Log) -> None:
         splitter, messages = Splitter(), Messages()

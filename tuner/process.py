@@ -15,7 +15,7 @@ from pathlib import Path
 
 from replica.launched import Launcher
 from replica.memory import oom_kills
-from replica.process import Run
+from replica.process import ASK_SHARE, Run
 
 METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"
 _LOOK_SECONDS = 0.1
@@ -49,7 +49,7 @@ class Process:
         _end_others()
         self._process.wait()
 
-    def terminate(self) -> None:
+    def terminate(self, seconds: float) -> None:
         """Nothing: it is of the group that has got the signal."""
 
     @property
@@ -71,14 +71,17 @@ class Unit:
 
     def stop(self, seconds: float) -> None:
         """SIGTERM now, and SIGKILL after so many seconds."""
-        self._launched.signal(signal.SIGTERM)
+        self._launched.stop(seconds)
+        if not self._launched.wait(ASK_SHARE * seconds):
+            self._launched.signal(signal.SIGTERM)
+            seconds -= ASK_SHARE * seconds
         while not self._launched.wait(seconds):
             self._launched.signal(signal.SIGKILL)
             seconds = _LOOK_SECONDS
 
-    def terminate(self) -> None:
-        """Pass on a SIGTERM."""
-        self._launched.signal(signal.SIGTERM)
+    def terminate(self, seconds: float) -> None:
+        """Pass on a SIGTERM; after so many seconds there is another end to it."""
+        self._launched.stop(seconds)
 
     @property
     def out_of_memory(self) -> bool:
@@ -86,11 +89,14 @@ class Unit:
         return self._launched.out_of_memory
 
 
-def launching(starts: Launcher, job: str, cwd: Path) -> Callable[[Sequence[str], Mapping[str, str]], Unit]:
+def launching(
+    starts: Launcher, job: str, cwd: Path, stop_signal: str = "main"
+) -> Callable[[Sequence[str], Mapping[str, str]], Unit]:
     """Starts trials of a job in that folder; a trial tells of its metrics in a file of a folder of its own."""
 
     def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> Unit:
-        return Unit(starts, Run(job, argv, cwd, environment, Path(environment[METRIC_FILE]).parent))
+        scratch = Path(environment[METRIC_FILE]).parent
+        return Unit(starts, Run(job, argv, cwd, environment, scratch, stop_signal=stop_signal))
 
     return spawn
 

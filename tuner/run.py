@@ -57,8 +57,8 @@ class Child(Protocol):
     def stop(self, seconds: float) -> None:
         """SIGTERM now, SIGKILL after so many seconds."""
 
-    def terminate(self) -> None:
-        """Pass on a SIGTERM, where it has not got the same one."""
+    def terminate(self, seconds: float) -> None:
+        """Pass on a SIGTERM, where it has not got the same one; it is killed after so many seconds."""
 
 
 Spawn = Callable[[Sequence[str], Mapping[str, str]], Child]
@@ -81,7 +81,7 @@ def main(job_id: str, name: str, said: str) -> int:
     log = state / "logs" / job_id
     told = json.loads(said)
     starts = launcher(host.bucket, os.environ)
-    spawn = launching(starts, job_id, Path(told["cwd"])) if starts else Process
+    spawn = launching(starts, job_id, Path(told["cwd"]), plan.stopSignal) if starts else Process
     scratch = scratch_folder(state) if starts else None
     tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), told["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
@@ -131,7 +131,7 @@ class Tuner:
         """The job, or this host's part of it, is being stopped, and so is its trial."""
         self._terminated = True
         if self._child:
-            self._child.terminate()
+            self._child.terminate(self._plan.stopSeconds)
 
     def run(self) -> int:
         """Run trials for as long as there are any to run; the exit code."""
@@ -227,7 +227,7 @@ class Tuner:
                 return
             self._child = child
             if self._terminated:  # looked at last: terminate() may come at any moment
-                child.terminate()
+                child.terminate(self._plan.stopSeconds)
             try:
                 watched = self._watch(stored, child, metrics)
             except BaseException:

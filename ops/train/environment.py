@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import TENSORFLOW_PORT, Role
-from jobs.records import JAX_COORDINATOR, MASTER_ADDR
+from jobs.records import JAX_COORDINATOR, MASTER_ADDR, STOP_FILE
 from ops.cluster.inventory import Host, Inventory
 from ops.errors import UsageError
 
@@ -24,6 +24,7 @@ _OURS = (
     *("TF_CONFIG", "TYPE", "INDEX", "JOB_ID", "JOB_DIR", "SCALETIER_DATA"),
     *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    STOP_FILE,
     ACCELERATOR,
 )
 

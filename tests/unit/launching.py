@@ -35,7 +35,8 @@ os.unlink("{root}/transient/scaletier-trainer.service")
 """
 _SYSTEMCTL = """#!{python}
 import os, sys
-os.killpg(int(open("{root}/transient/scaletier-trainer.service").read()), int(sys.argv[2].partition("=")[2]))
+pid, number = int(open("{root}/transient/scaletier-trainer.service").read()), int(sys.argv[2].partition("=")[2])
+(os.kill if "--kill-who=main" in sys.argv else os.killpg)(pid, number)
 """
 
 
@@ -67,6 +68,7 @@ class Host:
         user, script = getpass.getuser(), root / "launch"
         text = SCRIPT.read_text().replace("/usr/bin/python3", sys.executable).replace("/var/lib/scaletier", str(self.state))
         text = text.replace('"/run/scaletier"', f'"{root}/run"').replace("/run/systemd/transient", str(root / "transient"))
+        text = text.replace("/run/scaletier-stop", f"{root}/run/stop")
         ended = (SCRIPT.parent / "ended").read_text().replace("/usr/bin/python3", sys.executable)
         enter = (SCRIPT.parent / "enter").read_text().replace("/usr/bin/python3", sys.executable)
         for name in ("host.json", "network"):

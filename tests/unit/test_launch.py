@@ -30,7 +30,7 @@ from jobs import paths
 from replica import launched
 from replica.launched import Launched, Launcher, request
 from replica.log import Log
-from replica.process import Run
+from replica.process import Child, Run
 from replica.trainer import Trainer
 
 launch, at_the_end = module("launch"), module("ended")
@@ -477,6 +477,50 @@ def test_a_stop_is_a_request_first_and_then_none(host: Host, tmp_path: Path) -> 
     until(lambda: rude.lines == 1)
     rude.stop(0.2)
     assert finished(rude) == -9
+
+
+# A program with a child of its own: both write down when they are told to end, the first one what its file says as well.
+FAMILY = """
+import os, pathlib, signal, sys, time
+out = pathlib.Path(sys.argv[1])
+def told(*_):
+    text = pathlib.Path(os.environ["SCALETIER_STOP_FILE"]).read_text()
+    (out / ("child" if child == 0 else "first")).write_text(text)
+    if child == 0 or "stays" not in sys.argv:
+        os._exit(0 if child == 0 else 143)
+child = -1
+signal.signal(15, told)
+child = os.fork()
+(out / f"up{bool(child)}").touch()
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("launcher", [True, False])
+@pytest.mark.parametrize(
+    ("stop_signal", "stays", "who"),
+    [("main", False, ["first"]), ("main", True, ["child", "first"]), ("all", True, ["child", "first"])],
+)
+def test_who_is_told_to_end(host: Host, tmp_path: Path, launcher: bool, stop_signal: str, stays: bool, who: list[str]) -> None:
+    (out := tmp_path / "out").mkdir()
+    file = host.root / "run/stop" if launcher else tmp_path / "stop"
+    file.write_text("of one before")
+    asked = run(host, FAMILY, str(out), *(["stays"] if stays else []), SCALETIER_STOP_FILE=str(file))
+    start = Launcher(host.address, str(host.bucket)) if launcher else Child
+    trainer = Trainer(replace(asked, stop_signal=stop_signal), Log(tmp_path / "logs", "job01", "master-0"), start)
+    until(lambda: len(list(out.iterdir())) == 2)
+    assert not file.exists()
+    trainer.stop(1.0 if stays else PATIENCE)
+    assert finished(trainer) == (-9 if stays else 143)
+    assert sorted(path.name for path in out.iterdir() if path.name[:2] != "up") == who
+    assert (out / "first").read_text() == (f"{1.0 if stays else PATIENCE:.1f}\n")
+
+
+@pytest.mark.parametrize("line", [b"", b"15x", b"1 main 5.0", b"main 15 5.0", b"\xff", b"9.0"])
+def test_what_is_no_signal_is_passed_over(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.subprocess, "run", lambda *_, **__: pytest.fail("it is none"))
+    launch.pass_on(line)
 
 
 def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) -> None:

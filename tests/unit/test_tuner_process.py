@@ -105,7 +105,7 @@ def test_a_unit_is_asked_to_stop_first(spawn: Callable[[str], Unit], tmp_path: P
     polite = spawn("trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done")
     until(lambda: (tmp_path / "printed").read_text() == "up\n")
     assert polite.wait(0.1) is None
-    polite.terminate()
+    polite.terminate(PATIENCE)
     assert polite.wait(PATIENCE) == 5
     assert (tmp_path / "printed").read_text().endswith("saved\n")
     rude = spawn("trap '' TERM; echo up; sleep 300")

@@ -54,7 +54,7 @@ class Child:
         self.looks.pop(0)()
         return None
 
-    def terminate(self) -> None:
+    def terminate(self, _: float) -> None:
         self.terminated += 1
 
     def stop(self, _: float) -> None:
