@@ -23,7 +23,6 @@ from jobs import lease
 from jobs.canceller import Canceller
 from jobs.checked import RecordError
 from jobs.chunks import Wanted
-from jobs.firsterror import earliest
 from jobs.lease import Watch
 from jobs.progress import Progress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
@@ -33,7 +32,7 @@ from jobs.times import now
 from ops import terminal
 from ops.cli import explain
 from ops.cluster.cluster import Cluster
-from ops.cluster.ledger import existing_job, me, replicas_of
+from ops.cluster.ledger import existing_job, first_error, me, replicas_of
 from ops.completion import job_ids, remember
 from ops.errors import FAILED, HostsError, OpsError, UsageError
 
@@ -83,7 +82,7 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `fab describe --json` prints."""
-        first = earliest((replica.name, replica.firstError) for replica in self.replicas)
+        first = first_error(self.record, self.replicas)
         error = {"firstError": {"replica": first[0], **asdict(first[1])}} if first else {}
         return {**self.record.to_dict(), "replicas": [replica.to_dict() for replica in self.replicas], **error}
 

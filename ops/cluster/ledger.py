@@ -5,13 +5,14 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from jobs import remote
 from jobs.checked import RecordError
+from jobs.firsterror import FirstError, earliest
 from jobs.ledger import Ledger
 from jobs.open import open_store
 from jobs.records import JobRecord, ReplicaRecord
@@ -129,6 +130,13 @@ def newest_job(ledger: Ledger, say: bool = False) -> str | None:
 def where_to_read_why(record: JobRecord) -> str:
     """The command that has all that tells why a job FAILED; empty for any other job."""
     return f"fab bundle {record.jobId} has all that tells why, in one file" if record.state is JobState.FAILED else ""
+
+
+def first_error(record: JobRecord, replicas: Iterable[ReplicaRecord]) -> tuple[str, FirstError] | None:
+    """The first error of a job's log, if it may be why the job is as it is; that of a cancelled one is often the end's own."""
+    if record.state in (JobState.SUCCEEDED, JobState.CANCELLING, JobState.CANCELLED):
+        return None
+    return earliest((replica.name, replica.firstError) for replica in replicas)
 
 
 def replica_names(record: JobRecord) -> list[str]:

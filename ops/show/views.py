@@ -9,7 +9,6 @@ from typing import Any
 
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.firsterror import earliest
 from jobs.progress import Progress
 from jobs.queue import Queue
 from jobs.records import CancelRequest, JobRecord, ReplicaRecord
@@ -20,7 +19,7 @@ from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
-from ops.cluster.ledger import where_to_read_why
+from ops.cluster.ledger import first_error, where_to_read_why
 from ops.cluster.remote import LOOK_SECONDS
 from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
@@ -125,7 +124,7 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
 def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[ReplicaRecord]) -> None:
     """The same for people."""
     tuned = trials.read(cluster.ledger, record)
-    first = earliest((replica.name, replica.firstError) for replica in replicas)
+    first = first_error(record, replicas)
     queue = cluster.ledger.queue() if record.state is JobState.QUEUED else Queue()
     ahead = queue.ahead_of(record.jobId)
     kept = sum(job == record.jobId for job in queue.kept().values())
@@ -158,10 +157,8 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
             terminal.out(f"{key + ':':<14} {value}")
     if replicas and record.state is not JobState.QUEUED:
         terminal.out()
-        heads = ("REPLICA", "STATE", "EXIT CODE", "RESTARTS", "STARTED", "HEARTBEAT", "HOST")
-        elsewhere = any(replica != host for replica, host in record.placement.items())
-        rows = [(*_replica_row(record, replica), record.placement.get(replica.name)) for replica in replicas]
-        terminal.table(heads if elsewhere else heads[:-1], rows if elsewhere else [row[:-1] for row in rows])
+        heads = ("REPLICA", "HOST", "STATE", "EXIT CODE", "STARTS", "LAST START", "HEARTBEAT")
+        terminal.table(heads, [_replica_row(record, replica) for replica in replicas])
     if tuned:
         tuned.show()
     if events := _events(record, replicas):
@@ -216,7 +213,8 @@ def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...
     heard = alive and replica.life
     beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if heard else None
     code = None if replica.exitCode is None else str(replica.exitCode)
-    return (replica.name, replica.state, code, str(replica.restarts), terminal.local_time(replica.startTime), beat)
+    last = terminal.local_time(replica.lastStartTime or replica.startTime)
+    return (replica.name, record.placement.get(replica.name), replica.state, code, str(replica.starts), last, beat)
 
 
 def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[object, ...]]:

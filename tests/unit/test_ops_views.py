@@ -159,18 +159,20 @@ def test_a_job_that_was_started_again(cluster: Cluster, ledger: Ledger, capsys: 
     )
     put_job(ledger, record)
     killed = Event(NOON.format(5), "killed by signal 9", 3.2)
-    running = ReplicaRecord("worker-0", ReplicaState.RUNNING, restarts=1, events=[killed])
+    running = ReplicaRecord("worker-0", ReplicaState.RUNNING, starts=8, restarts=1, startTime=NOON.format(2), events=[killed])
+    running = replace(running, lastStartTime=NOON.format(6))
     ledger.write_replica("job01", running, None)
     assert describe(cluster, "job01", as_json=False) == 0
     out = capsys.readouterr().out
     shown = facts(out)
     assert (shown["state"], shown["retries"], shown["goes on without"], shown["priority"]) == ("RUNNING", "1", "worker-1", "3")
     assert shown["args"] == "--a 'b c'"
-    assert [(row[0], row[1], row[3]) for row in rows(out, "REPLICA")] == [
-        ("master-0", "PREPARING", "0"),
-        ("worker-0", "RUNNING", "1"),
-        ("worker-1", "LOST", "0"),
+    assert [row[:5] for row in rows(out, "REPLICA")] == [
+        ["master-0", "master-0", "PREPARING", "-", "0"],
+        ["worker-0", "worker-0", "RUNNING", "-", "8"],
+        ["worker-1", "worker-1", "LOST", "-", "0"],
     ]
+    assert rows(out, "REPLICA")[1][5:7] == terminal.local_time(NOON.format(6)).split()
     told = [(row[2], " ".join(row[3:-1]), row[-1]) for row in rows(out, "TIME")]
     assert told == [
         ("job", "oom", "12.5"),
@@ -206,12 +208,25 @@ def test_a_job_that_failed_says_why(cluster: Cluster, ledger: Ledger, capsys: py
     assert facts(out)["first error"].endswith(":05: ValueError: ␛[2Jbad")
     assert facts(out)["first error"].startswith("master-0, ")
     assert out.endswith("\n\nout of memory\nlast lines\n")
-    assert rows(out, "REPLICA") == [["master-0", "EXITED", "137", "0", "-", "-"]]
+    assert rows(out, "REPLICA") == [["master-0", "master-0", "EXITED", "137", "0", "-", "-"]]
     describe(cluster, "job01", as_json=True)
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert JobRecord.from_dict({**shown, "replicas": []}).errorMessage == "out of memory\nlast lines\n"
     assert [(r["name"], r["exitCode"]) for r in shown["replicas"]] == [("master-0", 137)]
     assert shown["firstError"] == {"replica": "master-0", "time": NOON.format(5), "message": "ValueError: \x1b[2Jbad"}
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.CANCELLING, JobState.CANCELLED])
+def test_a_job_that_did_not_fail_has_no_first_error(
+    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], state: JobState
+) -> None:
+    put_job(ledger, JobRecord("job01", state, hosts=["master-0"]))
+    error = FirstError(NOON.format(5), "KeyboardInterrupt")
+    ledger.write_replica("job01", ReplicaRecord("master-0", ReplicaState.EXITED, firstError=error), None)
+    describe(cluster, "job01", as_json=False)
+    assert "first error" not in facts(capsys.readouterr().out)
+    describe(cluster, "job01", as_json=True)
+    assert "firstError" not in json.loads(capsys.readouterr().out)
 
 
 def test_hosts_and_which_of_them_answer(served: Inventory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
