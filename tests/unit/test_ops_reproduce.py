@@ -28,7 +28,7 @@ from ops.train.config import Flags, build_job
 from ops.train.submit import Submission
 
 TINY = Path(__file__).resolve().parents[1] / "trainers" / "tiny"
-POLICY = {"restartPolicy": "replica", "expendable": ["evaluator"]}
+POLICY = {"restartPolicy": "replica", "expendable": ["evaluator"], "restartCodes": [42], "gracePeriod": 30.0}
 FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
 

@@ -238,7 +238,7 @@ def test_a_killed_trainer_is_restarted_while_the_bucket_is_away(host: Host) -> N
 
     host.store.before = fails
     host.clock.pass_(60.0)
-    host.children[-1].code = 137
+    host.children[-1].code = -9
     host.rounds(2)
     assert len(host.children) == 2
     host.store.before = lambda method, name: None

@@ -236,7 +236,7 @@ def test_a_trainer_that_is_about_to_start_again_does_not_once_its_job_is_over(ro
         chief.rounds()
         leader.rounds()
     assert (leader.job.state, leader.job.lease.meant_for("worker-0")) == ("RUNNING", True)
-    leader.host.ends(137)
+    leader.host.ends(-9)
     leader.reporter.round()
     assert leader.job.attempt == 1
     chief.host.ends(0)

@@ -328,7 +328,7 @@ def test_nobody_needs_to_wait_for_another_thread(host: Host) -> None:
 
 def test_progress_outlives_a_restart_and_trials_have_none(host: Host) -> None:
     host.child.progress = Progress(5)
-    host.ends(137)
+    host.ends(-9)
     host.supervisor.step()
     assert (len(host.children), host.supervisor.progress) == (2, Progress(5))
     host.child.progress = Progress(3)
