@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
-from replicahosts import GOES, SLEEPS, Make, gone, until
+import pytest
+from replicahosts import GOES, PATIENCE, SLEEPS, Make, gone, until
 
 from jobs.queue import Entry
 from jobs.states import JobState
@@ -345,3 +347,83 @@ def test_a_host_that_no_job_wants_has_nothing_to_do(make: Make) -> None:
     cluster.start()
     assert cluster.wait() == [0]
     assert cluster.job.state == "PREPARING"
+
+
+def test_a_code_that_is_no_signal_ends_the_job_after_one_start(make: Make) -> None:
+    cluster = make("import sys\nprint('giving up')\nsys.exit(-1)\n")
+    cluster.start()
+    assert cluster.wait() == [0]
+    assert (cluster.job.state, cluster.record("master-0").starts) == ("FAILED", 1)
+    assert cluster.job.errorMessage == "The replica master 0 exited with a non-zero status of 255.\ngiving up"
+
+
+def test_a_program_that_asks_for_another_start_has_it(make: Make) -> None:
+    cluster = make(
+        "import pathlib, sys\n"
+        "saved = pathlib.Path('saved')\n"
+        "if not saved.exists():\n"
+        "    saved.touch()\n"
+        "    sys.exit(42)\n"
+        "print('again')\n"
+    )
+    cluster.start()
+    assert cluster.wait() == [0]
+    assert (cluster.job.state, cluster.record("master-0").starts) == ("SUCCEEDED", 2)
+    assert cluster.log("master-0", "WARNING") == ["restarting after status 42 (1 of 5)"]
+
+
+# The worker's part takes longer than the master's, and ends once the test has seen the master's end.
+SHARDS = (
+    "import os, pathlib, time\n"
+    "print('up')\n"
+    "rank = 'master' not in os.environ['TF_CONFIG']\n"
+    "while rank and not pathlib.Path('go').exists():\n"
+    "    time.sleep(0.02)\n"
+    "pathlib.Path(f'part-{int(rank)}').touch()\n"
+)
+
+
+@pytest.mark.parametrize("rules", [{"gracePeriod": PATIENCE}, {"successPolicy": "all"}])
+def test_who_still_works_when_the_chief_ends_does_its_part(make: Make, rules: dict[str, Any]) -> None:
+    cluster = make(SHARDS, "master-0", "worker-0", **rules)
+    cluster.start()
+    until(lambda: cluster.runs("worker-0") and "trainer exited with status 0" in cluster.log("master-0"))
+    if "gracePeriod" in rules:
+        until(lambda: any("but worker-0 still worked" in line for line in cluster.log("master-0", "WARNING")))
+    assert not cluster.job.final
+    (cluster.package / "go").touch()
+    assert cluster.wait() == [0, 0]
+    assert cluster.job.state == "SUCCEEDED"
+    assert [(cluster.package / f"part-{rank}").exists() for rank in (0, 1)] == [True, True]
+
+
+def test_who_works_beyond_the_grace_is_named(make: Make) -> None:
+    cluster = make(SHARDS, "master-0", "worker-0", gracePeriod=0.3)
+    cluster.start()
+    assert cluster.wait() == [0, 0]
+    assert (cluster.job.state, cluster.job.events[-1].cause.partition(" when ")[0]) == ("SUCCEEDED", "worker-0 still worked")
+
+
+@pytest.mark.parametrize(("stop_signal", "saves"), [("main", True), ("all", False)])
+def test_a_program_that_is_told_to_end_still_has_its_loader(make: Make, stop_signal: str, saves: bool) -> None:
+    """In the manner of PyTorch's DataLoader: the loader dies of a SIGTERM, and its program of the loader's death."""
+    cluster = make(
+        "import os, pathlib, signal, subprocess, sys, time\n"
+        "loader = subprocess.Popen(['sleep', '600'])\n"
+        "def told(*_):\n"
+        "    try:\n"
+        "        loader.wait(0.5)\n"
+        "    except subprocess.TimeoutExpired:\n"
+        "        pathlib.Path('saved').write_text(pathlib.Path(os.environ['SCALETIER_STOP_FILE']).read_text())\n"
+        "        sys.exit(143)\n"
+        "    raise RuntimeError('the loader is gone')\n"
+        "signal.signal(15, told)\n" + SLEEPS,
+        stopSignal=stop_signal,
+    )
+    cluster.start()
+    until(lambda: cluster.log("master-0").count("up") == 1 and cluster.job.state == "RUNNING")
+    cluster.cancel()
+    assert cluster.wait() == [0]
+    saved = cluster.package / "saved"
+    assert saved.exists() == saves
+    assert not saves or float(saved.read_text()) == cluster.plan.stopSeconds
