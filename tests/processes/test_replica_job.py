@@ -389,7 +389,7 @@ def test_who_still_works_when_the_chief_ends_does_its_part(make: Make, rules: di
     cluster.start()
     until(lambda: cluster.runs("worker-0") and "trainer exited with status 0" in cluster.log("master-0"))
     if "gracePeriod" in rules:
-        until(lambda: any("but worker-0 still worked" in line for line in cluster.log("master-0", "WARNING")))
+        until(lambda: any("but worker-0 still worked" in event.cause for event in cluster.job.events))
     assert not cluster.job.final
     (cluster.package / "go").touch()
     assert cluster.wait() == [0, 0]

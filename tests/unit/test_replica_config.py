@@ -72,7 +72,7 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
 
     package = f"{tmp_path}/jobs/job01/package"
     rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(count())
-    rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin"}
+    rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin", "SCALETIER_STOP_FILE": str(tmp_path / "stop")}
     assert prepared(environ, plan) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
     path = {"PATH": "/usr/local/bin"}
     assert prepared(environ | path, plan)["PATH"] == "/opt/scaletier/venv/bin:/usr/local/bin"
