@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pylxd.exceptions import LXDAPIException
 
 from infra.lxd import api, image, network, preflight
 from infra.lxd.api import LxdError
@@ -51,6 +52,63 @@ def test_a_range_is_chosen_that_nothing_uses_and_kept(interfaces: dict[str, Any]
     interfaces[NAMES.bridge] = _inet(str(second[1]))
     assert network.choose_range(NAMES.project, NAMES.bridge, None) == second
     assert network.choose_range(NAMES.project, NAMES.bridge, second) == second
+
+
+class Bridge:
+    """LXD's networks, of which there is one at most; its device is there unless it was lost. Deleting may fail first."""
+
+    def __init__(self, interfaces: dict[str, Any], *refusals: str) -> None:
+        self.interfaces, self.refusals = interfaces, list(refusals)
+        self.config: dict[str, str] = {}
+        self.there, self.saved = False, dict[str, str]()
+
+    def exists(self, name: str) -> bool:
+        assert name == NAMES.bridge
+        return self.there
+
+    def create(self, name: str, description: str, type: str, config: dict[str, str]) -> None:  # noqa: A002  pylxd's name
+        assert (self.there, type) == (False, "bridge")
+        self.there, self.config = True, config
+        self.save()
+
+    def get(self, name: str) -> Bridge:
+        return self
+
+    def save(self) -> None:
+        self.saved = dict(self.config)
+        self.interfaces[NAMES.bridge] = _inet(self.config["ipv4.address"].partition("/")[0])
+
+    def delete(self) -> None:
+        if self.refusals:
+            raise LXDAPIException(SimpleNamespace(status_code=400, json=lambda: {"error": self.refusals.pop(0)}))
+        self.there = False
+        self.interfaces.pop(NAMES.bridge, None)
+
+
+def test_a_bridge_from_its_make_to_its_end(interfaces: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge, slept = Bridge(interfaces), list[float]()
+    monkeypatch.setattr(network, "client", lambda: SimpleNamespace(networks=bridge))
+    monkeypatch.setattr("time.sleep", slept.append)
+    name, props = NAMES.bridge, {"name": NAMES.bridge, "range": "10.77.0.0/24"}
+    assert network.read(name, props) is None
+    assert network.create(props) == (name, props)
+    assert (bridge.saved["ipv4.address"], bridge.saved["ipv4.nat"]) == ("10.77.0.1/24", "false")
+    assert network.read(name, {**props, "range": "10.1.0.0/24"}) == props, "as it is, and not as it is thought to be"
+    moved = {**props, "range": "10.78.0.0/24"}
+    assert network.create(moved) == (name, moved), "one that is there is changed"
+    assert bridge.saved["ipv4.address"] == "10.78.0.1/24"
+    del interfaces[name]
+    assert network.read(name, moved) is None, "LXD knows it still, and its device is lost"
+    network.create(moved)
+    assert network.read(name, moved) == moved
+    bridge.refusals += ["The network is currently in use"] * 2
+    network.delete(name, moved)
+    assert (bridge.there, name in interfaces, slept) == (False, False, [0.5, 0.5])
+    bridge.refusals.append("Network not found")
+    network.delete(name, moved)
+    bridge.there, bridge.refusals = True, ["The network is currently in use"] * 9
+    with pytest.raises(LxdError, match=f"^network {name}: The network is currently in use$"):
+        network.delete(name, moved)
 
 
 @pytest.fixture

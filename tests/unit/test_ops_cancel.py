@@ -194,6 +194,21 @@ def test_a_job_that_has_ended_is_no_job_to_cancel(cluster: Cluster, ledger: Ledg
         cancel(cluster, "nope")
 
 
+def test_the_only_job_that_goes_on_needs_no_name(
+    cluster: Cluster, ledger: Ledger, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"^no job goes on: nothing to cancel$"):
+        cancel(cluster, None)
+    put(ledger, job(JobState.RUNNING))
+    with pytest.raises(UsageError, match=r"^cancel which\? There are job01, job02$"):
+        cancel(cluster, None)
+    assert not ledger.cancel_requested("job01")
+    put_job(ledger, JobRecord("job02", hosts=HOSTS))
+    ledger.change_queue(lambda _: Queue([Entry("job02", HOSTS)]))
+    assert cancel(cluster, None) == DONE
+    assert capsys.readouterr().out == "job02 CANCELLED\n"
+
+
 class Failing(Folder):
     """A bucket that does not answer for a while."""
 

@@ -58,6 +58,7 @@ def test_nothing_that_is_declared() -> None:
     assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None, None)
     assert nothing.plan == Pace(None, None, 1, 32)
     assert nothing.wants([]) is None
+    assert read("plan: {usualSteps: 1, usualPeriod: 1, wireBits: 1}").plan == Pace(None, None, 1, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_the_same_job_runs_again_under_the_next_free_id(
     (made,) = runs.submissions
     assert made.job.id == "job01_2"
     assert made.job.args == ("--a", "\udcff", "two words")
-    assert made.job.labels == {"owner": "ann"}
+    assert (made.job.labels, made.job.priority) == ({"owner": "ann"}, 0)
     assert made.package.archive == built.archive
     assert made.package.files == built.files
     assert made.data == {}

@@ -293,7 +293,10 @@ def test_it_is_drawn_four_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch
     shown = Terminal()
     assert follow._watch(events(), screen, shown) is final  # type: ignore[arg-type]
     assert 35 <= len(shown.drawn) <= 40
-    assert [row for row in rows(screen.left(NOON)) if "noted" in row]
+    left = rows(screen.left(NOON))
+    assert [row for row in left if "noted" in row]
+    assert (left[0].split()[:2], left[1].split()[:2]) == (["job01", "SUCCEEDED"], ["step", "1"])
+    assert len([row for row in left if row.endswith("master-0  step 1")]) == LINES_LEFT - 1
 
 
 def test_the_drawing_takes_no_text_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,15 @@ def test_a_period_is_a_number_or_as_measured() -> None:
     assert parse(["--sync-period=7"]).sync_period == 7
 
 
+def test_the_least_that_each_flag_takes() -> None:
+    whole = ["max-steps", "eval-steps", "checkpoint-steps", "keep-checkpoints", "sync-period", "microbatches"]
+    parsed = vars(parse([*(f"--{flag}=1" for flag in whole), "--seed=0"]))
+    assert {parsed[flag.replace("-", "_")] for flag in whole} == {1}
+    for flag in whole:
+        with pytest.raises(SystemExit):
+            parse([f"--{flag}=0"])
+
+
 def test_a_program_adds_flags_of_its_own() -> None:
     flags = parser({}, description="Trains pictures.")
     flags.add_argument("--width", type=int)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import scaletier
+from scaletier.data import Source
 from scaletier.network import Network
 from scaletier.runtime import import_tensorflow
 
@@ -434,6 +435,18 @@ def test_an_optimizer_s_function_gets_the_number_of_replicas_where_it_must_have_
         assert main(job(optimizer=function)) == 2
     assert given == [0.25, 1, (0.125, 0.5)]
     assert main(job(optimizer=keras.optimizers.Adam)) == 0
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_function_makes_the_data_of_each_replica(portable: bool) -> None:
+    def make(context: Any) -> Any:
+        return tf.data.Dataset.range(10 * context.input_pipeline_id, 10 * context.input_pipeline_id + 2).batch(2)
+
+    found = Source(make, portable=portable)
+    assert [next(iter(found.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [10, 11], [20, 21]]
+    assert next(iter(found.elsewhere(2, 3))).numpy().tolist() == [20, 21]
+    shared = Source(tf.data.Dataset.range(8).batch(2), portable=portable)
+    assert [next(iter(shared.training(replica, 3))).numpy().tolist() for replica in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_who_is_told_to_end_does_not_evaluate_to_the_end(

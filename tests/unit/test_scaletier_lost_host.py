@@ -83,6 +83,28 @@ def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -
         keeper.keep.assert_not_called()
 
 
+def test_every_replica_begins_with_what_the_chief_has() -> None:
+    made = Synchronous.__new__(Synchronous)
+    calls = MagicMock()
+    made._copy_chief, made._copy, made._leave = calls.take_over, calls.copy, calls.leave
+    made._keeper, made._flags = None, SimpleNamespace(max_steps=0)
+    made.own = made._owns = [tf.Variable(1)]
+    made.step = 0
+    made._train()
+    assert [name for name, *_ in calls.mock_calls] == ["take_over", "copy.fix", "leave"]
+
+
+@pytest.mark.parametrize("chief", [True, False])
+def test_the_chief_gives_its_values_and_the_others_none(chief: bool) -> None:
+    made, sent = Synchronous.__new__(Synchronous), list[Any]()
+    made._chief, made.shared, made.step = chief, [tf.Variable([1.0, 2.0])], tf.Variable(7)
+    made._copy = SimpleNamespace(fixed=[tf.Variable(3)])
+    made._all_reduce = lambda value: sent.append(value.numpy().tolist()) or value + 1
+    made._take_over()
+    assert sent == ([[1.0, 2.0], 3, 7] if chief else [[0.0, 0.0], 0, 0])
+    assert (made.shared[0].numpy().tolist(), int(made.step)) == (([2.0, 3.0], 8) if chief else ([1.0, 1.0], 1))
+
+
 def test_a_lost_host_is_no_full_disk(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = MagicMock(side_effect=error)
     place = checkpoint.Place(tf.data.Dataset.range(1), None)

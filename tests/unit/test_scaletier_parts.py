@@ -10,6 +10,7 @@ import pytest
 
 from scaletier.job import Job
 from scaletier.network import Batch, Network
+from scaletier.pipeline import ModelParallel
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, units
 from scaletier.walk import State
@@ -68,10 +69,17 @@ def test_the_parts_one_after_the_other_are_the_model(make: Callable[[], Any], in
         given = tf.nest.map_structure(tf.identity, outputs)  # what goes to another host is but its numbers
         outputs, _, _ = Stage("master/0", "/device:CPU:0", [part]).forward(values, given, False)
     np.testing.assert_allclose(outputs, network.predict(*state, batch.inputs), rtol=1e-6)
+    laid = ModelParallel.__new__(ModelParallel)
+    laid._network, laid._stages = network, [Stage("master/0", "/device:CPU:0", [part], values) for part in parts]
+    loss, outputs, _, results = laid.test(laid.initial_test(), batch)
+    expected = network.test(*state, network.initial_test(state.own), batch)
+    np.testing.assert_allclose(outputs, expected[1], rtol=1e-6)
+    np.testing.assert_allclose([loss, *results], [expected[0], *expected[3]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("sequential", [True, False])
 @pytest.mark.parametrize("fixed", [True, False], ids=["batches of one size", "batches of any size"])
-def test_no_variable_has_a_value_before_somebody_asks_for_it(fixed: bool) -> None:
+def test_no_variable_has_a_value_before_somebody_asks_for_it(fixed: bool, sequential: bool) -> None:
     """A value of before this process joins a cluster is lost, and one host may not hold all."""
     asked = list[Any]()
 
@@ -81,11 +89,12 @@ def test_no_variable_has_a_value_before_somebody_asks_for_it(fixed: bool) -> Non
             return super().__call__(shape, dtype)
 
     def model() -> Any:
-        given = keras.Input([4], name="given")
-        return keras.Model(given, layers.Dense(1, kernel_initializer=Asked())(given))
+        given, end = keras.Input([4], name="given"), layers.Dense(1, kernel_initializer=Asked())
+        return keras.Sequential([given, end]) if sequential else keras.Model(given, end(given))
 
     data = tf.data.Dataset.from_tensor_slices((NUMBERS, np.zeros([3, 1], np.float32))).batch(3, drop_remainder=fixed)
     network = Network(Job(model=model, data=data, loss="mse"), data.element_spec, 0)
+    assert len(units(network)) == 1
     assert not asked
     State.initial(network)
     assert asked == [(4, 1)]

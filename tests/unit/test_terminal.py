@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 from ops import terminal
+from ops.errors import UsageError
 
 
 class Drawn:
@@ -49,6 +51,26 @@ def test_on_a_terminal_it_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch,
         wait_for(lambda: drawn.has("\r\033[Kconnecting … 2 s"), "a line that is drawn")
     assert drawn.has("")
     assert drawn.text.endswith("\r\033[K")
+
+
+@pytest.mark.parametrize(("answer", "sure"), [("y", True), (" YES ", True), ("n", False), ("", False), ("yesterday", False)])
+def test_what_is_to_be_done_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, sure: bool
+) -> None:
+    stdin = Stream(True)
+    monkeypatch.setattr("sys.stdin", stdin)
+    stdin.write(f"{answer}\n")
+    stdin.seek(0)
+    with contextlib.nullcontext() if sure else pytest.raises(UsageError, match=r"^nothing was changed$"):
+        terminal.confirm("delete job01")
+    assert capsys.readouterr() == ("", "delete job01? [y/N] ")
+
+
+def test_who_cannot_be_asked_is_told_what_to_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", Stream(False))
+    with pytest.raises(UsageError, match=r"^this would delete job01: say --yes, as there is no terminal to ask on$"):
+        terminal.confirm("delete job01")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,36 @@ def test_the_command_exports_the_latest_checkpoint(tmp_path: Path, capfd: pytest
     assert np.allclose(answer["scores"], tf.nn.softmax(NETWORK.predict(copy.shared, copy.own, image)), atol=1e-5)
 
 
+def test_what_a_checkpoint_lacks_is_exported_as_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job with another optimizer it takes the weights, and of the rest what no step changes if that is float32."""
+
+    class Tripled(tf.keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.factor = self.add_weight(
+                shape=(), dtype="int32", initializer=tf.keras.initializers.Constant(3), trainable=False, name="factor"
+            )
+
+        def call(self, inputs: Any) -> Any:
+            return inputs * tf.cast(self.factor, inputs.dtype)
+
+    def make(optimizer: str) -> Job:
+        layers = [tf.keras.Input([2]), Tripled(name="tripled"), tf.keras.layers.Dense(1, name="end")]
+        data = tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 1])))
+        return Job(model=lambda: tf.keras.Sequential(layers), data=data, loss="mse", optimizer=optimizer)
+
+    def keep(job: Job, network: Network, shared: Any, own: Any, inputs: Any) -> dict[str, Any]:
+        return {spec.name: value.numpy() for spec, value in zip((*network.shared, *network.own), (*shared, *own), strict=True)}
+
+    monkeypatch.setattr(savedmodel, "served", keep)
+    monkeypatch.setattr(savedmodel, "export", lambda values, _: values)
+    first = make("sgd")
+    copy = checkpoint.LocalCopy(Network(first, Source(first.data).element_spec, 0))
+    copy.shared[0].assign([[5.0], [6.0]])
+    checkpoint.Saver(copy.variables, copy.step, str(tmp_path), 1, None).save()
+    found: Any = savedmodel.export_latest(make("adam"), str(tmp_path), 0)
+    assert (found["end/kernel"].tolist(), found["tripled/factor"]) == ([[5.0], [6.0]], 3)
+
+
 def test_the_command_without_a_checkpoint_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert export.main(["--job-dir", str(tmp_path)]) == 2
     assert capfd.readouterr().err == f"error: there is no checkpoint in {tmp_path}/checkpoints\n"

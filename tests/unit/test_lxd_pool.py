@@ -1,0 +1,81 @@
+"""The storage pool that set-up makes and takes away; LXD and the disk are fakes here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infra.lxd import pool
+
+GIB = 2**30
+
+
+class Pools:
+    """LXD's storage pools by name."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, SimpleNamespace] = {}
+
+    def exists(self, name: str) -> bool:
+        return name in self.there
+
+    def get(self, name: str) -> SimpleNamespace:
+        return self.there[name]
+
+    def create(self, body: dict[str, Any]) -> None:
+        used: list[str] = []
+        self.there[body["name"]] = SimpleNamespace(**body, used_by=used, delete=lambda: self.there.pop(body["name"]))
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    found = Pools()
+    monkeypatch.setattr(pool, "client", lambda: SimpleNamespace(storage_pools=found))
+    return found
+
+
+def call(action: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run the module; its exit code, and the one line that it prints."""
+    code = pool.main([action, "scaletier"])
+    out, err = capsys.readouterr()
+    assert (out == "") is (code != 0)
+    return code, out or err
+
+
+@pytest.mark.parametrize(("free", "size"), [(200 * GIB, 40), (50 * GIB, 25), (16 * GIB, 8)])
+def test_a_pool_takes_half_the_free_disk_at_most_and_goes_again(
+    pools: Pools, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, free: int, size: int
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    assert call("make", capsys) == (0, f"lxd: made storage pool scaletier (btrfs, {size} GiB at most)\n")
+    assert (pools.get("scaletier").driver, pools.get("scaletier").config) == ("btrfs", {"size": str(size * GIB)})
+    assert call("make", capsys) == (0, "lxd: storage pool scaletier is there\n")
+    assert call("remove", capsys) == (0, "lxd: removed storage pool scaletier\n")
+    assert not pools.exists("scaletier")
+    assert call("remove", capsys) == (0, "lxd: storage pool scaletier is gone\n")
+
+
+def test_a_disk_that_is_nearly_full_gets_no_pool(
+    pools: Pools, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=16 * GIB - 2))
+    assert call("make", capsys) == (1, "lxd: the disk is nearly full: 16.0 GiB free, a storage pool needs 16 GiB\n")
+    assert not pools.exists("scaletier")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"description": "mine"}, "set-up did not make it"),
+        ({"used_by": ["/1.0/instances/a", "/1.0/images/b"]}, "2 instances, images or volumes use it"),
+    ],
+)
+def test_a_pool_that_is_another_s_or_in_use_stays(
+    pools: Pools, capsys: pytest.CaptureFixture[str], change: dict[str, Any], why: str
+) -> None:
+    pool.make("scaletier")
+    vars(pools.get("scaletier")).update(change)
+    assert call("remove", capsys) == (1, f"lxd: storage pool scaletier stays: {why}\n")
+    assert pools.exists("scaletier")
