@@ -536,6 +536,35 @@ def test_where_the_replica_ends_so_does_its_trainer(host: Host, tmp_path: Path) 
         os.kill(first.pid, 0)
 
 
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 3, "signal": null}\n', 3),
+        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 137, "signal": 15}\n', -15),
+        (b'{"outOfMemory": true, "memoryLimit": 9, "code": 143}\n', -15),
+        (b"", -9),
+        (b"what?\n", -9),
+    ],
+)
+def test_the_end_of_what_was_launched_wakes_the_replica_as_a_child_s_does(
+    monkeypatch: pytest.MonkeyPatch, told: bytes, status: int
+) -> None:
+    woken = list[tuple[bool, int, int]]()
+    monkeypatch.setattr(os, "kill", lambda pid, number: woken.append((made.ended(), pid, number)))
+    here, there = socket.socketpair()
+    with there, Path(os.devnull).open() as output:
+        there.sendall(b'{"pid": 7}\n')
+        made = Launched(here, {}, output.fileno())
+        assert (made.pid, made.ended(), woken) == (7, False, [])
+        there.sendall(told)
+        there.shutdown(socket.SHUT_WR)
+        until(lambda: bool(woken))
+    assert woken == [(True, os.getpid(), signal.SIGCHLD)], "it is over by then"
+    assert (made.reap(), made.out_of_memory, made.memory_limit) == (
+        (status, True, 9) if told[:1] == b"{" else (-9, False, None)
+    )
+
+
 def test_a_launcher_that_waits_is_used_and_one_that_is_gone_is_not(host: Host, tmp_path: Path) -> None:
     starts = Launcher(host.address, str(host.bucket))
     log = Log(tmp_path / "logs", "job01", "master-0")

@@ -196,6 +196,17 @@ def test_it_never_takes_more_lines_than_there_are(inventory: Inventory, ledger: 
         assert rows(shown)[3:6] == [*rows(shown)[3:5], "and 4 more hosts"]
 
 
+@pytest.mark.parametrize(("lines", "hosts", "jobs"), [(24, 5, 13), (18, 5, 7), (14, 5, 3), (12, 3, 2)])
+def test_jobs_are_cut_before_hosts_until_they_have_a_third(
+    inventory: Inventory, ledger: Ledger, lines: int, hosts: int, jobs: int
+) -> None:
+    seen = overview(inventory, Looker(ledger).look(), LATER)
+    shown = picture(replace(seen, jobs=seen.jobs * 20), "", lines)
+    assert height(shown) <= lines
+    above, below = (part for part in shown if isinstance(part, Table))
+    assert (len(above.rows), len(below.rows)) == (hosts, jobs)
+
+
 def test_once_where_there_is_no_terminal(inventory: Inventory, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster(inventory, object(), ledger=ledger)  # type: ignore[arg-type]
     assert top(cluster, once=False, as_json=False) == 0

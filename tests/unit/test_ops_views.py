@@ -26,6 +26,7 @@ from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory
 from ops.cluster.remote import Ran
 from ops.errors import HostError, UsageError
+from ops.show import views
 from ops.show.views import describe, hosts, jobs
 
 NOON = "2026-01-31T12:00:0{}.000Z"
@@ -180,6 +181,22 @@ def test_a_job_that_was_started_again(cluster: Cluster, ledger: Ledger, capsys: 
         ("job", "worker-1 is lost; the job goes on without it", "-"),
     ]
     assert rows(out, "TIME")[0][:2] == terminal.local_time(NOON.format(3)).split()
+
+
+def test_only_what_runs_is_heard_of(
+    cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "seconds_between", lambda *_: 2.5)
+    running = JobRecord("job01", JobState.RUNNING, hosts=["master-0", "worker-0", "worker-1"], startTime=NOON.format(0))
+    put_job(ledger, running)
+    heard = ReplicaRecord("master-0", ReplicaState.RUNNING, heartbeatTime=NOON.format(1), life="a")
+    for record in (heard, replace(heard, name="worker-0", state=ReplicaState.EXITED), replace(heard, name="worker-1", life="")):
+        ledger.write_replica("job01", record, None)
+    assert describe(cluster, "job01", as_json=False) == 0
+    assert [" ".join(row[6:]) for row in rows(capsys.readouterr().out, "REPLICA")] == ["2.5 s ago", "-", "-"]
+    put_job(ledger, running.to(JobState.CANCELLING).to(JobState.CANCELLED))
+    assert describe(cluster, "job01", as_json=False) == 0
+    assert [row[-1] for row in rows(capsys.readouterr().out, "REPLICA")] == ["-", "-", "-"]
 
 
 def test_a_job_that_waits_says_for_whom(cluster: Cluster, ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
