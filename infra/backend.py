@@ -1,4 +1,4 @@
-"""Where the state of the stacks is: in this checkout, or where PULUMI_BACKEND_URL points; and the passphrase that opens it.
+"""Find the state of the stacks, in this checkout or where PULUMI_BACKEND_URL points, and the passphrase that opens it.
 
 `setup/state.sh` is the same for shell scripts.
 """

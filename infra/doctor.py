@@ -80,7 +80,7 @@ def pulumi() -> Iterator[Finding]:
 
 
 def state(stack: str | None) -> Iterator[Finding]:
-    """Which state is in use, whether it opens, and whether it has the hosts that are known here."""
+    """Check the state in use: whether it opens, and whether it has the hosts that are known here."""
     which = backend.note(ROOT) or f"the state in use is this checkout's, {backend.FOLDER}"
     if unused := backend.unused(ROOT):
         yield ok(unused)

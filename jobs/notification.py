@@ -24,7 +24,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class Notification:
-    """What became of a report: `target` is what may be shown of it, `time` when it was made, None until then.
+    """Record what became of a report: `target` is what may be shown of it, `time` when it was made, None until then.
 
     `error` is empty if it was delivered; `attempts` counts how often it was tried.
     """
@@ -36,7 +36,7 @@ class Notification:
 
 
 def is_url(target: str) -> bool:
-    """True for a URL of whatever scheme, False for a command."""
+    """Return True for a URL of any scheme, False for a command."""
     return _URL.match(target) is not None
 
 

@@ -48,14 +48,14 @@ class Mark:
 
 
 def mark(line: str) -> Mark | None:
-    """What a line tells, None where it is no Train line."""
+    """Read a Train line; None for any other."""
     match = _TRAIN.search(line)
     return Mark(int(match[1]), float(match[2])) if match else None
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a line tells of a step: numbers by their names, and the steps/s of this replica alone where the line has them."""
+    """Hold the metrics of a step, and the steps/s of this replica alone if the line has them."""
 
     step: int
     values: dict[str, float]
@@ -63,7 +63,7 @@ class Told:
 
 
 def trained(line: str) -> Told | None:
-    """What a Train line tells besides its mark, or a program's report; None where it is neither."""
+    """Read the metrics of a Train line or of a report; None for any other line."""
     if report := valid_report(line):
         return Told(report.step, report.metrics if report.loss is None else {"loss": report.loss, **report.metrics})
     if not (match := _TOLD.search(line)):
@@ -73,13 +73,13 @@ def trained(line: str) -> Told | None:
 
 
 def evaluated(line: str) -> Told | None:
-    """What an Eval line tells, or the line of the final metrics; None where it is neither."""
+    """Read the metrics of an Eval line or of the final line; None for any other line."""
     match = _EVAL.search(line) or _FINAL.search(line)
     return Told(int(match[1]), _numbers(match[2])) if match else None
 
 
 def _numbers(text: str) -> dict[str, float]:
-    """Of `loss: 0.729, accuracy: 0.834`; what is no finite number is left out."""
+    """Read `loss: 0.729, accuracy: 0.834`; values that are no finite numbers are left out."""
     found = {}
     for name, told in _METRIC.findall(text):
         try:
@@ -92,18 +92,18 @@ def _numbers(text: str) -> dict[str, float]:
 
 
 def tells(line: str) -> bool:
-    """Whether a line tells any of this."""
+    """Return True for a line that any of these functions reads."""
     return any(kind.search(line) for kind in (_TRAIN, _TOLD, _EVAL, _FINAL, _PERIOD, _REPORT))
 
 
 def period(lines: Iterable[str]) -> int | None:
-    """Local steps between two exchanges as the trainer said last, where it does."""
+    """Return the local steps between two exchanges by the last line that has them; None if none has."""
     told = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
     return told[-1] if told else None
 
 
 def final_metrics(lines: Iterable[str]) -> dict[str, str]:
-    """Of the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`: each number as it was printed."""
+    """Read the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`: each number as it was printed."""
     found = [match for line in lines if (match := _FINAL.search(line))]
     return {"steps": found[-1][1], **dict(_METRIC.findall(found[-1][2]))} if found else {}
 

@@ -195,7 +195,7 @@ class Step:
 
 
 class StatusLine:
-    """One line on stderr that says what is waited for: rewritten on a terminal, elsewhere one line for each change."""
+    """Show on one line of stderr what is waited for: rewritten on a terminal, elsewhere one line for each change."""
 
     def __init__(self) -> None:
         self._live = colourful(sys.stderr)
@@ -218,6 +218,12 @@ class StatusLine:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
             self._shown = False
+
+
+def list_some(items: Sequence[str], count: int | None = None, most: int = 5) -> str:
+    """List the first `most` items, and how many more there are of `count`, by default of these."""
+    more = (len(items) if count is None else count) - len(items[:most])
+    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def plural(count: int, what: str) -> str:

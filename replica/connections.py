@@ -1,4 +1,4 @@
-"""What this host's programs wait for on the network, as the kernel lists it: for people who see a job that does not start."""
+"""List what this host's programs wait for on the network, as the kernel has it, for people whose job does not start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def connections(peers: Mapping[str, str], net: Path = _NET) -> list[str]:
 
 
 def _sockets(net: Path) -> Iterator[tuple[str, int, str, int]]:
-    """State, own port, peer's address and port of each TCP socket."""
+    """Yield the state, own port, and peer's address and port of each TCP socket."""
     for name in ("tcp", "tcp6"):
         with suppress(OSError, ValueError, IndexError):
             for line in (net / name).read_text().splitlines()[1:]:
@@ -50,7 +50,7 @@ def _sockets(net: Path) -> Iterator[tuple[str, int, str, int]]:
 
 
 def _address(text: str) -> str:
-    """An address as people write it, from the kernel's: words of four bytes, each in the machine's order."""
+    """Convert an address of the kernel's, words of four bytes each in the machine's order, to its usual form."""
     if text.startswith(_MAPPED):
         text = text.removeprefix(_MAPPED)
     data = b"".join(bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))

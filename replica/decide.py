@@ -110,9 +110,8 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
     """Cloud ML's sentence about a replica that failed, and the end of its log."""
     name, code = _name(record.name), record.exitCode
     hint = _memory_hint(record) or missing.remedy(record.errorMessage.splitlines())
-    return (
-        f"The replica {name} exited with a non-zero status of {code}{more}.{f' {hint}' if hint else ''}\n{record.errorMessage}"
-    )
+    sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
+    return " ".join(filter(None, (sentence, hint))) + f"\n{record.errorMessage}"
 
 
 def killer(record: ReplicaRecord) -> str:
@@ -164,7 +163,7 @@ def _prepares(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
-    """Who decides is done, and the others too, or their grace is over. Who cancels the job by then does not wait for them.
+    """End a job whose deciding replicas are done once the others are, their grace is over, or it is to be cancelled.
 
     A short job may be done before it was seen to run: then it started when its chief did.
     """
@@ -186,7 +185,7 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _done_for(job: JobRecord, view: View) -> float | None:
-    """How long everyone has been done whose success is the job's; None while somebody is not."""
+    """Return the seconds since the last of the deciding replicas was done; None while one is not."""
     deciding = [name for name in view.plan.replicas if view.plan.decides(name)]
     return min(view.exited.get(name, 0.0) for name in deciding) if all(_is_done(job, view, name) for name in deciding) else None
 
@@ -197,7 +196,7 @@ def _is_done(job: JobRecord, view: View, name: str) -> bool:
 
 
 def _at_work(job: JobRecord, view: View) -> list[str]:
-    """Who has an end of its own, and has not come to it."""
+    """List the replicas that have an end of their own, and have not come to it."""
     ended = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.EXITED}
     others = [name for name in view.plan.replicas if not view.plan.is_server(name) and name not in (*ended, *job.without)]
     return [name for name in others if not view.lost(name) and not _is_done(job, view, name)]

@@ -38,8 +38,8 @@ class LimitError(Exception):
     """One line: why not all could be looked at or copied."""
 
 
-class Found(NamedTuple):
-    """A file that the job wrote: its folder's top, its path below that, its name among what is kept, and its size."""
+class UnsavedFile(NamedTuple):
+    """Name a file that the job wrote: its folder's top, its path below that, its name among what is kept, and its size."""
 
     top: str
     path: tuple[str, ...]
@@ -54,7 +54,7 @@ class Search:
         """`since` is in nanoseconds of the epoch: what changed before came with the job."""
         self._since, self._deadline, self._entries = since, deadline, 0
 
-    def files(self, top: str, prefix: str = "") -> Iterator[Found]:
+    def files(self, top: str, prefix: str = "") -> Iterator[UnsavedFile]:
         """Find the regular files below a folder that changed since; LimitError if there is too much."""
         with suppress(OSError):  # no such folder
             folder = os.open(top, _FOLDER)
@@ -63,7 +63,7 @@ class Search:
             finally:
                 os.close(folder)
 
-    def _below(self, folder: int, top: str, path: tuple[str, ...], prefix: str) -> Iterator[Found]:
+    def _below(self, folder: int, top: str, path: tuple[str, ...], prefix: str) -> Iterator[UnsavedFile]:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in self._counted(entries)]
         if path and _MARK in names:
@@ -72,7 +72,7 @@ class Search:
             with suppress(OSError):  # it may be gone, or closed to its own user
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISREG(found.st_mode) and found.st_ctime_ns > self._since:
-                    yield Found(top, (*path, name), prefix + "/".join((*path, name)), found.st_size)
+                    yield UnsavedFile(top, (*path, name), prefix + "/".join((*path, name)), found.st_size)
                 elif stat.S_ISDIR(found.st_mode) and name not in _CACHES:
                     if len(path) >= _DEPTH:
                         raise LimitError(f"folders are nested deeper than {_DEPTH}")
@@ -97,7 +97,7 @@ def check_time(deadline: float) -> None:
         raise LimitError("it took too long")
 
 
-def opened(found: Found) -> IO[bytes]:
+def opened(found: UnsavedFile) -> IO[bytes]:
     """Open a file that was found, link by link refused; OSError if it is another by now."""
     folder = os.open(found.top, _FOLDER)
     try:
@@ -168,7 +168,7 @@ def keep(job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, st
             return {"wrote": True}
     except LimitError:
         return {"wrote": True}  # so much of it is no empty folder
-    found: list[Found] = []
+    found: list[UnsavedFile] = []
     told: dict[str, Any] = {}
     search = Search(since, deadline)
     try:
@@ -189,7 +189,7 @@ def keep(job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, st
 
 
 def _copy(
-    found: Sequence[Found], place: Callable[[str], str], target: LocalFolder | Url, deadline: float
+    found: Sequence[UnsavedFile], place: Callable[[str], str], target: LocalFolder | Url, deadline: float
 ) -> tuple[list[tuple[str, int]], list[tuple[str, str]], str]:
     """What was copied with its size, what was not and why, and why the copying stopped."""
     kept: list[tuple[str, int]] = []

@@ -30,7 +30,7 @@ from replica.notifier import COMMAND_SECONDS, Notifier
 from replica.process import Child, Run, delete
 from replica.supervisor import Assignment
 from replica.trainer import Trainer
-from replica.unsaved import Place, UnsavedCollector
+from replica.unsaved import JobFolders, UnsavedCollector
 
 # Said by systemd to the replica alone.
 _PRIVATE = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC")
@@ -77,7 +77,7 @@ class HostSite:
         self._diagnosis: Diagnosis | None = None
         self._notifier: Notifier | None = None
         self._assignment: Assignment | None = None
-        self._place: Place | None = None
+        self._place: JobFolders | None = None
         self._unsaved: UnsavedCollector | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
@@ -97,7 +97,7 @@ class HostSite:
             self._launcher.warm()
         folder = self._package(plan)
         others = {"home/": str(self._home(plan)), "tmp/": _UNIT_TMP} if self._launcher else {}
-        self._place = Place(folder, folder.parent / "package.sha256", others)
+        self._place = JobFolders(folder, folder.parent / "package.sha256", others)
         folder_of_log = paths.log(plan.jobId, name)
         there = archived(self._files, folder_of_log)
         if self._log is None or self._log.job_id != plan.jobId:

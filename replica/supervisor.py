@@ -151,7 +151,7 @@ class Supervisor:
             self._record = replace(self._record, facts=dict(facts))
 
     def tell_unsaved(self, unsaved: UnsavedFiles) -> None:
-        """What was written beside JOB_DIR, of a job that has ended."""
+        """Take note of what was written beside JOB_DIR, of a job that has ended."""
         with self._lock:
             self._record = replace(self._record, unsaved=unsaved)
 
@@ -261,9 +261,8 @@ class Supervisor:
             program = self._assignment.argv[0]
             reason = f"{program}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
             why = f"the trainer cannot start: {reason}"
-            status = (
-                SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
-            )  # a host that is slow is no verdict on the program
+            # A host that is slow is no verdict on the program.
+            status = SIGKILL_STATUS if isinstance(error, TimeoutError) else 127
             record = restart.after_exit(self._assignment.plan, record, status, 0.0, self._now(), why)
             self._start_at = self._clock() + restart.wait_before_start(record)
             log.say(record.errorMessage, "ERROR")

@@ -1,4 +1,4 @@
-"""What a job wrote beside an empty JOB_DIR: looked for and kept when the job has ended, before its folders on the host go."""
+"""Find and keep what a job wrote beside an empty JOB_DIR, when it has ended and before its folders on the host go."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _NOT, _SLOW = "files beside JOB_DIR were not looked for", "it took too long"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a job's files are on this host: its package, the mark that says when that was whole, and `others` by prefix."""
+class JobFolders:
+    """Name the folders of a job on this host: its package, the mark that says when that was whole, and `others` by prefix."""
 
     package: Path
     mark: Path
@@ -52,7 +52,7 @@ class UnsavedCollector:
         job: str,
         replica: str,
         env: Mapping[str, str],
-        place: Place,
+        place: JobFolders,
         python: str,
         bucket: str,
         files: Files,

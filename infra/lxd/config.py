@@ -17,7 +17,7 @@ MIN_MEMORY = 256 * 2**20
 MIN_DISK = 2**30
 MIN_SHARE = 0.05
 DISK = 4 * 2**30
-"""What a host may write where nothing else is said; what all have of the image, 0.5 GB, counts."""
+"""Bytes that a host may write by default; the image, 0.5 GB, counts."""
 # What a role's block of addresses in the stack's /24 has room for (infra/lxd/layout.py).
 MAX_REPLICAS_PER_ROLE = 60
 

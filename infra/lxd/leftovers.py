@@ -34,7 +34,7 @@ def own(stack: str) -> list[Names]:
     """
     named = [owner for owner in owners() if owner.stack == stack]
     current = [owner for owner in named if owner.backend == backend.url(ROOT)]
-    return [Names(owner.project) for owner in current or named if owner in current or owner.checkout == str(ROOT)]
+    return [Names(owner.project) for owner in current or [each for each in named if each.checkout == str(ROOT)]]
 
 
 def leftovers(stack: str) -> list[str]:

@@ -52,7 +52,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is waited for between a job's last line and its end; empty once that is over."""
+    """Say what is waited for between a job's last line and its end; empty once that is over."""
 
     text: str
 
@@ -129,7 +129,7 @@ class Follower:
             self._end()
 
     def _waits(self) -> list[Event]:
-        """What is to be said of a job that has printed nothing for a while, once for each change."""
+        """Return what is to be said of a job that has printed nothing for a while, once for each change."""
         quiet = time.monotonic() - self._heard_at
         found: list[Event] = []
         reading = self._reading if self._ending.is_set() else ()
@@ -280,4 +280,4 @@ class Follower:
             running = []
         # All are looked at, which starts their time.
         silent = [self._silence.see(r.name, (r.life, r.beat)) for r in (*running, *looking)]
-        return all(seconds >= Plan.lostAfterSeconds for seconds in silent)
+        return all(each >= Plan.lostAfterSeconds for each in silent)

@@ -6,33 +6,35 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jobs.records import JobRecord, ReplicaRecord
 from jobs.states import JobState, ReplicaState
+from ops import terminal
 
 SILENT_SECONDS = 3.0
-"""After so long without a line it is said what the end waits for."""
+"""Seconds without a line after which is said what the end waits for."""
 START_SECONDS = 60.0
-"""And after so long what the start waits for."""
+"""Seconds without a line after which is said what the start waits for."""
 # A job that has run for longer is past its start, whatever it prints.
 _START_ENDS = 600.0
 _SHOWN = 6
 
 
 def at_the_end(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str], reading: Collection[str]) -> str:
-    """What is between a job's last line and its end; empty if it has not come to that. `reading` are logs with more to come."""
+    """Describe what is between a job's last line and its end; empty before that. `reading` are logs with more to come."""
     chief = replicas.get(next(iter(job.wanted), ""))
     if not (job.final or job.state is JobState.CANCELLING or (job.state is JobState.RUNNING and chief and chief.done)):
         return ""
     known = [replicas[name] for name in names if name in replicas]
     if running := [replica.name for replica in known if replica.state is not ReplicaState.EXITED]:
-        return f"waiting for {_few(running)} to end"
+        return f"waiting for {terminal.list_some(running, most=_SHOWN)} to end"
     if not job.final:
         return "waiting for the job to end: all its replicas have"
     if looking := [replica.name for replica in known if replica.startTime and replica.unsaved is None]:
-        return f"waiting for {_few(looking)} to look for files beside JOB_DIR"
-    return f"collecting the logs of {_few([name for name in names if name in reading])}" if reading else ""
+        return f"waiting for {terminal.list_some(looking, most=_SHOWN)} to look for files beside JOB_DIR"
+    more = [name for name in names if name in reading]
+    return f"collecting the logs of {terminal.list_some(more, most=_SHOWN)}" if more else ""
 
 
 def at_the_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str]) -> str:
-    """Which replica waits for what in a job that prints nothing; empty if nobody can say."""
+    """Describe which replica waits for what in a job that prints nothing; empty if that is unknown."""
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or job.runSeconds > _START_ENDS:
         return ""
     lines, telling = [], False
@@ -49,8 +51,3 @@ def at_the_start(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: S
         return ""
     more = len(lines) - _SHOWN
     return "; ".join(lines[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

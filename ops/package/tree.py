@@ -74,13 +74,7 @@ def show_notes(tree: Tree, what: str) -> None:
         terminal.note(f"{what}: {line}")
     if paths := tree.ignored.get(GIT_IGNORE_FILE):
         how = f"a line such as !{paths[0]} in {IGNORE_FILE} brings it along"
-        terminal.note(f"{what}: {GIT_IGNORE_FILE} leaves out {list_some(sorted(paths))}; {how}")
-
-
-def list_some(items: Sequence[str]) -> str:
-    """List the first few of many."""
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(items[:_SHOWN]) + more
+        terminal.note(f"{what}: {GIT_IGNORE_FILE} leaves out {terminal.list_some(sorted(paths))}; {how}")
 
 
 class _Walker:
@@ -97,11 +91,11 @@ class _Walker:
     def notes(self) -> Iterator[str]:
         """One line for each kind of link."""
         if self._outside:
-            yield f"links that leave the folder are followed: {list_some(self._outside)}"
+            yield f"links that leave the folder are followed: {terminal.list_some(self._outside)}"
         if self._cycles:
-            yield f"links to a folder that they are in are left out: {list_some(self._cycles)}"
+            yield f"links to a folder that they are in are left out: {terminal.list_some(self._cycles)}"
         if self._dangling:
-            yield f"links that lead nowhere are left out: {list_some(self._dangling)}"
+            yield f"links that lead nowhere are left out: {terminal.list_some(self._dangling)}"
 
     def walk(self, folder: Path, below: str, chain: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         """Yield the files of a folder; `chain` has the real paths of the folders that it is in, and its own."""

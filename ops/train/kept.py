@@ -12,7 +12,6 @@ from ops.cluster.cluster import Cluster
 from ops.errors import DONE, UsageError, meant
 from ops.package import hostpython
 from ops.package.runtimes import installed, requested
-from ops.package.tree import list_some
 
 _ACTIONS = ("ls", "rm")
 
@@ -46,7 +45,7 @@ def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
                 hostpython.aliased(each["versions"]).get("tensorflow", "-"),
                 str(len(each["versions"])),
                 terminal.size(each["bytes"]),
-                list_some(each["requirements"]),
+                terminal.list_some(each["requirements"]),
             )
             for each in told
         ]

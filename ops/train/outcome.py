@@ -1,4 +1,4 @@
-"""What a job left: the words of `fab train` and `fab describe` for it."""
+"""Say what a job left, in `fab train` and `fab describe`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ops.cluster.ledger import replica_names
 from ops.cluster.output import find
 from ops.errors import OpsError
 
-_SHOWN = 5
 _HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} stands for it"
 
 
@@ -21,10 +20,17 @@ def read(cluster: Cluster, record: JobRecord) -> list[str]:
     """Read what an ended job left, and say it; empty if the bucket cannot be asked. The first line follows the job's state."""
     try:
         files = find(cluster, record).files
-        replicas = list(cluster.ledger.replicas(record.jobId, replica_names(record)).values())
+    except (OpsError, OSError):
+        return []
+    return [_of_output(record.jobId, files), *read_unsaved(cluster, record)]
+
+
+def read_unsaved(cluster: Cluster, record: JobRecord) -> list[str]:
+    """Read what an ended job wrote beside JOB_DIR, and say it; empty if the bucket cannot be asked."""
+    try:
+        return unsaved(list(cluster.ledger.replicas(record.jobId, replica_names(record)).values()))
     except (OpsError, OSError, RecordError):
         return []
-    return [_of_output(record.jobId, files), *unsaved(replicas)]
 
 
 def _of_output(job_id: str, files: Mapping[str, int]) -> str:
@@ -42,9 +48,9 @@ def unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
     for replica in replicas:
         if (found := replica.unsaved) is None:
             continue
-        kept = f"kept in JOB_DIR/{paths.LEFT}/{replica.name}: {_few(found.kept, found.keptFiles)}"
+        kept = f"kept in JOB_DIR/{paths.LEFT}/{replica.name}: {terminal.list_some(found.kept, found.keptFiles)}"
         parts = [kept] if found.keptFiles else []
-        parts += [f"not kept: {_few(found.leftOut, found.leftOutFiles)}"] if found.leftOutFiles else []
+        parts += [f"not kept: {terminal.list_some(found.leftOut, found.leftOutFiles)}"] if found.leftOutFiles else []
         parts += [found.error] if found.error else []
         if parts:
             lines.append(
@@ -53,8 +59,3 @@ def unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
                 else f"{replica.name}: {parts[0]}"
             )
     return [*lines, _HINT] if any(replica.unsaved and replica.unsaved.jobDirEmpty for replica in replicas) and lines else lines
-
-
-def _few(names: Sequence[str], count: int) -> str:
-    more = count - len(names[:_SHOWN])
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -347,6 +347,6 @@ def _sum_up(cluster: Cluster, record: JobRecord) -> int:
     why = record.errorMessage.partition("\n")[0].rstrip(".")
     more = "; ".join(filter(None, (f"fab describe {job_id}", where_to_read_why(record))))
     terminal.error(f"{job_id} {state}{took}{f': {why}' if why else ''} ({more})")
-    for line in outcome.read(cluster, record)[1:]:
+    for line in outcome.read_unsaved(cluster, record):
         terminal.note(line)
     return FAILED

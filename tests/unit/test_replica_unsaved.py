@@ -20,10 +20,10 @@ from jobs import paths
 from jobs.folder import Folder
 from jobs.records import UnsavedFiles
 from replica import keep_unsaved, unsaved
-from replica.keep_unsaved import Found, LocalFolder, Search, keep, opened
+from replica.keep_unsaved import LocalFolder, Search, UnsavedFile, keep, opened
 from replica.launched import Launcher
 from replica.process import Child, Start
-from replica.unsaved import Place, UnsavedCollector
+from replica.unsaved import JobFolders, UnsavedCollector
 
 LONG = 60.0
 
@@ -108,7 +108,7 @@ def test_a_file_that_becomes_a_link_between_search_and_copy_is_refused(package: 
     os.mkfifo(package / "pipe")
     for path in (("folder", "key"), ("key",), ("pipe",)):
         with pytest.raises(OSError):
-            opened(Found(str(package), path, "x", 6))
+            opened(UnsavedFile(str(package), path, "x", 6))
 
 
 def test_of_much_the_smallest_are_kept_and_the_largest_named_with_their_size(
@@ -166,7 +166,7 @@ class Says(list[str]):
 
 
 def collected(package: Path, start: Start, python: str = sys.executable, **env: str) -> tuple[UnsavedFiles, list[str]]:
-    place = Place(package, package.with_name("package.sha256"), {})
+    place = JobFolders(package, package.with_name("package.sha256"), {})
     env = {"JOB_DIR": str(output(package)), **env}
     said, bucket = Says(), package.parents[1] / "bucket"
     files = Folder(bucket)
@@ -191,7 +191,7 @@ def test_no_program_is_started_where_the_output_is_not_empty(package: Path) -> N
     assert collected(package, start) == (UnsavedFiles(), [])
     gs = {"JOB_DIR": "gs://bucket/jobs/job01/output"}
     files: Any = SimpleNamespace(sizes=lambda name: {"model": 1} if name == "jobs/job01/output" else {})
-    place = Place(package, package.with_name("package.sha256"), {})
+    place = JobFolders(package, package.with_name("package.sha256"), {})
     collector = UnsavedCollector("job01", "m", gs, place, "python", "gs://bucket", files, start, Says())
     assert wait_for(collector.result, "the look") == UnsavedFiles()
 
@@ -211,7 +211,7 @@ def test_the_launcher_starts_it_as_it_starts_trainers(host: Host) -> None:
     (host.package / "model").write_text("x")
     (host.bucket / "jobs/job01/output").mkdir(parents=True)
     env = {"JOB_DIR": str(host.bucket / "jobs/job01/output"), "PATH": os.environ["PATH"]}
-    place, launcher = Place(host.package, mark, {}), Launcher(host.address, str(host.bucket))
+    place, launcher = JobFolders(host.package, mark, {}), Launcher(host.address, str(host.bucket))
     bucket = str(host.bucket)
     collector = UnsavedCollector("job01", "master-0", env, place, sys.executable, bucket, Folder(host.bucket), launcher, Says())
     assert wait_for(collector.result, "what was left").kept == ["model"]
