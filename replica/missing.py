@@ -69,6 +69,7 @@ _PROGRAMS = {
         )
     },
 }
+_SHELL_WORDS = frozenset({"alias", "cd", "eval", "exit", "export", "for", "if", "set", "source", "ulimit", "umask", "while"})
 _LIBRARY = re.compile(
     r"(?:[\w.]*(?:Error|Exception): (?:.*[\s'\"])?|.*error while loading shared libraries: )(lib[\w.+-]+\.so[\w.]*)['\"]?"
     r": cannot open shared object file"
@@ -97,7 +98,7 @@ def remedy(lines: Iterable[str]) -> str:
         if library := _LIBRARY.match(line):
             found = _of_library(library[1])
         elif program := next((match for each in programs if (match := each.match(line))), None):
-            found = _add(f"program {program[1]}", _PROGRAMS.get(program[1]), program[1])
+            found = _of_program(program[1])
         subprocess = subprocess or _SUBPROCESS.match(line) is not None
     return found
 
@@ -107,6 +108,12 @@ def _of_library(name: str) -> str:
         return f"Its host has no {name}, a library of GPUs: use a build of the package for CPUs, or hosts with GPUs."
     any_version = (package for each, package in _LIBRARIES.items() if each.startswith(f"{name}.") and name.endswith(".so"))
     return _add(name, _LIBRARIES.get(name) or next(any_version, None), name)
+
+
+def _of_program(name: str) -> str:
+    if name in _SHELL_WORDS:
+        return f"{name} is a word of shells and no program: run the command as sh -c '…'."
+    return _add(f"program {name}", _PROGRAMS.get(name), name)
 
 
 def _add(what: str, package: str | None, file: str) -> str:

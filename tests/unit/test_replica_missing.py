@@ -55,6 +55,11 @@ def test_what_is_missing_comes_with_its_remedy(lines: list[str], said: str) -> N
     assert line.endswith(THEN)
 
 
+def test_a_word_of_shells_is_no_package_of_debian() -> None:
+    told = missing.remedy(["the trainer cannot start: cd: No such file or directory"])
+    assert told == "cd is a word of shells and no program: run the command as sh -c '…'."
+
+
 def test_a_library_of_gpus_is_no_package_of_debian() -> None:
     said = missing.remedy(["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"])
     assert "CPUs" in said
