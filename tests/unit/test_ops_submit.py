@@ -716,6 +716,7 @@ def test_the_exit_code_of_a_followed_job(
     ended = JobRecord("job01", JobState(wanted), errorMessage="worker-1 ran out of memory.\nmore")
     monkeypatch.setattr(read, "follow", lambda *_: ended)
     monkeypatch.setattr(train.outcome, "read", lambda *_: ["what is there", "what is beside it"])
+    monkeypatch.setattr(train.outcome, "read_unsaved", lambda *_: ["what is beside it"])
     cluster: Any = SimpleNamespace(inventory=submission.inventory)
     assert train.watch(cluster, submission.record()) == (0 if wanted == "SUCCEEDED" else 1)
     first, rest = capsys.readouterr().err.split("\n", 1)
