@@ -5,7 +5,7 @@
     JOB = scaletier.Job(model=make_model, data=make_data, loss="mse", optimizer="adam")
     scaletier.run(JOB)
 
-Importing it costs no TensorFlow: what a process needs of that is imported when it trains. docs/trainers.md is the manual.
+Importing it costs no TensorFlow: what a process needs of that is imported when it trains. docs/library.md is the manual.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ cd "$(dirname "$0")/.."
 part=setup
 . setup/common.sh
 
-[ "$(uname -s)" = Linux ] || fail "hosts on this machine need Linux; for hosts on Google Cloud: make cloud (docs/gcp.md)"
-[ "$(uname -m)" = x86_64 ] || fail "hosts on this machine need an x86-64 one; for hosts on Google Cloud: make cloud (docs/gcp.md)"
+[ "$(uname -s)" = Linux ] || fail "hosts on this machine need Linux; for hosts on Google Cloud: make cloud (docs/google-cloud.md)"
+[ "$(uname -m)" = x86_64 ] || fail "hosts on this machine need an x86-64 one; for hosts on Google Cloud: make cloud (docs/google-cloud.md)"
 
 # All that is missing is said at once.
 missing=''

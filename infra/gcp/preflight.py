@@ -155,7 +155,7 @@ def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, An
             ) from None
         if error.status == 403:
             raise GcpError(
-                f"no right to use project {place.project} ({error}): docs/gcp.md has the roles that you need"
+                f"no right to use project {place.project} ({error}): docs/google-cloud.md has the roles that you need"
             ) from None
         if error.status == requests.codes.not_found:
             raise GcpError(

@@ -1,4 +1,4 @@
-"""Every key of the configuration, changed on a live stack: docs/local.md's table. Nothing of it touches the bucket."""
+"""Every key of the configuration, changed on a live stack: docs/operate.md's table. Nothing of it touches the bucket."""
 
 from __future__ import annotations
 

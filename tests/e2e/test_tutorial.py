@@ -1,4 +1,4 @@
-"""docs/tutorial.md, command by command as it stands there."""
+"""docs/get-started.md, command by command as it stands there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_HERE = ("make ", "source ", "pulumi ")
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "get-started.md").read_text(), re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if not line.startswith(NOT_HERE)]
 
 

@@ -1,6 +1,6 @@
 """What `pulumi up` makes of a change on a live Google stack, by the real engine; instances are records.
 
-docs/gcp.md has the table of it, which is held here row by row.
+docs/google-cloud.md has the table of it, which is held here row by row.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def is_of(change: Change, step: Step) -> bool:
 
 
 def documented() -> dict[str, str]:
-    """The table of docs/gcp.md: key to outcome."""
-    text = (ROOT / "docs/gcp.md").read_text().partition("### What a change does")[2].partition("\n### ")[0]
+    """The table of docs/google-cloud.md: key to outcome."""
+    text = (ROOT / "docs/google-cloud.md").read_text().partition("### What a change does")[2].partition("\n### ")[0]
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
     return {key: outcome.strip() for keys, outcome in rows for key in re.findall(r"`([^`]+)`", keys)}
 

@@ -1,6 +1,6 @@
 """A table of models: 20 steps and an evaluation by this library are those of `model.fit` and `model.evaluate`, or one line.
 
-docs/trainers.md shows the table's rows.
+docs/library.md shows the table's rows.
 """
 
 from __future__ import annotations
@@ -584,7 +584,7 @@ def dataset(row: Row) -> Any:
 
 
 def weighted(row: Row) -> Any:
-    """With the weights of classes as those of samples, as docs/trainers.md says."""
+    """With the weights of classes as those of samples, as docs/library.md says."""
     if row.class_weight is None:
         return dataset(row)
     table = tf.constant([row.class_weight[0], row.class_weight[1]])
@@ -656,7 +656,7 @@ def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
 
 def test_the_manual_shows_the_table() -> None:
     wanted = "".join(f"| {name} | {'one line' if row.refused else 'the same numbers'} |\n" for name, row in ROWS.items())
-    assert f"| model | result |\n|---|---|\n{wanted}\n" in (ROOT / "docs/trainers.md").read_text()
+    assert f"| model | result |\n|---|---|\n{wanted}\n" in (ROOT / "docs/library.md").read_text()
 
 
 class Losses(keras.callbacks.Callback):  # type: ignore[misc]
