@@ -136,11 +136,10 @@ def cut(chunks: list[Chunk], limit: int) -> list[Chunk]:
 
 
 class Folder:
-    """Chunks in a directory; of a log that an earlier version wrote, the one file beside it."""
+    """Chunks in a directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._old = path.with_name(f"{path.name}.jsonl")
         self._sizes: dict[str, int] = {}
         self._changed = 0
 
@@ -157,7 +156,7 @@ class Folder:
                 self._sizes[growing] = (self._path / growing).stat().st_size
         except OSError:
             self._changed = 0
-            return {OLD.name: self._old.stat().st_size} if self._old.is_file() else {}
+            return {}
         return self._sizes
 
     def _list(self, growing: str) -> None:
@@ -168,17 +167,12 @@ class Folder:
                 self._sizes[name] = (self._path / name).stat().st_size if size is None else size
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        path = self._path / name
         try:
-            with (self._old if name == OLD.name and not path.exists() else path).open("rb") as file:
+            with (self._path / name).open("rb") as file:
                 file.seek(start)
                 return file.read(end - start)
         except OSError:
             return b""
-
-
-OLD = Chunk(0, 0, 0, 0)
-"""The name that an earlier version's log goes by."""
 
 
 class Reader:

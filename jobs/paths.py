@@ -51,7 +51,7 @@ def replica(job_id: str, name: str) -> str:
 
 
 def log(job_id: str, name: str) -> str:
-    """The folder with the chunks of a replica's log; earlier versions wrote one object of that name and `.jsonl`."""
+    """The folder with the chunks of a replica's log."""
     return f"{JOBS}/{job_id}/logs/{name}"
 
 

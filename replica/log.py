@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from jobs.chunks import LARGEST, LIMIT, OLD, Chunk, Folder, chunks_of, cut
+from jobs.chunks import LARGEST, LIMIT, Chunk, Folder, chunks_of, cut
 from replica.lines import Line
 
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
@@ -35,8 +35,6 @@ class Log:
         self.path.mkdir(parents=True, exist_ok=True)
         self._replica, self._largest = replica, min(LARGEST, max(limit // _IN_A_LOG, 1))
         self._lock = threading.Lock()
-        with suppress(OSError):  # an earlier version's, of the same job
-            self.path.with_name(f"{job_id}.jsonl").rename(self.path / OLD.name)
         self._chunks = chunks_of(Folder(self.path).sizes())
         self._file = -1
         self._open_chunk, self._lines = self._next(archived), 0
@@ -183,13 +181,12 @@ def _pieces(lines: list[Line]) -> Iterator[list[Line]]:
 def _forget_others(own: Path, limit: int) -> None:
     """Of the logs of other jobs, all of which are in the bucket, keep the newest that fit."""
     with suppress(OSError):
-        others = [path for path in own.parent.iterdir() if path != own and not path.is_symlink()]
+        others = [path for path in own.parent.iterdir() if path != own and path.is_dir() and not path.is_symlink()]
         kept = 0
         for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-            files = path.iterdir() if path.is_dir() else [path]
-            kept += sum(file.stat().st_size for file in files)
+            kept += sum(file.stat().st_size for file in path.iterdir())
             if kept > limit:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path)
 
 
 def _write(descriptor: int, content: bytes) -> None:

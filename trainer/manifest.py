@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.mnist import DIGESTS
-
 MANIFEST = "manifest.json"
 MNIST = "MNIST"
 
@@ -43,16 +41,8 @@ def complete(dest: Path, recipe: Recipe) -> bool:
 
 def replaceable(dest: Path, source: str) -> bool:
     """True if `dest` holds no records, or those of this source."""
-    made = read(dest)
-    recipe = made.get("recipe")
-    if isinstance(recipe, dict):
-        return recipe.get("source") == source or not held(dest)
-    # The manifest of earlier versions, which knew MNIST alone.
-    return (source == MNIST and made.get("sha256") == _digests()) or not held(dest)
-
-
-def _digests() -> dict[str, list[str]]:
-    return {split: list(digests) for split, digests in DIGESTS.items()}
+    recipe = read(dest).get("recipe")
+    return not held(dest) or (isinstance(recipe, dict) and recipe.get("source") == source)
 
 
 def held(dest: Path) -> list[Path]:

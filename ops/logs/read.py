@@ -8,7 +8,7 @@ from itertools import chain
 
 from jobs import paths
 from jobs.checked import RecordError
-from jobs.chunks import NO_LOG, OLD, TOO_SLOW, Position, SlowError, Wanted
+from jobs.chunks import NO_LOG, TOO_SLOW, Position, SlowError, Wanted
 from jobs.firsterror import earliest
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
@@ -182,7 +182,7 @@ class _HostLog:
 
 
 class _Archived:
-    """The chunks of a replica's log in the bucket; of a job that an earlier version ran, the one object that it wrote."""
+    """The chunks of a replica's log in the bucket."""
 
     def __init__(self, bucket: Bucket, job_id: str, name: str) -> None:
         self._bucket, self._folder = bucket, paths.log(job_id, name)
@@ -191,14 +191,10 @@ class _Archived:
     def sizes(self) -> Mapping[str, int]:
         if self._sizes is None:
             self._sizes = self._bucket.names(self._folder)
-        if not self._sizes:
-            folder, _, name = f"{self._folder}.jsonl".rpartition("/")
-            old = self._bucket.names(folder).get(name)
-            self._sizes = {} if old is None else {OLD.name: old}
         return self._sizes
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        return self._bucket.read_part(f"{self._folder}.jsonl" if name == OLD.name else f"{self._folder}/{name}", start, end)
+        return self._bucket.read_part(f"{self._folder}/{name}", start, end)
 
 
 def _searched(lines: Iterator[Line], wanted: Wanted) -> Iterator[Line]:

@@ -44,8 +44,6 @@ COUNT_KEYS: Mapping[Role, str] = {
     Role.EVALUATOR: "evaluatorCount",
 }
 ROLE_KEYS = (*TYPE_KEYS.values(), *COUNT_KEYS.values())
-# What maxWaitTime was called.
-_OLD_WAIT = "lostForGoodSeconds"
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 
@@ -84,7 +82,6 @@ SCHEDULING_KEYS: Mapping[str, Check] = {
     "maxRetries": count,
     "heartbeatSeconds": seconds,
     "lostAfterSeconds": seconds,
-    _OLD_WAIT: seconds,
     "maxWaitTime": seconds,
     "maxRunningTime": seconds,
     "stallTimeout": seconds,
@@ -99,12 +96,10 @@ SCHEDULING_KEYS: Mapping[str, Check] = {
 
 
 def scheduling(value: Any, path: str) -> dict[str, Any]:
-    """`trainingInput.scheduling`, in the names of today."""
+    """`trainingInput.scheduling`, checked."""
     given = check_mapping(value if value is not None else {}, SCHEDULING_KEYS, path)
     check_exit_codes(given, path)
-    if _OLD_WAIT in given and "maxWaitTime" in given:
-        raise UsageError(f"{path}.{_OLD_WAIT} is what maxWaitTime was called, which is there too: take it out")
-    return {"maxWaitTime" if key == _OLD_WAIT else key: item for key, item in given.items()}
+    return given
 
 
 TRAINING_KEYS: Mapping[str, Check] = {

@@ -243,12 +243,6 @@ def test_nobody_reads_what_the_program_prints(tmp_path: Path) -> None:
         assert (process.wait(20), process.stderr.read()) == (0, b"")
 
 
-def test_the_log_of_an_earlier_version(tmp_path: Path) -> None:
-    (tmp_path / "job01.jsonl").write_bytes(b"one\ntwo\n")
-    folder = Folder(tmp_path / "job01")
-    assert lines_of(Reader(folder).entries()) == lines_of(newest(folder, Wanted(5))[0]) == [b"one", b"two"]
-
-
 def test_a_folder_in_which_chunks_come_and_grow(tmp_path: Path) -> None:
     folder, one, two = Folder(tmp_path), Chunk(LIFE, 0, 0, 0).name, Chunk(LIFE, 8, 2, 0).name
     reader = Reader(folder)

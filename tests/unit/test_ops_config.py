@@ -118,8 +118,7 @@ trainingInput: {scaleTier: CUSTOM, masterType: n1-highcpu-8, workerType: n1-high
         ("trainingInput: {scheduling: {logLimit: 10kB}}",
          "scheduling.logLimit must be a size of 1 MB at least, such as 500MB, 2GB or 2000000000 for bytes, not '10kB'"),
         ("trainingInput: {scheduling: {stallTimeout: true}}", "scheduling.stallTimeout must be a number of seconds above 0"),
-        ("trainingInput: {scheduling: {maxWaitTime: 9, lostForGoodSeconds: 9}}",
-         "scheduling.lostForGoodSeconds is what maxWaitTime was called, which is there too: take it out"),
+        ("trainingInput: {scheduling: {lostForGoodSeconds: 9}}", "scheduling.lostForGoodSeconds is unknown; valid are"),
         ("trainingInput: {scheduling: {priority: 1.5}}", "scheduling.priority must be a whole number, not 1.5"),
         ("trainingInput: {scheduling: {restartPolicy: never}}",
          "scheduling.restartPolicy 'never' is unknown; valid are replica, all"),
@@ -371,12 +370,6 @@ def test_a_wrong_word_about_how_a_job_ends_is_one_line(
 def test_by_the_policy_all_the_loss_of_optional_roles_is_no_contradiction(inventory: Inventory, tmp_path: Path) -> None:
     text = "trainingInput: {scheduling: {successPolicy: all, expendable: [ps, evaluator]}}"
     assert build_job(Flags("j", config=config(tmp_path, text)), inventory).policy["successPolicy"] == "all"
-
-
-def test_what_max_wait_time_was_called(inventory: Inventory, tmp_path: Path) -> None:
-    job = build_job(Flags("j", config=config(tmp_path, "trainingInput: {scheduling: {lostForGoodSeconds: 9}}")), inventory)
-    assert job.policy["maxWaitTime"] == 9
-    assert job.training_input["scheduling"] == {"maxWaitTime": 9}
 
 
 @pytest.mark.parametrize(

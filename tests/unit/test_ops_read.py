@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -82,7 +81,7 @@ class Gone:
 
 @pytest.fixture
 def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
-    """A cluster whose job has ended, and whose hosts are gone: 300 lines of each replica, of one in the old way."""
+    """A cluster whose job has ended, and whose hosts are gone: 300 lines of each replica."""
     ledger = Ledger(Folder(tmp_path))
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0", "worker-0"])
     put_job(ledger, job)
@@ -94,9 +93,6 @@ def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
         ]
         for first in range(0, 300, 50):
             put_log(tmp_path / paths.log("job01", name), said[first : first + 50])
-    old = tmp_path / f"{paths.log('job01', 'ps-0')}.jsonl"
-    old.write_bytes(b"".join(part.read_bytes() for part in sorted((tmp_path / paths.log("job01", "ps-0")).iterdir())))
-    shutil.rmtree(tmp_path / paths.log("job01", "ps-0"))
     error = FirstError("2026-01-31T12:00:50.000Z", "worker-0 50")
     ledger.write_replica("job01", ReplicaRecord("worker-0", ReplicaState.EXITED, firstError=error), None)
     return Cluster(inventory, Gone(), open_bucket(str(tmp_path), lambda: None), ledger)  # type: ignore[arg-type]

@@ -135,17 +135,6 @@ def test_what_the_package_declares_counts_again(here: Inventory, ledger: Ledger,
     assert (made.policy["restartPolicy"], made.policy["expendable"]) == ("all", ["ps"])
 
 
-def test_a_manifest_of_an_older_version_names_limits_as_it_did(here: Inventory, ledger: Ledger, runs: Runs) -> None:
-    start(ledger, here)
-    whole = reproduce.read_manifest(bucket_of(here), "job01")
-    whole["config"]["scheduling"] = {"lostForGoodSeconds": 9, "maxRetries": 1, "priority": 2}
-    bucket_of(here).upload("jobs/job01/manifest.json", manifest.to_json(whole))
-    reproduce.reproduce(on(here), "job01", "again", True, False)
-    made = runs.submissions[0].job
-    assert made.policy == {**POLICY, "maxWaitTime": 9, "maxRetries": 1}
-    assert made.priority == 2
-
-
 def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("trainingInput: {useChiefInTfConfig: false, scheduling: {maxRestarts: 1}, jobDir: /bucket/shared}")

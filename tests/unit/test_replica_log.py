@@ -54,20 +54,6 @@ def test_the_log_goes_on_after_half_a_line(tmp_path: Path) -> None:
     assert [chunk.line for chunk in chunks_of(Chunks(again.path).sizes())] == [0, 2]
 
 
-def test_the_log_goes_on_behind_that_of_an_earlier_version(tmp_path: Path) -> None:
-    Log(tmp_path / "logs", "other", "ps-0").say("one")
-    (line,) = (tmp_path / "logs" / "other").iterdir()
-    line.rename(tmp_path / "logs" / "job01.jsonl")
-    log = Log(tmp_path / "logs", "job01", "ps-0")
-    log.say("two")
-    assert messages(log.path) == ["one", "two"]
-    until(copies(log, Once(tmp_path)).finish)
-    assert messages(tmp_path / NAME) == ["one", "two"]
-    again = Log(tmp_path / "logs", "job01", "ps-0")
-    again.say("three")
-    assert messages(log.path) == ["one", "two", "three"]
-
-
 def test_newest_follows_the_newest_job(tmp_path: Path) -> None:
     for job in ("job01", "job02"):
         Log(tmp_path, job, "ps-0").say(job)
@@ -224,8 +210,9 @@ def test_a_clock_that_was_set_back_puts_no_log_before_an_earlier_one(tmp_path: P
 
 
 def test_logs_of_other_jobs_go_where_they_are_more_than_the_limit(tmp_path: Path) -> None:
-    (tmp_path / "old.jsonl").write_text("x" * 900)
-    os.utime(tmp_path / "old.jsonl", (1, 1))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "chunk").write_text("x" * 900)
+    os.utime(tmp_path / "old", (1, 1))
     for n, job in enumerate(("job01", "job02")):
         Log(tmp_path, job, "ps-0", 1000).say("x" * 500)
         os.utime(tmp_path / job, (n + 2, n + 2))

@@ -55,8 +55,8 @@ def alter(victim: str) -> str:
 def read(victim: str) -> str:
     """Read what is the cluster's, or another job's."""
     files = [f"jobs/{victim}/{name}" for name in ("job.json", "package.tar.gz", "output/secret.txt")]
-    here = [HOME / "secrets" / f"{JOB}.json", Path("/etc/scaletier/host.json"), HOME / f"logs/{victim}.jsonl"]
-    folders = [BUCKET / "jobs" / victim, HOME / "secrets", HOME / f"jobs/{victim}"]
+    here = [HOME / "secrets" / f"{JOB}.json", Path("/etc/scaletier/host.json")]
+    folders = [BUCKET / "jobs" / victim, HOME / "secrets", HOME / f"jobs/{victim}", HOME / f"logs/{victim}"]
     return each(
         *(
             lambda path=path: path.read_bytes()[:20]
