@@ -33,7 +33,6 @@ from ops import terminal
 from ops.cli import explain
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job, first_error, me, replicas_of
-from ops.completion import job_ids, remember
 from ops.errors import FAILED, HostsError, OpsError, UsageError
 
 if TYPE_CHECKING:
@@ -167,10 +166,7 @@ class Client:
         with _one_error():
             for text in submission.job.notes:
                 terminal.note(text)
-            ahead = submit(self._cluster, check_hosts(self._cluster, submission), queue)
-            folder = self._cluster.inventory.folder
-            remember(folder, [submission.job.id, *job_ids(folder)])
-            return ahead
+            return submit(self._cluster, check_hosts(self._cluster, submission), queue)
 
     def get(self, job_id: str | None = None) -> Job:
         """Read a job, the one that has the hosts or had them last if none is named."""

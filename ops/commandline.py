@@ -13,7 +13,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,9 +23,8 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser import Argument, ParserContext
 from invoke.parser.context import to_flag
 
-from ops.completion import SCRIPTS, Shape, candidates, known, script
+from ops.checkout import is_checkout
 from ops.errors import WRONG_CALL, meant, one_line
-from ops.start import is_checkout
 
 _HERE = Path(__file__).resolve().parents[1]
 DASHES = "--"
@@ -133,12 +131,6 @@ def flags_with_values(context: ParserContext) -> set[str]:
     return {to_flag(name) for arg in context.args.values() if arg.takes_value for name in arg.names}
 
 
-def shape(context: ParserContext, words: Sequence[str] = ()) -> Shape:
-    """What Tab offers of a task, or of what stands in front of one."""
-    valued = {to_flag(name): arg.name for arg in context.args.values() if arg.takes_value for name in arg.names}
-    return Shape([flag for flag in context.flag_names() if flag.startswith("--")], valued, words)
-
-
 def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: str = "") -> str:
     """invoke's message about a wrong command line, in words that say what to do."""
     if found := re.search(r"No idea what '(.*)' is!", message):
@@ -215,29 +207,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
             if value := self.args[flag].value:
                 os.environ[variable] = value
 
-    def parse_core_args(self) -> None:
-        """Fabric's, and the scripts for completion, which are ours where we have one."""
-        super().parse_core_args()
-        if wanted := self.args["print-completion-script"].value:
-            if (text := script(wanted, self.binary_names)) is None:
-                valid = ", ".join(SCRIPTS)
-                raise Exit(f"error: there is no completion for {wanted!r}; valid are {valid}", WRONG_CALL)
-            sys.stdout.write(text)
-            raise Exit
-
-    def complete(self, words: Sequence[str]) -> None:
-        """Print what the last of the words may become, which begin with the name of the program."""
-        contexts = self.collection.to_contexts()
-        tasks = {context.name: shape(context, self.collection[context.name].words) for context in contexts}
-        core = shape(self.initial_context)
-        core = replace(core, flags=[f"--{name}" for name in _CORE])
-        for name in candidates(words[1:], dict(sorted(tasks.items())), core, known(words, os.environ, _HERE)):
-            _say(name)
-
     def parse_cleanup(self) -> None:
-        if self.args.complete.value:
-            self.complete(after_dashes(sys.argv))
-            raise Exit
         with self._worded():
             super().parse_cleanup()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ops.checkout import FLAG, find, is_checkout
 from ops.errors import DETACHED, WRONG_CALL
 
-_FLAG = "--project"
 # What imports make stays as long as the process; looking through it at the usual 700 is a tenth of the time that they take.
 _ALLOCATIONS = 50_000
 # Set for the program of a checkout: one that was copied with its .venv runs the original's, which must not look for it again.
@@ -38,14 +38,14 @@ def scaletier() -> None:
     """`scaletier`, which pipx or uv may install once for all: it finds the checkout, and runs that one's own program."""
     argv = sys.argv[1:]
     try:
-        root = checkout(argv, Path.cwd(), os.environ)
+        root = find(argv, Path.cwd(), os.environ)
     except OSError as error:
         _wrong(f"the folder that this is called in is gone ({error.strerror}): cd into another")
     called_for = os.environ.pop(_FOR, None)
     if root is not None and called_for != str(root) and Path(sys.prefix).resolve() != (root / ".venv").resolve():
         _run_its_own(root, argv)
     elif root is None and argv and not _ANYWHERE & set(argv):
-        _wrong(f"there is no checkout of scaletier here or above: cd into one, or name it by {_FLAG} DIR")
+        _wrong(f"there is no checkout of scaletier here or above: cd into one, or name it by {FLAG} DIR")
     main()
 
 
@@ -60,27 +60,6 @@ def _run_its_own(root: Path, argv: Sequence[str]) -> NoReturn:
         os.execve(program, [str(program), *argv], {**os.environ, "PATH": path, _FOR: str(root)})  # noqa: S606  no shell is wanted
     except OSError as error:
         _wrong(f"{program} does not run ({error.strerror}): was {root} moved? Run make setup there")
-
-
-def checkout(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Path | None:
-    """The folder that is meant: by flag, by SCALETIER_PROJECT, or the checkout that `here` is in; None where there is none."""
-    before = argv[: argv.index("--")] if "--" in argv else argv
-    for word, value in zip(before, (*before[1:], ""), strict=True):
-        if word == _FLAG and value:
-            return Path(here, value)
-        if word.startswith(f"{_FLAG}="):
-            return Path(here, word.partition("=")[2])
-    if named := environment.get("SCALETIER_PROJECT"):
-        return Path(here, named)
-    return next((folder for folder in (here, *here.parents) if is_checkout(folder)), None)
-
-
-def is_checkout(folder: Path) -> bool:
-    """True for a folder of this project, by its Pulumi.yaml."""
-    try:
-        return "name: scaletier" in map(str.strip, (folder / "Pulumi.yaml").read_text().splitlines())
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _wrong(line: str) -> NoReturn:

@@ -21,7 +21,6 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Host
 from ops.cluster.ledger import first_error, where_to_read_why
 from ops.cluster.remote import LOOK_SECONDS
-from ops.completion import remember
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
 from ops.show import trials
 from ops.train import manifest, outcome
@@ -35,7 +34,6 @@ def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool)
         records, unreadable = cluster.ledger.jobs()
     for line in unreadable:
         terminal.note(f"not shown: {line}")
-    remember(cluster.inventory.folder, (record.jobId for record in records))
     there = len(records)
     records = [record for record in records if chosen(record)][:most]
     if as_json:

@@ -253,6 +253,15 @@ def test_who_asks_for_help(line: str, task: str | None) -> None:
     assert commandline.asks_for_help(line.split()) == task
 
 
+def test_completion_is_invokes(fab: Fab) -> None:
+    assert fab("--complete", "--", "fab", "to").stdout.split() == TASKS
+    assert {"--no-follow", "--dry-run"} <= {*fab("--complete", "--", "fab", "train", "--").stdout.split()}
+    assert "complete -F _complete_fab -o default fab\n" in fab("--print-completion-script", "bash").stdout
+    wrong = fab("--print-completion-script", "tcsh")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert wrong.stderr.startswith('error: Completion for shell "tcsh" not supported (options are: ')
+
+
 def test_the_reader_of_the_help_has_seen_enough(fab: Fab) -> None:
     line = f"{Path(sys.executable).with_name('fab')} --help | head -1"
     ran = subprocess.run(
@@ -268,11 +277,10 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
         "fabfile",
         "gc",
         "ops",
+        "ops.checkout",
         "ops.cli",
         "ops.commandline",
-        "ops.completion",
         "ops.errors",
-        "ops.start",
         "tasks",
         "tasks.models",
         "tasks.cluster",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ops.start import checkout
+from ops import checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 _TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
@@ -39,12 +39,12 @@ def test_which_checkout_is_meant(project: Path, tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
     (other / "Pulumi.yaml").write_text("name: somebody-else\n")
     deep = project / "deep" / "down"
-    assert checkout(["jobs"], deep, {}) == project
-    assert checkout(["jobs"], other, {}) is None
-    assert checkout(["jobs", "--project", "work"], tmp_path, {"SCALETIER_PROJECT": "/nowhere"}) == project
-    assert checkout(["--project=work", "jobs"], tmp_path, {}) == project
-    assert checkout(["jobs"], tmp_path, {"SCALETIER_PROJECT": str(project)}) == project
-    assert checkout(["train", "--", "--project", "mine"], deep, {}) == project, "that is the trainer's"
+    assert checkout.find(["jobs"], deep, {}) == project
+    assert checkout.find(["jobs"], other, {}) is None
+    assert checkout.find(["jobs", "--project", "work"], tmp_path, {"SCALETIER_PROJECT": "/nowhere"}) == project
+    assert checkout.find(["--project=work", "jobs"], tmp_path, {}) == project
+    assert checkout.find(["jobs"], tmp_path, {"SCALETIER_PROJECT": str(project)}) == project
+    assert checkout.find(["train", "--", "--project", "mine"], deep, {}) == project, "that is the trainer's"
 
 
 def test_the_program_of_the_checkout_runs_where_one_is(project: Path) -> None:

@@ -1,0 +1,32 @@
+"""Find the checkout of scaletier that a command is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+FLAG = "--project"
+
+
+def find(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Path | None:
+    """Find the folder that a command is for.
+
+    Returns: the one of the flag, else of SCALETIER_PROJECT, else the checkout that `here` is in; None if there is none.
+    """
+    before = argv[: argv.index("--")] if "--" in argv else argv
+    for word, value in zip(before, (*before[1:], ""), strict=True):
+        if word == FLAG and value:
+            return Path(here, value)
+        if word.startswith(f"{FLAG}="):
+            return Path(here, word.partition("=")[2])
+    if named := environment.get("SCALETIER_PROJECT"):
+        return Path(here, named)
+    return next((folder for folder in (here, *here.parents) if is_checkout(folder)), None)
+
+
+def is_checkout(folder: Path) -> bool:
+    """Tell whether a folder is a checkout of this project, by its Pulumi.yaml."""
+    try:
+        return "name: scaletier" in map(str.strip, (folder / "Pulumi.yaml").read_text().splitlines())
+    except (OSError, UnicodeDecodeError):
+        return False
