@@ -23,14 +23,13 @@ from scaletier.job import Job
 from scaletier.keeper import Keeper
 from scaletier.network import Batch, Network
 from scaletier.period import Period
-from scaletier.private import Workers
+from scaletier.private import Workers, is_lost_host
 from scaletier.replica import Progress, Replica, train
 from scaletier.runtime import (
     devices_of,
     here,
     import_tensorflow,
     local_devices,
-    lost_host_errors,
     one_line,
     prepare_process,
     quiet_stderr,
@@ -142,11 +141,11 @@ class Asynchronous:
                         say(told)
                     loss = taken.loss
                     self._after(taken)
-            except lost_host_errors():
-                self._rescue()
-                raise
-            except (data.DataError, tf.errors.OpError):
-                self._keeper.keep()
+            except (data.DataError, tf.errors.OpError) as error:
+                if is_lost_host(error):
+                    self._rescue()
+                else:
+                    self._keeper.keep()
                 raise
             self._progress.stopped.set()
             self._raise_failure()

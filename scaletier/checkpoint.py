@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from scaletier.data import DataError, fingerprint
 from scaletier.network import Batch, Network, Spec
-from scaletier.runtime import import_tensorflow, lost_host_errors, one_line, say
+from scaletier.private import is_lost_host
+from scaletier.runtime import import_tensorflow, one_line, say
 
 tf = import_tensorflow()
 
@@ -219,15 +220,15 @@ class Saver:
             try:
                 self._manager.save(checkpoint_number=int(self._step))
             except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError) as error:
-                if not self._place:
+                if not self._place or is_lost_host(error):
                     raise
                 self._place = None
                 self._manager = self._made()
                 self._manager.save(checkpoint_number=int(self._step))
                 say(f"Checkpoints do not tell where in its data this job is: {one_line(error)}")
-        except lost_host_errors():
-            raise
         except tf.errors.OpError as error:
+            if is_lost_host(error):
+                raise
             raise not_written(directory(self._job_dir), error) from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -467,7 +468,9 @@ class Network:
             found.extend((scope, list(results)))
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in variables]
-        graph = tf.function(check, autograph=False).get_concrete_function(specs, spec).graph
+        with warnings.catch_warnings():  # an error says the same
+            warnings.simplefilter("ignore", SyntaxWarning)
+            graph = tf.function(check, autograph=False).get_concrete_function(specs, spec).graph
         # Keras's variables are assigned in the scope, so that none of these operations is theirs.
         if assigned := next((op for op in graph.get_operations() if op.type.startswith("Assign")), None):
             handles = {internal.name: external for external, internal in graph.captures}

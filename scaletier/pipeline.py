@@ -23,12 +23,11 @@ from scaletier.job import Job, JobError
 from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Batch, Network, Spec
-from scaletier.private import brought
+from scaletier.private import brought, is_lost_host
 from scaletier.runtime import (
     devices_of,
     give_memory_back,
     import_tensorflow,
-    lost_host_errors,
     prepare_process,
     say,
     say_device,
@@ -124,10 +123,9 @@ class ModelParallel:
         """A step of all stages."""
         try:
             return Round.of(self._network, self._train(self._iterator).numpy())
-        except lost_host_errors():
-            raise
-        except tf.errors.OpError:
-            self._keeper.keep()
+        except tf.errors.OpError as error:
+            if not is_lost_host(error):
+                self._keeper.keep()
             raise
 
     def initial_test(self) -> list[Any]:

@@ -19,6 +19,13 @@ from scaletier.runtime import import_tensorflow, quiet_stderr
 
 # The minor versions that the names below were looked up in.
 VERSIONS = ("2.19", "2.20", "2.21")
+# Texts of errors: from a call of another process, sent by that process, and from a process that has started again.
+_REMOTE, _SENT = "GRPC error information from remote target", "Error received from peer"
+_FORGOTTEN = (
+    "Primary device is not remote",
+    "Unable to find the relevant tensor remote_handle",
+    "is neither a type of a primitive operation nor a name of a function registered",
+)
 
 
 def server_library() -> tuple[Any, Any]:
@@ -47,6 +54,23 @@ def server_library() -> tuple[Any, Any]:
                 del sys.modules[name]
     tf = import_tensorflow()
     return tf.distribute.Server, tf.compat.v1.ConfigProto
+
+
+def is_lost_host(error: Exception) -> bool:
+    """Return whether an error means that another host of the cluster is lost, whichever code TensorFlow gives it.
+
+    A peer that is gone is mostly Unavailable. One that is back under its old address is Aborted, or does not know what this
+    process refers to. The operations of this host that waited for it are Cancelled, those with a time limit DeadlineExceeded;
+    a message of which a part is missing is Internal. Unknown is the connection's own if no peer sent it: a peer sends it for an
+    error of the program that makes the data.
+    """
+    errors, message = import_tensorflow().errors, str(error)
+    if isinstance(error, errors.UnknownError):
+        return _REMOTE in message and _SENT not in message
+    if isinstance(error, errors.InvalidArgumentError | errors.NotFoundError):
+        return any(text in message for text in _FORGOTTEN)
+    codes = "Unavailable", "Aborted", "Cancelled", "DeadlineExceeded", "Internal"
+    return isinstance(error, tuple(getattr(errors, f"{code}Error") for code in codes))
 
 
 class Workers:

@@ -74,13 +74,14 @@ def main(job: Job, arguments: argparse.Namespace | Sequence[str] | None = None) 
 
 def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
     # Only here, so that a parameter server or a worker starts without TensorFlow's Python; first what says that there is none.
-    from scaletier.runtime import import_tensorflow, lost_host_errors, one_line
+    from scaletier.runtime import import_tensorflow, one_line
 
     errors = import_tensorflow().errors
 
     from scaletier.checkpoint import CheckpointError
     from scaletier.data import DataError, batch_errors
     from scaletier.keeper import PreemptedError
+    from scaletier.private import is_lost_host
     from scaletier.walk import DivergedError
 
     try:
@@ -91,16 +92,16 @@ def _train(job: Job, flags: Flags, cluster: Cluster) -> int:
         return _fail(str(error), 1)
     except PreemptedError as error:
         return _fail(str(error), RETRY_EXIT_CODE)
-    except lost_host_errors() as error:
-        if cluster.jobs:
+    except errors.OpError as error:
+        if is_lost_host(error) and cluster.jobs:
             return _fail(f"a host of the cluster is lost: {one_line(error)}", RETRY_EXIT_CODE)
-        if isinstance(error, errors.InternalError):
-            raise  # an error of this host's own
-        return _fail(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
-    except errors.DataLossError as error:
-        return _blamed(job, error, "the job's data is damaged")
-    except batch_errors() as error:
-        return _blamed(job, error, "a batch of the job cannot be had, or does not go through its model")
+        if is_lost_host(error) and not isinstance(error, errors.InternalError):
+            return _fail(f"a service that the job uses does not answer: {one_line(error)}", RETRY_EXIT_CODE)
+        if isinstance(error, errors.DataLossError):
+            return _blamed(job, error, "the job's data is damaged")
+        if isinstance(error, batch_errors()):
+            return _blamed(job, error, "a batch of the job cannot be had, or does not go through its model")
+        raise  # an error of this host's own
     return 0
 
 

@@ -75,24 +75,6 @@ def import_tensorflow() -> Any:
     raise SystemExit(2)
 
 
-def lost_host_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that TensorFlow raises when another host of the cluster is lost.
-
-    A peer that is gone is mostly Unavailable, one that is back under its old address Aborted. The operations of this host that
-    waited for it are Cancelled, those with a time limit DeadlineExceeded; a message of which a part is missing is Internal.
-    Unknown is not one of them: TensorFlow makes gRPC's own Unknown, a removed stream, Unavailable. What is left is an error of
-    the program that makes the data.
-    """
-    errors = import_tensorflow().errors
-    return (
-        errors.UnavailableError,
-        errors.AbortedError,
-        errors.CancelledError,
-        errors.DeadlineExceededError,
-        errors.InternalError,
-    )
-
-
 def available_cpus(cgroup: Path = _CGROUP_CPU) -> int:
     """The cpus that this process may use, at least 1: those it may run on, or fewer by its cgroup's quota.
 

@@ -10,8 +10,8 @@ from scaletier import checkpoint
 from scaletier.data import Source
 from scaletier.job import Job, JobError
 from scaletier.network import Batch, Network
-from scaletier.private import tables
-from scaletier.runtime import import_tensorflow, lost_host_errors, one_line
+from scaletier.private import is_lost_host, tables
+from scaletier.runtime import import_tensorflow, one_line
 from scaletier.walk import State
 
 tf = import_tensorflow()
@@ -51,9 +51,9 @@ def export(module: Any, job_dir: str) -> str:
         tf.io.gfile.rename(scratch, f"{folder}/{timestamp}")
     except (AssertionError, ValueError, TypeError) as error:
         raise JobError(f"the model cannot be exported, only its checkpoints are there: {one_line(error)}") from error
-    except lost_host_errors():
-        raise
     except tf.errors.OpError as error:
+        if is_lost_host(error):
+            raise
         raise checkpoint.not_written(folder, error) from error
     return f"{folder}/{timestamp}"
 

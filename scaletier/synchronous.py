@@ -22,11 +22,11 @@ from scaletier.job import Job, JobError
 from scaletier.keeper import Keeper
 from scaletier.lines import train_line
 from scaletier.network import Batch, Network
+from scaletier.private import is_lost_host
 from scaletier.runtime import (
     BEGUN,
     import_tensorflow,
     local_devices,
-    lost_host_errors,
     prepare_process,
     quiet_stderr,
     say,
@@ -93,12 +93,10 @@ class Synchronous:
         """
         try:
             self._train()
-        except lost_host_errors():
-            if self._keeper:
+        except tf.errors.OpError as error:
+            if self._keeper and is_lost_host(error):
                 self._keeper.rescue()
-            raise
-        except tf.errors.OpError:
-            if self._keeper:
+            elif self._keeper:
                 self._keeper.keep()
             raise
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +14,37 @@ from unittest.mock import MagicMock
 import pytest
 
 import scaletier
-from scaletier import checkpoint, savedmodel
+from scaletier import checkpoint, private, savedmodel
 from scaletier.asynchronous import Asynchronous
 from scaletier.pipeline import ModelParallel
 from scaletier.runtime import import_tensorflow
 from scaletier.synchronous import Synchronous
 
 tf = import_tensorflow()
-ERRORS = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError")
+REMOTE = "Socket closed\nAdditional GRPC error information from remote target /job:ps/replica:0/task:0 while calling /X/Y:\n:"
+ERRORS = {
+    "UnavailableError": "Socket closed",
+    "AbortedError": "Socket closed",
+    "CancelledError": "Socket closed",
+    "DeadlineExceededError": "Socket closed",
+    "InternalError": "Socket closed",
+    "UnknownError": f"{REMOTE}UNKNOWN:Connection reset",
+    "InvalidArgumentError": "Unable to find the relevant tensor remote_handle: Op ID: 28",
+    "NotFoundError": "'f_8' is neither a type of a primitive operation nor a name of a function registered in binary",
+}
+# Of the program: the data's own Python code, on another host too, and what a batch holds.
+FAILURES = {
+    "UnknownError": f"{REMOTE}UNKNOWN:Error received from peer ipv4:10.0.0.2:2222 {{grpc_status:2}}",
+    "InvalidArgumentError": "Received a label value of 2 which is outside the valid range of [0, 2)",
+    "NotFoundError": "/data/train; No such file or directory",
+}
 CLUSTER = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief", "index": 0}}
 
 
 @pytest.fixture(params=ERRORS)
 def error(request: pytest.FixtureRequest) -> Exception:
     """One of the errors."""
-    made: Exception = getattr(tf.errors, request.param)(None, None, "Socket closed")
+    made: Exception = getattr(tf.errors, request.param)(None, None, ERRORS[request.param])
     return made
 
 
@@ -41,7 +59,16 @@ def test_a_lost_host_is_a_restart(
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
     assert end_by(error, "sync", monkeypatch) == 143
-    assert capsys.readouterr().err == "error: a host of the cluster is lost: Socket closed\n"
+    assert capsys.readouterr().err.startswith("error: a host of the cluster is lost: ")
+
+
+@pytest.mark.parametrize("code", FAILURES)
+def test_an_error_of_the_program_is_a_failure(
+    code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(CLUSTER))
+    assert end_by(getattr(tf.errors, code)(None, None, FAILURES[code]), "sync", monkeypatch) == 2
+    assert capsys.readouterr().err.startswith("error: a batch of the job cannot be had")
 
 
 def test_a_single_host_loses_no_other(
@@ -53,7 +80,7 @@ def test_a_single_host_loses_no_other(
             end_by(error, "async", monkeypatch)
     else:
         assert end_by(error, "async", monkeypatch) == 143
-        assert capsys.readouterr().err == "error: a service that the job uses does not answer: Socket closed\n"
+        assert capsys.readouterr().err.startswith("error: a service that the job uses does not answer: ")
 
 
 def run_strategy(strategy: Any, **attributes: Any) -> MagicMock:
@@ -66,6 +93,13 @@ def run_strategy(strategy: Any, **attributes: Any) -> MagicMock:
         made.run()
     keeper: MagicMock = made._keeper
     return keeper
+
+
+def test_the_texts_of_a_restarted_peer_are_tensorflow_s_own() -> None:
+    """The coordinator tells lost workers by the same texts."""
+    source = inspect.getsource(importlib.import_module("tensorflow.python.distribute.coordinator.cluster_coordinator"))
+    source = re.sub(r'"\s*\n\s*"', "", source)
+    assert all(text in source for text in (private._REMOTE, *private._FORGOTTEN))
 
 
 def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -> None:
