@@ -6,8 +6,14 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-NAMES = ("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX")
-"""Those that there are; a trainer's environment has them all."""
+from jobs.records import JAX_COORDINATOR, MASTER_ADDR
+
+NAMES = (
+    *("JOB_DIR", "JOB_ID", "SCALETIER_DATA", "TYPE", "INDEX"),
+    *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+)
+"""Those that there are: a trainer's environment has the first five, and that of the master and of workers has them all."""
 # `${ANYTHING}`, and `$NAME` of ours alone; with another dollar or a backslash in front it is meant as it is.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
@@ -46,6 +52,11 @@ def unknown(words: Sequence[str]) -> str | None:
     texts = (word for place, word in enumerate(words) if place not in scripts)
     found = (reference for text in texts for reference in _REFERENCE.finditer(text))
     return next((each[0] for each in found if not each[1] and not each[3] and each[2] not in NAMES), None)
+
+
+def starts_shell(argv: Sequence[str]) -> bool:
+    """Return whether a command line has a shell run a text, as `sh -c TEXT` does."""
+    return any(True for _ in _scripts(argv))
 
 
 def _scripts(argv: Sequence[str]) -> Iterator[int]:

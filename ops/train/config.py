@@ -274,7 +274,7 @@ def _check_variables(words: Sequence[str], added: Mapping[str, str], notified: s
         if found := variables.unknown(said):
             like = meant(found.strip("${}"), variables.NAMES)
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
-            how = f"valid are {valid}; ${found} passes {found} on as it is"
+            how = f"valid are {valid}; ${found} passes {found} on as it is, and a shell fills it in: sh -c '…'"
             raise UsageError(f"{where} has {found}, which nobody fills in{like}: {how}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.spec import TENSORFLOW_PORT, Role
+from jobs import variables
 from jobs.records import JAX_COORDINATOR, MASTER_ADDR, STOP_FILE
 from ops.cluster.inventory import Host, Inventory
 from ops.errors import UsageError
@@ -21,9 +22,8 @@ _JAX_PORT = TENSORFLOW_PORT + 1
 ACCELERATOR = "SCALETIER_ACCELERATOR"
 # What the cluster itself tells a trainer: another value would be a lie.
 _OURS = (
-    *("TF_CONFIG", "TYPE", "INDEX", "JOB_ID", "JOB_DIR", "SCALETIER_DATA"),
-    *(MASTER_ADDR, "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    *(JAX_COORDINATOR, "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    "TF_CONFIG",
+    *variables.NAMES,
     STOP_FILE,
     ACCELERATOR,
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shlex
 import shutil
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
+from jobs import variables
 from ops import terminal
 from ops.cluster.inventory import HERE
 from ops.errors import UsageError
@@ -18,8 +21,11 @@ from ops.package import package
 SHIPPED = HERE / "trainer"
 # As the hosts have it first on their PATH.
 PYTHON = "python"
-# Words that mean something to a shell alone, where they stand by themselves.
-_OF_A_SHELL = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "<"})
+# Outside of quotes and behind no backslash, an operator of shells; what is in double quotes is the second group.
+_OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
+# A shell fills these in within double quotes too.
+_SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
+_SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -92,14 +98,13 @@ def _check_python(content: bytes, script: str) -> None:
 
 def _command(folder: str | None, text: str) -> Program:
     try:
-        words = shlex.split(text)
+        words = shlex.split(text.replace("\\\n", ""))
     except ValueError as error:
         raise UsageError(f"--command cannot be split ({error}): quote it as for a shell") from None
     if not words:
         raise UsageError("--command is empty: name a program of the package, such as ./run.sh, or one that the hosts have")
+    _check_shell(text, words)
     source = package.folder(folder) if folder is not None else None
-    if shell := next((word for word in words if word in _OF_A_SHELL or word.endswith(";")), None):
-        raise UsageError(f"--command runs no shell, and {shell} is a shell's: --command \"sh -c '…'\"")
     if "/" not in words[0] or words[0].startswith("/"):
         if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")
@@ -113,6 +118,21 @@ def _command(folder: str | None, text: str) -> Program:
     if not os.access(path, os.X_OK):
         raise UsageError(f"--command {words[0]} is not executable: chmod +x {path}")
     return Program(source, (f"./{name}", *words[1:]))
+
+
+def _check_shell(text: str, words: Sequence[str]) -> None:
+    """Raise UsageError if a command needs a shell: what one starts by `sh -c` reads its own text."""
+    starts_shell = variables.starts_shell(words)
+    for part in _OPERATOR.finditer(text):
+        operator, quoted = part.groups()
+        inside = _SUBSTITUTION.finditer(quoted) if quoted and not starts_shell else ()
+        if shell := operator or next((each[1] for each in inside if each[1]), None):
+            how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
+            raise UsageError(f"--command runs no shell, and {shell} is a shell's: {how}")
+    if settings := [*takewhile(_SETTING.fullmatch, words)]:
+        told = " ".join(f"--env {shlex.quote(setting)}" for setting in settings)
+        rest = shlex.quote(shlex.join(words[len(settings) :]))
+        raise UsageError(f"--command begins with {settings[0]}, which only a shell reads: {told} --command {rest}")
 
 
 def _file(name: str, flag: str) -> Path:

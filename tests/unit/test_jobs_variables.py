@@ -40,6 +40,7 @@ VALUES = {"JOB_DIR": "/bucket/out", "JOB_ID": "j", "SCALETIER_DATA": "/bucket/da
         (r"\$JOB_DIR \${x} \$HOME", r"$JOB_DIR ${x} \$HOME"),
         ("$SCALETIER_DATA$JOB_ID", "/bucket/dataj"),
         ("é$JOB_DIR", "é/bucket/out"),
+        ("--node_rank=$RANK ${WORLD_SIZE}", "--node_rank=$RANK ${WORLD_SIZE}"),  # of a role that has none
     ],
 )
 def test_what_is_filled_in(text: str, filled: str) -> None:
@@ -87,7 +88,8 @@ def test_an_unknown_name_is_refused(inventory: Inventory, flags: Flags, says: st
     with pytest.raises(UsageError) as error:
         build_job(flags, inventory)
     assert str(error.value).startswith(says)
-    assert "valid are ${JOB_DIR}, ${JOB_ID}, ${SCALETIER_DATA}, ${TYPE}, ${INDEX}; $${" in str(error.value)
+    assert "valid are ${JOB_DIR}, ${JOB_ID}, ${SCALETIER_DATA}, ${TYPE}, ${INDEX}, ${MASTER_ADDR}, " in str(error.value)
+    assert "a shell fills it in: sh -c '…'" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -110,6 +112,17 @@ def test_a_host_fills_in_arguments_and_environment(tmp_path: Path) -> None:
     assert found.argv[-2:] == ["--out", f"{tmp_path}/out/3"]
     assert found.environment["LOGS"] == f"{tmp_path}/out/logs"
     assert found.environment["PATTERN"] == "$HOME-${x}"
+
+
+def test_each_name_is_in_the_environment_of_those_that_train(inventory: Inventory) -> None:
+    """Each may stand in an argument, as torchrun's own do: none stays as it is."""
+    words = [f"--x=${name}" for name in variables.NAMES]
+    plan = render.plan(inventory, build_job(Flags("job01", more_args=words), inventory), "").placed({})
+    for name in ("master-0", "worker-0"):
+        assert not [word for word in variables.expand_command(words, plan.tasks[name].environment) if "$" in word]
+    worker = plan.tasks["worker-0"].environment
+    assert variables.expand("$RANK of ${WORLD_SIZE}", worker) == "1 of 3"
+    assert variables.expand("$TYPE $RANK", plan.tasks["ps-0"].environment) == "ps $RANK"
 
 
 def test_secrets_are_as_they_are(tmp_path: Path) -> None:

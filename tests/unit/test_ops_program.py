@@ -123,7 +123,18 @@ def test_what_is_asked_of_another_program_is_not_passed_as_flags(inventory: Inve
         ({"script": "run.sh"}, "--script run.sh is no Python, as its first line says: --command ./run.sh"),
         ({"command": "run.sh"}, "--command run.sh is no program that hosts have; did you mean ./run.sh?"),
         ({"command": "ls | wc"}, "--command runs no shell, and | is a shell's: --command \"sh -c '…'\""),
-        ({"command": "hostname; date"}, "--command runs no shell, and hostname; is a shell's"),
+        ({"command": "hostname; date"}, "--command runs no shell, and ; is a shell's"),
+        ({"command": "echo hi >out.txt"}, "--command runs no shell, and > is a shell's"),
+        ({"command": "python t.py 2>&1"}, "--command runs no shell, and >& is a shell's"),
+        ({"command": "python t.py|tee log"}, "--command runs no shell, and | is a shell's"),
+        ({"command": "echo `nproc`"}, "--command runs no shell, and ` is a shell's"),
+        ({"command": "make -j$(nproc)"}, "--command runs no shell, and $( is a shell's"),
+        ({"command": 'echo "$(nproc)"'}, "--command runs no shell, and $( is a shell's"),
+        ({"command": "bash -c 'ls' >out"}, "--command runs no shell, and > is a shell's"),
+        (
+            {"command": "A=1 B='x y' python t.py"},
+            "--command begins with A=1, which only a shell reads: --env A=1 --env 'B=x y' --command 'python t.py'",
+        ),
         ({"script": "train.py", "command": "./run.sh"}, "--script and --command both say what runs: leave one of them out"),
         ({"script": "train.py", "module": "m"}, "--module and --script both say what runs"),
         ({"command": " "}, "--command is empty: name a program of the package"),
@@ -158,6 +169,20 @@ def test_any_words_make_a_command(inventory: Inventory, folder: Path, words: str
     assert list(found.command) == [word.format(folder=folder) for word in argv]
     assert package.build(found.source, "", found.script).files == found.source.files
     assert (found.script == "work/train.py") == (words == "python ./train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        (r"find . -exec rm {} \;", ["find", ".", "-exec", "rm", "{}", ";"]),
+        ("find . -exec rm {} ';'", ["find", ".", "-exec", "rm", "{}", ";"]),
+        (r"""echo 'a > b' \`x\` '$(x)' "a; '>' $x" """, ["echo", "a > b", "`x`", "$(x)", "a; '>' $x"]),
+        ('bash -c "make -j$(nproc) > log"', ["bash", "-c", "make -j$(nproc) > log"]),
+        ("python t.py --x A=1 \\\n --y 2", ["python", "t.py", "--x", "A=1", "--y", "2"]),
+    ],
+)
+def test_quoted_words_of_a_shell_are_the_programs(text: str, argv: list[str]) -> None:
+    assert list(program.find(None, None, None, text).command) == argv
 
 
 def test_links_and_folders_that_are_told_in_front(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
