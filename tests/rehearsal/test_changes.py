@@ -144,12 +144,12 @@ def outcome(steps: list[Step]) -> str:
     hosts = [step for step in steps if step.kind == "Instance"]
     ops = {step.op for step in hosts}
     if "replace" in ops:
-        return "made anew"
+        return "recreated"
     if ops & {"create", "delete"}:
-        return "come and go"
+        return "added or removed"
     if any(within(step.of, KINDS["Instance"].stopped) for step in hosts):
-        return "stop and start"
-    return "in place" if steps else "nothing"
+        return "restarted"
+    return "in place" if steps else "no effect"
 
 
 def is_of(change: Change, step: Step) -> bool:
