@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,12 @@ def find(folder: Path) -> History | None:
     tags = _git(folder, "for-each-ref", "--format=%(refname) %(objectname)", "refs/tags")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return History(Path(top.strip()), f"{head}{tags}{bool(changed)}")
+
+
+def tracked(folder: Path) -> frozenset[str]:
+    """The files below a folder that its repository has, and the folders that they are in, by their paths there."""
+    files = (_git(folder, "ls-files", "-z", "--recurse-submodules") or "").split("\0")
+    return frozenset(str(path) for file in files if file for path in (PurePath(file), *PurePath(file).parents))
 
 
 def copy(history: History, into: Path, files: Mapping[Path, bytes]) -> None:
@@ -51,7 +57,9 @@ def write(into: Path, files: Mapping[Path, bytes]) -> None:
 def _git(folder: Path, *words: str, said: str = "") -> str | None:
     """What git answers; None where it fails."""
     try:
-        done = subprocess.run(["git", *words], cwd=folder, input=said, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *words], cwd=folder, input=said, capture_output=True, text=True, errors="surrogateescape", check=False
+        )
     except OSError:
         return None
     return None if done.returncode else done.stdout

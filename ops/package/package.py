@@ -23,12 +23,8 @@ LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
 # What the hosts have; importing all that finds out what others want takes time.
 _HOSTS_HAVE = HERE / "trainer" / "requirements.txt"
-# Keys and caches of a project's stacks among them: what is packed, all trainers can read.
 _SKIPPED_DIRS = frozenset(
     {
-        ".scaletier",
-        ".pulumi-state",
-        ".pulumi",
         ".cache",
         "__pycache__",
         ".git",

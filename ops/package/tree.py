@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ops import terminal
 from ops.errors import UsageError
+from ops.package import git
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
-# A link into these would send the keys of a stack, wherever it is.
+# They hold the keys of stacks, and are never sent: what is in the bucket, or in a package, every trainer can read.
 _KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
 _SHOWN = 5
 # Folders that link to one another make more paths than anybody could mean.
@@ -29,7 +31,7 @@ class Tree:
     Attributes:
         files: where each is read.
         ignored: by the name of an ignore file, the files and folders that it leaves out; a folder ends in `/`.
-        notes: one line each about links that a reader would not expect.
+        notes: one line each about links that a reader would not expect, and about keys.
     """
 
     files: Mapping[str, Path]
@@ -56,8 +58,10 @@ def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] 
         endings: of the names of files that are left out.
 
     Raises:
-        UsageError: a folder cannot be read, an ignore file is wrong, or leaves nothing.
+        UsageError: a folder cannot be read, an ignore file is wrong, or leaves nothing; or it is one of keys.
     """
+    if keys := _KEY_FOLDERS.intersection(Path(os.path.realpath(root)).parts):
+        raise UsageError(f"{root} is in {', '.join(keys)}, which holds keys of stacks and is never sent: give another path")
     if root.is_file():
         return Tree({"": root})
     walker = _Walker(root, ignore_files, skipped, endings)
@@ -83,13 +87,16 @@ class _Walker:
         self._skipped, self._endings = skipped, endings
         self._rules = [_Rules(root, name) for name in ignore_files]
         self.ignored: dict[str, list[str]] = {}
+        self._keys: list[str] = []
         self._outside: list[str] = []
         self._dangling: list[str] = []
         self._cycles: list[str] = []
         self._linked_folders = 0
 
     def notes(self) -> Iterator[str]:
-        """One line for each kind of link."""
+        """One line for each kind of link, and one for keys."""
+        if self._keys:
+            yield f"keys of stacks are left out: {terminal.list_some(self._keys)}"
         if self._outside:
             yield f"links that leave the folder are followed: {terminal.list_some(self._outside)}"
         if self._cycles:
@@ -108,6 +115,9 @@ class _Walker:
         for entry in entries:
             path = f"{below}{entry.name}"
             is_folder = entry.is_dir()
+            if is_folder and entry.name in _KEY_FOLDERS:
+                self._keys.append(f"{path}/")
+                continue
             if entry.name in self._skipped if is_folder else entry.name.endswith(self._endings) and bool(self._endings):
                 continue
             if entry.name == IGNORE_FILE:
@@ -125,7 +135,14 @@ class _Walker:
         """The name of the ignore file that leaves a path out; empty if none does."""
         verdicts = ((rules.name, rules.ignores(path)) for rules in self._rules)
         name, ignored = next(((name, verdict) for name, verdict in verdicts if verdict is not None), ("", False))
-        return name if ignored else ""
+        if not ignored or (name == GIT_IGNORE_FILE and path.rstrip("/") in self._tracked):
+            return ""
+        return name
+
+    @cached_property
+    def _tracked(self) -> frozenset[str]:
+        """What git has: it goes along whatever .gitignore says, as with git itself."""
+        return git.tracked(self._root)
 
     def _follows(self, entry: Path, path: str, chain: tuple[str, ...]) -> bool:
         """Whether an entry is taken; of a link to elsewhere a note is made."""
@@ -139,7 +156,8 @@ class _Walker:
         if entry.is_dir() and (str(real) in chain or self._real.is_relative_to(real)):
             self._cycles.append(shown)
             return False
-        if _KEY_FOLDERS & {*real.parts}:
+        if _KEY_FOLDERS.intersection(real.parts):
+            self._keys.append(shown)
             return False
         if not real.is_relative_to(self._real):
             self._outside.append(shown)

@@ -80,12 +80,25 @@ def test_a_package_and_data_have_what_links_lead_to(linked: Path, tmp_path: Path
     assert "links that lead nowhere are left out: gone -> ../nowhere" in capsys.readouterr().err
 
 
-def test_a_link_into_the_keys_of_a_stack_is_not_followed(tmp_path: Path) -> None:
-    fill(tmp_path, ".scaletier/dev/id_ed25519")
-    root = fill(tmp_path / "mine", "a.py")
-    (root / "keys").symlink_to("../.scaletier/dev")
-    (root / "key").symlink_to("../.scaletier/dev/id_ed25519")
-    assert paths(root) == ["a.py"]
+def test_keys_of_a_stack_are_never_sent(tmp_path: Path) -> None:
+    root = fill(tmp_path / "mine", "a.py", "sub/.scaletier/dev/id_ed25519", ".pulumi-state/passphrase", ".pulumi/x")
+    (root / "keys").symlink_to("sub/.scaletier/dev")
+    (root / "key").symlink_to("sub/.scaletier/dev/id_ed25519")
+    found = tree.walk(root)
+    assert [*found.files] == ["a.py"]
+    [note] = found.notes
+    assert note == (
+        "keys of stacks are left out: .pulumi/, .pulumi-state/, key -> sub/.scaletier/dev/id_ed25519, "
+        "keys -> sub/.scaletier/dev, sub/.scaletier/"
+    )
+
+
+@pytest.mark.parametrize("path", ["sub/.scaletier", "sub/.scaletier/dev/id_ed25519", "key"])
+def test_keys_of_a_stack_are_refused_by_their_own_path(tmp_path: Path, path: str) -> None:
+    fill(tmp_path, "sub/.scaletier/dev/id_ed25519")
+    (tmp_path / "key").symlink_to("sub/.scaletier/dev/id_ed25519")
+    with pytest.raises(UsageError, match=r"is in \.scaletier, which holds keys of stacks and is never sent: give another path"):
+        tree.walk(tmp_path / path)
 
 
 def test_folders_that_link_to_one_another_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +132,18 @@ def test_a_folder_that_its_repository_ignores_is_still_sent(tmp_path: Path) -> N
     fill(tmp_path, ".git/HEAD")
     (tmp_path / ".gitignore").write_text("mine/\n*.bin\n")
     assert paths(fill(tmp_path / "mine", "a.py", "b.bin"), *_BOTH) == ["a.py", "b.bin"]
+
+
+def test_files_that_git_has_go_along_though_a_gitignore_names_them(tmp_path: Path) -> None:
+    root = fill(tmp_path / "repo/mine", "lib/deep/util.py", "lib/new.py", "model.h5", "far/x")
+    (root / ".gitignore").write_text("lib/\n*.h5\nfar/\n")
+    run_git(root.parent, "init", "--quiet")
+    run_git(root.parent, "add", "--force", "mine/lib/deep/util.py", "mine/model.h5")
+    found = tree.walk(root, _BOTH)
+    assert [*found.files] == [".gitignore", "lib/deep/util.py", "model.h5"]
+    assert found.ignored == {".gitignore": ["far/", "lib/new.py"]}
+    (root / tree.IGNORE_FILE).write_text("lib/\n")
+    assert paths(root, *_BOTH) == [".gitignore", "model.h5"], "an ignore file of ours wins"
 
 
 def test_what_a_gitignore_leaves_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
