@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,6 +255,61 @@ def test_a_new_folder_above_the_output_has_the_group_of_its_bucket(tmp_path: Pat
     assert groups == [other, other, os.getgid()]
 
 
+def test_a_job_dir_that_the_replica_made_becomes_the_trainer_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`cp -a results/. $JOB_DIR` sets the times and the mode of JOB_DIR itself, which its owner alone may."""
+    (tmp_path / "jobs/job01/output").mkdir(parents=True)
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(launch, "STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(launch.os, "fchown", lambda _, uid, gid: given.append((uid, gid)))
+    monkeypatch.setattr(launch.pwd, "getpwnam", lambda name: SimpleNamespace(**users[name]))
+    users = {"trainer": {"pw_uid": 900, "pw_gid": 901}, "replica": {"pw_uid": os.getuid(), "pw_gid": 902}}
+    (tmp_path / "state/jobs/job01").mkdir(parents=True)
+    run = {"job": "job01", "scratch": "", "package": "", "shown": [], "output": f"{tmp_path}/jobs/job01/output"}
+    launch.prepare(run, str(tmp_path))
+    assert given == [(900, 901)] * 3, "home, tmp and JOB_DIR"
+    users["replica"]["pw_uid"] += 1
+    launch.prepare(run, str(tmp_path))
+    assert given[3:] == [(-1, 901)] * 3, "what is somebody else's stays so"
+
+
+def test_what_a_program_closed_to_others_in_its_output_is_open_to_its_group_once_it_has_ended(
+    host: Host, tmp_path: Path
+) -> None:
+    output, elsewhere = host.bucket / "jobs/job01/output", tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / "key").touch(0o600)
+    code = (
+        "import os, sys, tempfile; os.umask(0o077); os.chdir(os.environ['JOB_DIR'])\n"
+        "tempfile.NamedTemporaryFile(dir='.', delete=False).close(); os.makedirs('deep/er'); open('deep/er/model', 'w')\n"
+        "os.symlink(sys.argv[1], 'folder'); os.symlink(sys.argv[1] + '/key', 'link'); os.mkfifo('pipe'); os.chmod('.', 0o700)"
+    )
+    assert finished(started(host, tmp_path, code, str(elsewhere), JOB_DIR=str(output))) == 0
+    (temporary,) = output.glob("tmp*")
+    assert [permissions(path) for path in (temporary, output / "deep/er/model")] == ["0o640"] * 2
+    assert [permissions(path) for path in (output, output / "deep", output / "deep/er")] == ["0o750"] * 3
+    assert [permissions(path) for path in (elsewhere, elsewhere / "key")] == ["0o700", "0o600"], "a link leads nowhere"
+    assert permissions(output / "pipe") == "0o600"
+
+
+def test_an_output_that_takes_too_long_or_is_somebody_else_s_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own/deep").mkdir(parents=True, mode=0o700)
+    (tmp_path / "own/deep/model").touch(0o600)
+    monkeypatch.setattr(launch, "USER", getpass.getuser())
+    monkeypatch.setattr(launch, "SECONDS", -1.0)
+    launch.share_output(f"{tmp_path}/own", str(tmp_path))
+    assert capsys.readouterr().err == f"not all of {tmp_path}/own is open to its group: it took more than -1 s\n"
+    monkeypatch.setattr(launch, "SECONDS", PATIENCE)
+    monkeypatch.setattr(launch.pwd, "getpwnam", lambda _: SimpleNamespace(pw_uid=os.getuid() + 1))
+    launch.share_output(f"{tmp_path}/own", str(tmp_path))
+    assert permissions(tmp_path / "own/deep/model") == "0o600"
+    monkeypatch.undo()
+    monkeypatch.setattr(launch, "USER", getpass.getuser())
+    launch.share_output(f"{tmp_path}/own", str(tmp_path))
+    assert permissions(tmp_path / "own/deep/model") == "0o640"
+
+
 def test_folders_of_an_older_bucket_lose_the_bit_that_a_program_may_not_copy(host: Host, tmp_path: Path) -> None:
     output, data, kept = (host.bucket / name for name in ("jobs/job01/output", "data", "own"))
     (tmp_path / "elsewhere").mkdir()
@@ -293,6 +349,8 @@ def test_a_package_that_the_replica_fetched_becomes_the_trainer_s(monkeypatch: p
     for name in ("task.py", "deep/run.sh"):
         (package / name).touch()
     (package / "link").symlink_to("/etc")
+    mark = package.with_name("package.sha256")
+    mark.touch()
     given: dict[str, tuple[int, int]] = {}
     name_of = {(path.stat().st_dev, path.stat().st_ino): path for path in (package, package / "deep")}
 
@@ -310,7 +368,10 @@ def test_a_package_that_the_replica_fetched_becomes_the_trainer_s(monkeypatch: p
     monkeypatch.setattr(launch.os, "chown", chown)
     monkeypatch.setattr(launch, "CALLER", getpass.getuser())
     trainer = pwd.struct_passwd(("trainer", "x", 900, 901, "", "", ""))
+    for path in (mark, package / "task.py"):
+        os.utime(path, (0, 0))
     launch._give_package(str(package), trainer)
+    assert mark.stat().st_mtime > 0, "what changed until now came with the package"
     assert list(given) == ["run.sh", "deep", "task.py", "package"], "its own folder last, and nothing through a link"
     assert set(given.values()) == {(900, 901)}
     assert [permissions(each) for each in (package, package / "deep")] == ["0o775"] * 2
