@@ -7,5 +7,5 @@ failed, 2 the call was wrong and nothing was changed, 130 stopped by Ctrl-C.
 from tasks.cluster import connect, cost, doctor, hosts, shell, top
 from tasks.inputs import data, runtimes
 from tasks.jobs import cancel, delete, describe, jobs, logs, plan, prune, reproduce, train, wait
-from tasks.models import delete_version, deploy, make_request, models, predict, serve, set_default, try_, undeploy, versions
+from tasks.models import delete_version, deploy, models, predict, serve, set_default, undeploy, versions
 from tasks.results import bundle, export, get, report, tensorboard

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.stack import ROOT
 from jobs.study import Algorithm, Goal, Measurement, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, best
-from ops.models.request import images
+from trainer.request import images
 from tuner.propose import propose
 
 SEEDS, TRIALS, AT_ONCE, STEPS, IMAGES = 5, 24, 5, 250, 8_000

@@ -104,7 +104,7 @@ def delete_version(_: Any, model: str | None = None, version: str | None = None,
     help={
         "model": MODEL,
         "version": "one of its versions (default: the model's default)",
-        "json-instances": "file with a JSON value on each line, - for stdin; fab make-request writes one",
+        "json-instances": "file with a JSON value on each line, - for stdin",
         "signature": "signature of the model (default: serving_default)",
         "batch": "predict files of the bucket, as a job of the master and the workers",
         "input": "with --batch: the files, such as '/bucket/data/digits/*.json', with a JSON value on each line, or TFRecords",
@@ -160,32 +160,3 @@ def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
     from ops.models.serve import serve as run
 
     return run(Cluster.load(), model, port)
-
-
-@task(
-    name="try", words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8700, or the next that is free)"}
-)
-def try_(_: Any, model: str | None = None, port: str | None = None) -> int:
-    """Show a page on which you draw a digit, and all deployed versions of a model answer as you draw, until Ctrl-C.
-
-    fab try
-    fab try mnist --port 8800
-    """
-    from ops.cluster.cluster import Cluster
-    from ops.models.trying import trying as run
-    from ops.train.train import MNIST
-
-    return run(Cluster.load(), model, port, MNIST)
-
-
-@task(help={"output": "file to write", "count": "how many images (default: 10)"})
-def make_request(_: Any, output: str | None = None, count: str = "10") -> int:
-    """Write test images of MNIST to a file that fab predict reads.
-
-    fab make-request --output request.json
-    fab make-request --output request.json --count 100
-    """
-    from ops.models.request import make_request as run
-    from ops.train.train import MNIST
-
-    return run(MNIST, output, count)

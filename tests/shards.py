@@ -30,7 +30,7 @@ SHARDS: dict[str, Shard] = {
     "here": Shard(("tests/unit", "tests/stack", "tests/contract", "tests/simulation"), parallel=True),
     "processes": Shard(("tests/processes",), parallel=True),
     "storage": Shard(("tests/contract",), needs=("go",), parallel=True, environment={"SCALETIER_STORAGE": "go"}),
-    "pages": Shard(("tests/e2e/test_report.py", "tests/e2e/test_try.py"), needs=("browser",)),
+    "pages": Shard(("tests/e2e/test_report.py", "tests/e2e/test_draw.py"), needs=("browser",)),
     "story": Shard(("tests/story",), needs=("hosts",)),
     "jobs": Shard(("tests/e2e/test_jobs.py", "tests/e2e/test_truth.py"), needs=("hosts",)),
     "security": Shard(

@@ -95,7 +95,9 @@ def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, 
     return f"{dest} is complete: {len(manifest.held(dest))} files, {time.monotonic() - start:.1f} s"
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Report a wrong call in one line, with exit code 2."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see --help\n")
 
@@ -118,7 +120,7 @@ def _share(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: 0 if the records are there, 1 if they could not be made, 2 where the call or the user's data is wrong."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m trainer.records",
         description="MNIST, or images or CSV of your own, as TFRecords, made once.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

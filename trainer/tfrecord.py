@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example`, written without TensorFlow, which a machine that only makes records need not have.
+"""TFRecord files of `tf.train.Example` without TensorFlow, which a machine that only makes records need not have.
 
 Formats: tensorflow/core/lib/io/record_writer.h, tensorflow/core/example/example.proto.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import google_crc32c
@@ -15,6 +15,7 @@ import google_crc32c
 _MASK_DELTA = 0xA282EAD8
 _ALL_BITS = 0xFFFFFFFF
 _BYTES_LIST, _INT64_LIST = 1, 3  # of a Feature
+_HEAD, _TAIL = 12, 4  # bytes of a record before and behind its data: length and checksum, checksum
 
 
 def write(path: Path, records: Iterable[bytes]) -> None:
@@ -27,6 +28,54 @@ def example(image: bytes, label: int) -> bytes:
     """A `tf.train.Example` with the features `image_raw` and `label`."""
     image_raw = _feature("image_raw", _BYTES_LIST, _field(1, image))
     return _field(1, image_raw + _feature("label", _INT64_LIST, _field(1, _varint(label))))
+
+
+def read(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Read the image and the label of each example in a file, gzip if its name ends in `.gz`.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        while head := file.read(_HEAD):
+            try:
+                (size,) = struct.unpack_from("<Q", head)
+                features = _features(file.read(size + _TAIL)[:size])
+                label, _ = _read_varint(features["label"], 0)
+                image = features["image_raw"]
+            except (struct.error, LookupError, UnicodeDecodeError, MemoryError, OverflowError):
+                raise ValueError(f"{path} is no TFRecord file of images and labels") from None
+            yield image, label
+
+
+def _features(example: bytes) -> dict[str, bytes]:
+    """Read the first value of each feature by name, that of an Int64List as varint."""
+    features = {}
+    for _, content in _fields(_fields(example)[0][1]):
+        entry = dict(_fields(content))
+        features[entry[1].decode()] = _fields(_fields(entry[2])[0][1])[0][1]
+    return features
+
+
+def _fields(message: bytes) -> list[tuple[int, bytes]]:
+    """Split a protobuf message, all of whose fields have a length, into numbers and contents."""
+    fields, at = [], 0
+    while at < len(message):
+        tag, at = _read_varint(message, at)
+        size, at = _read_varint(message, at)
+        fields.append((tag >> 3, message[at : at + size]))
+        at += size
+    return fields
+
+
+def _read_varint(content: bytes, at: int) -> tuple[int, int]:
+    """Read the number at a place; it and the place behind it."""
+    number = shift = 0
+    while True:
+        number |= (content[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not content[at - 1] & 0x80:
+            return number, at
 
 
 def _feature(name: str, kind: int, values: bytes) -> bytes:

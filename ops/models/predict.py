@@ -62,7 +62,7 @@ def bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterator[bytes]
 def read_instances(path: str | None) -> list[Any]:
     """A JSON value from each line of a file, `-` for stdin; UsageError that names the first line that is none."""
     if path is None:
-        raise UsageError("--json-instances is missing: a file with a JSON value on each line; fab make-request writes one")
+        raise UsageError("--json-instances is missing: a file with a JSON value on each line")
     try:
         content = sys.stdin.buffer.read() if path == _STDIN else Path(path).read_bytes()
         text = content.decode("utf-8-sig")

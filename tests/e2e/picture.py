@@ -1,7 +1,7 @@
 """Pictures for docs/: the upper part of a page as a browser on a desk shows it, in light colours.
 
-`python tests/e2e/picture.py report-job01.html docs/report.png`, and of the page of a `fab try` with a digit drawn on it,
-`python tests/e2e/picture.py http://127.0.0.1:8700/ docs/try.png`.
+`python tests/e2e/picture.py report-job01.html docs/report.png`, and of the page of examples/draw with a digit drawn on it,
+`python tests/e2e/picture.py 'http://127.0.0.1:8700/?model=mnist' examples/draw/draw.png`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from stacks import ROOT, Stack
 from waiting import limit, wait_for
 
-from ops.models.request import images
+from trainer.request import images
 
 MNIST = ROOT / ".cache" / "mnist"
 _OUTPUT = "/bucket/predictions/test"

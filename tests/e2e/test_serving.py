@@ -9,12 +9,14 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import draw
 import pytest
 from browser import Browser
 from reaching import listening, mistakes
@@ -24,7 +26,7 @@ from waiting import limit, wait_for
 from infra.lxd.api import client
 from infra.spec import SERVING_PORT
 
-# What the page of fab try shows: each version's name, whether it is the default, and its answer.
+# What the page of examples/draw shows: each version's name, whether it is the default, and its answer.
 CARDS = """
 return [...document.querySelectorAll('.card')].map(card => [
   card.querySelector('.name').textContent, !card.querySelector('.default').hidden, card.querySelector('.answer').textContent]);
@@ -34,7 +36,7 @@ return [...document.querySelectorAll('.card')].map(card => [
 @pytest.fixture(scope="module")
 def request_file(tmp_path_factory: pytest.TempPathFactory, cluster: Stack) -> Path:
     file = tmp_path_factory.mktemp("serving") / "request.json"
-    made = cluster.fab("make-request", "--output", str(file))
+    made = cluster.run(sys.executable, "-m", "trainer.request", "--output", str(file))
     assert made.code == 0, made.text
     return file
 
@@ -53,9 +55,9 @@ def deployed(cluster: Stack, served: str, request_file: Path) -> Iterator[Stack]
 
 
 @contextlib.contextmanager
-def tunnel(cluster: Stack, command: str = "serve") -> Iterator[int]:
-    """`fab serve`, or another that opens a port until Ctrl-C, and that port."""
-    process = cluster.start("fab", command, "digits")
+def tunnel(cluster: Stack) -> Iterator[int]:
+    """`fab serve`, and its port."""
+    process = cluster.start("fab", "serve", "digits")
     try:
         assert process.stdout is not None
         said = ""
@@ -64,7 +66,7 @@ def tunnel(cluster: Stack, command: str = "serve") -> Iterator[int]:
             if line.startswith("http://127.0.0.1:"):
                 yield int(line.split(":")[2].partition("/")[0])
                 return
-        raise AssertionError(f"fab {command} gave no address: {said}")
+        raise AssertionError(f"fab serve gave no address: {said}")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
@@ -147,10 +149,12 @@ def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> Non
     stroke = [(0.5, 0.2), (0.5, 0.5), (0.5, 0.8)]
     angles = [2 * math.pi * part / 20 for part in range(21)]
     ring = [(0.2 + 0.09 * math.sin(angle), 0.22 - 0.13 * math.cos(angle)) for angle in angles]
-    with tunnel(deployed, "try") as port, Browser(tmp_path / "profile") as browser:
+    with tunnel(deployed) as api, draw.Server(0, f"127.0.0.1:{api}", []) as page, Browser(tmp_path / "profile") as browser:
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        port = page.server_port
         browser.open("about:blank")
         browser.heard()
-        browser.open(f"http://127.0.0.1:{port}/")
+        browser.open(f"http://127.0.0.1:{port}/?model=digits")
         browser.await_here(CARDS, lambda cards: [name for name, _, _ in cards] == ["v1", "v2"])
         for digit, points, kind in (("1", stroke, "mouse"), ("0", ring, "touch")):
             browser.draw("#drawing", points, kind)
@@ -159,6 +163,7 @@ def test_both_versions_say_what_is_drawn(deployed: Stack, tmp_path: Path) -> Non
         said, asked = browser.heard()
         assert said == [], "the console is silent"
         assert all(url == "about:blank" or url.startswith((f"http://127.0.0.1:{port}/", "data:")) for url in asked), asked
+        page.shutdown()
 
 
 def test_no_request_fails_while_the_default_changes(deployed: Stack, request_file: Path) -> None:

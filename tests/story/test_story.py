@@ -6,6 +6,7 @@ Each step builds on those before it. Every mechanism is here once; tests/e2e has
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_its_output_is_fetched(stack: Stack, tmp_path: Path) -> None:
 
 def test_its_model_is_deployed_and_predicts(stack: Stack, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
-    assert stack.fab("make-request", "--output", str(request)).code == 0
+    assert stack.run(sys.executable, "-m", "trainer.request", "--output", str(request)).code == 0
     deployed = stack.fab("deploy", "--job", "mnist", "--model", "digits", "--version", "v1")
     assert deployed.code == 0, deployed.text
     answered = stack.fab("predict", "--model", "digits", "--json-instances", str(request), "--json")

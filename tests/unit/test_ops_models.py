@@ -26,7 +26,7 @@ from ops.cluster.fanout import Outcome
 from ops.cluster.inventory import Inventory
 from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.models import deploy as deploying
-from ops.models import known, loaded, reach, request, seen, server, versions
+from ops.models import known, loaded, reach, seen, server, versions
 from ops.models import predict as asking
 from serving.records import Version, VersionState
 
@@ -584,23 +584,3 @@ def test_predictions_of_other_shapes(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "PREDICTIONS\n[1, 2]\ncat\n"
     asking.show([{"a b": 1}, {"c": "x"}])
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["A_B", "C"], ["1", "null"], ["null", "x"]]
-
-
-def test_a_request_of_test_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image = b"\x0a\x14\x0a\x09image_raw\x12\x07\x0a\x05\x0a\x03\x00\xff\x33"
-    example = b"\x0a\x28" + image + b"\x0a\x10\x0a\x05label\x12\x07\x1a\x05\x0a\x03\x07\x00\x00"
-    record = len(example).to_bytes(8, "little") + b"CRC4" + example + b"CRC4"
-    (tmp_path / "test-00000-of-00001.tfrecord").write_bytes(record * 3)
-    output = tmp_path / "request.json"
-    assert request.make_request(tmp_path, str(output), "2") == 0
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    assert lines == [{"image": [0.0, 1.0, 0.2], "key": 0}, {"image": [0.0, 1.0, 0.2], "key": 1}]
-    for data, path, count, says in (
-        (tmp_path, str(output), "2", "is there already, and is left as it is"),
-        (tmp_path, None, "2", "--output is missing"),
-        (tmp_path, str(tmp_path / "new"), "none", "--count 'none' is no number of images"),
-        (tmp_path / "nothing", str(tmp_path / "new"), "2", "there is no MNIST in"),
-        (tmp_path, "/nowhere/new", "2", "cannot be written: No such file or directory"),
-    ):
-        with pytest.raises(UsageError, match=re.escape(says)):
-            request.make_request(data, path, count)

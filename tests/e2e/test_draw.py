@@ -1,24 +1,28 @@
-"""The page of `fab try` in a real browser, which needs no cluster: a model server that is none answers what is told here."""
+"""The page of examples/draw in a real browser, which needs no cluster: a fake of the REST API answers."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Browser
-
-from ops.models.site import Site, SiteServer
-from ops.models.trying import files
+from draw import Server
 
 WINDOWS = [(360, 740, "light"), (360, 740, "dark"), (1280, 900, "light"), (1280, 900, "dark")]
+# In the form of MNIST already: in the middle, 20 by 20; levels of 255, to the four digits of a request.
+IN = range(4, 24)
+IMAGES = [
+    [round(level * abs(2 * x - 27) / 255, 4) if x in IN and y in IN else 0 for y in range(28) for x in range(28)]
+    for level in (3, 7, 11)
+]
 STROKE = [(0.5, 0.2), (0.5, 0.5), (0.5, 0.8)]
 LONG = "a_version_with_a_name_that_is_as_long_as_names_may_get_" + "x" * 70
 WIDTH = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
@@ -48,7 +52,7 @@ return [...pixels].filter((_, place) => place % 4 === 0);
 """
 PREPARED = "const { prepared } = await import('/digit.js'); return prepared(%s, %d);"
 TESTS = """
-return [...document.querySelectorAll('.tests button')].map(each => [each.getAttribute('aria-label'), each.dataset.image]);
+return [...document.querySelectorAll('.tests button')].map(each => each.getAttribute('aria-label'));
 """
 
 
@@ -57,7 +61,8 @@ WATCH = """
 const real = window.fetch;
 window.asked = [];
 window.fetch = (url, ...rest) => {
-  if (url.startsWith('/predict/')) window.asked.push([url.slice(9), performance.now()]);
+  const version = /versions\\/(.*):predict$/.exec(url);
+  if (version) window.asked.push([version[1], performance.now()]);
   return real(url, ...rest);
 };
 """
@@ -85,6 +90,27 @@ class FakeServer:
         values[self.names[name]] = 1.0 if name == LONG else 0.75
         return 200, {"predictions": [values]}
 
+    def listening(self) -> ThreadingHTTPServer:
+        """The same by HTTP, on a port that is free."""
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(handler) -> None:  # noqa: N805
+                handler.answer(None)
+
+            def do_POST(handler) -> None:  # noqa: N805
+                handler.answer(handler.rfile.read(int(handler.headers["Content-Length"])))
+
+            def answer(handler, body: bytes | None) -> None:  # noqa: N805
+                status, said = self.ask(handler.command, handler.path, body)
+                handler.send_response(status)
+                handler.end_headers()
+                handler.wfile.write(json.dumps(said).encode())
+
+            def log_message(self, *_: Any) -> None:
+                """Log nothing."""
+
+        return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
 
 def newest(fake: FakeServer, name: str) -> list[int]:
     """Return the drawing that a version was asked last, as levels; empty if it was asked nothing."""
@@ -96,15 +122,20 @@ def fake() -> FakeServer:
     return FakeServer()
 
 
+@contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[str]:
+    """Serve in a thread; the address."""
+    with server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.fixture
 def url(fake: FakeServer) -> Iterator[str]:
     """The page's address."""
-    data = Path(__file__).resolve().parents[2] / ".cache" / "mnist"
-    with SiteServer("127.0.0.1", 0) as listening:
-        listening.site = Site("m", fake.ask, files("m", data), listening.port)
-        threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{listening.port}/"
-        listening.shutdown()
+    with serving(fake.listening()) as api, serving(Server(0, api, IMAGES)) as address:
+        yield f"http://{address}/?model=m"
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +171,7 @@ def test_drawn_with_a_finger_or_a_mouse(
     assert browser.value("return getComputedStyle(document.documentElement).backgroundColor") == paper
     said, asked = browser.heard()
     assert said == [], "the console is silent"
-    assert all(each == "about:blank" or each.startswith((url, "data:")) for each in asked), asked
+    assert all(each == "about:blank" or each.startswith((url.partition("?")[0], "data:")) for each in asked), asked
 
 
 def test_the_newest_drawing_wins_and_none_is_asked_too_often(browser: Browser, url: str, fake: FakeServer) -> None:
@@ -171,11 +202,10 @@ def test_a_test_image_by_the_keyboard_is_asked_as_it_is(browser: Browser, url: s
     browser.emulate(1280, 900)
     browser.open(url)
     browser.await_here(CARDS, lambda cards: len(cards) == 2)
-    tests = browser.value(TESTS)
-    assert [label for label, _ in tests] == [f"Test image of {digit}" for digit in range(10)]
-    for place, (_, image) in enumerate(tests):
+    browser.await_here(TESTS, lambda labels: labels == [f"Test image {place + 1}" for place in range(len(IMAGES))])
+    for place, image in enumerate(IMAGES):
         browser.press(f".tests button:nth-of-type({place + 1})", "\ue007")  # Enter
-        wanted = list(base64.b64decode(image))
+        wanted = [round(value * 255) for value in image]
         browser.await_here(SEEN, lambda seen, wanted=wanted: seen == wanted)
     browser.await_here("return 0", lambda _: newest(fake, "v1") == wanted)
     told = browser.await_here("return document.querySelector('[role=status]').textContent", bool)
@@ -192,6 +222,81 @@ def test_versions_come_and_go(browser: Browser, url: str, fake: FakeServer) -> N
         CARDS, lambda cards: [(card["name"], card["answer"]) for card in cards] == [("v2", "8"), ("v3", "5")]
     )
     assert [card["default"] for card in shown] == [True, False]
+
+
+def test_an_api_that_is_gone_is_told(browser: Browser, fake: FakeServer) -> None:
+    with serving(fake.listening()) as api:
+        pass
+    with serving(Server(0, api, [])) as address:
+        browser.open(f"http://{address}/?model=m")
+        told = browser.await_here("return document.querySelector('#trouble').textContent", bool)
+    assert told.startswith("fab serve does not answer")
+
+
+def tensor(dtype: str, *sizes: int) -> dict[str, Any]:
+    return {"dtype": dtype, "tensor_shape": {"dim": [{"size": str(size)} for size in sizes], "unknown_rank": False}}
+
+
+def metadata(inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"signature_def": {"signature_def": {"serving_default": {"inputs": inputs, "outputs": outputs}}}}}
+
+
+IMAGE, KEY, PROBABILITIES = tensor("DT_FLOAT", -1, 784), tensor("DT_INT64", -1), tensor("DT_FLOAT", -1, 10)
+ANYTHING = {"dtype": "DT_FLOAT", "tensor_shape": {"unknown_rank": True}}
+PRICES = metadata({"rooms": tensor("DT_INT32", -1, 3), "text": ANYTHING}, {"price": tensor("DT_FLOAT", -1)})
+MODEL = "const { questionOf, described, request, probabilities } = await import('/model.js'); return %s;"
+
+
+def test_which_models_take_a_drawing(browser: Browser, url: str) -> None:
+    both = {"scores": PROBABILITIES, "probabilities": PROBABILITIES}
+    cases: list[tuple[dict[str, Any], dict[str, Any], tuple[str, str | None, str] | None]] = [
+        ({"image": IMAGE, "key": KEY}, both, ("image", "key", "probabilities")),
+        ({"x": IMAGE}, {"y": PROBABILITIES}, ("x", None, "y")),
+        ({"x": IMAGE}, {"a": PROBABILITIES, "scores": PROBABILITIES}, ("x", None, "scores")),
+        ({"x": IMAGE, "z": KEY, "key": KEY}, {"y": PROBABILITIES}, None),
+        ({"x": IMAGE, "other": IMAGE}, {"y": PROBABILITIES}, None),
+        ({"x": IMAGE, "rate": tensor("DT_FLOAT", -1)}, {"y": PROBABILITIES}, None),
+        ({"x": tensor("DT_UINT8", -1, 784)}, {"y": PROBABILITIES}, None),
+        ({"x": tensor("DT_FLOAT", -1, 785)}, {"y": PROBABILITIES}, None),
+        ({"x": ANYTHING}, {"y": PROBABILITIES}, None),
+        ({"key": KEY}, {"y": PROBABILITIES}, None),
+        ({"x": IMAGE}, {"y": tensor("DT_FLOAT", -1, 9)}, None),
+        ({"x": IMAGE}, {"classes": tensor("DT_INT64", -1, 10)}, None),
+    ]
+    browser.open(url)
+    questions = browser.value(
+        MODEL % f"{json.dumps([metadata(inputs, outputs) for inputs, outputs, _ in cases])}.map(questionOf)"
+    )
+    names = ("image", "key", "output")
+    assert questions == [question and dict(zip(names, question, strict=True)) for *_, question in cases]
+    mute = {"metadata": {"signature_def": {"signature_def": {}}}}
+    assert browser.value(MODEL % f"{json.dumps([PRICES, mute])}.map(described)") == [
+        "takes rooms int32 [?, 3], text float of any shape, gives price float [?]",
+        "has no signature serving_default",
+    ]
+    asked = browser.value(MODEL % "request({image: 'x', key: 'k'}, [1]) + request({image: 'x', key: null}, [1])")
+    assert asked == '{"instances":[{"x":[1],"k":0}]}{"instances":[{"x":[1]}]}'
+
+
+def test_probabilities(browser: Browser, url: str) -> None:
+    browser.open(url)
+    ten = [0.0, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0]
+    for row, values in (({"p": ten}, ten), (ten, ten), ([1000.0, 1000.0, *[0.0] * 8], [0.5, 0.5, *[0.0] * 8])):
+        assert browser.value(MODEL % f"probabilities({{output: 'p'}}, {json.dumps({'predictions': [row]})})") == values
+    for predictions in ([], [{"other": ten}], [ten[1:]], [[*ten[1:], None]]):
+        call = f"probabilities({{output: 'p'}}, {json.dumps({'predictions': predictions})})"
+        told = browser.value(
+            f"const {{ probabilities }} = await import('/model.js'); try {{ {call} }} catch (e) {{ return e.message }}"
+        )
+        assert told == "the answer has not 10 numbers"
+
+
+def test_a_model_that_takes_no_drawing_says_what_it_takes(browser: Browser, url: str, fake: FakeServer) -> None:
+    real = fake.ask
+    fake.ask = lambda *call: (200, PRICES | {"model_spec": {"version": "v1"}}) if call[1].endswith("metadata") else real(*call)  # type: ignore[method-assign]
+    browser.open(url)
+    cards = browser.await_here(CARDS, lambda cards: len(cards) == 2)
+    assert cards[0]["sure"] == "takes no drawing: it takes rooms int32 [?, 3], text float of any shape, gives price float [?]"
 
 
 def form(levels: list[list[int]]) -> list[float]:

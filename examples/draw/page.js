@@ -1,4 +1,5 @@
 import { SIDE, prepared } from "./digit.js";
+import { CLASSES, described, probabilities, questionOf, request } from "./model.js";
 
 const SIZE = 560;
 const PEN = 44;
@@ -8,6 +9,8 @@ const LOOK_MS = 2000;
 // When the pen has rested for so long, somebody who does not see the page is told the answers.
 const REST_MS = 700;
 
+const model = new URLSearchParams(location.search).get("model") ?? "";
+const where = `/v1/models/${encodeURIComponent(model)}`;
 const find = (selector, root = document) => root.querySelector(selector);
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const percent = (value) => `${(value * 100).toFixed(1)} %`;
@@ -18,16 +21,38 @@ const lanes = new Map();
 let current = null; // the 784 numbers, null for an empty drawing
 let turn = 0; // counts how often all was wiped away: an answer to what was before is none
 
+const copy = (template) => find(template).content.firstElementChild.cloneNode(true);
+
+// An answer of the REST API; an Error with its line if it is none.
+async function ask(path, body) {
+  const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body };
+  let response, answer;
+  try {
+    response = await fetch(where + path, options);
+    answer = await response.json();
+  } catch {
+    throw new Error("examples/draw/draw.py does not answer: start it again.");
+  }
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
 // A version: its card, and its questions, one after the other; of those that wait the newest is asked and the others forgotten.
 class Lane {
-  constructor(name, draws) {
+  constructor(name, metadata) {
     this.name = name;
-    this.card = find("#card").content.firstElementChild.cloneNode(true);
-    this.bars = [...this.card.querySelectorAll("li")];
-    this.draws = draws;
+    this.card = copy("#card");
+    this.bars = Array.from({ length: CLASSES }, (_, digit) => {
+      const bar = copy("#bar");
+      find(".which", bar).textContent = digit;
+      find("ol", this.card).append(bar);
+      return bar;
+    });
+    this.question = questionOf(metadata);
+    this.refusal = this.question ? "" : `takes no drawing: it ${described(metadata)}`;
     this.wanted = null;
     this.busy = false;
-    this.trouble = !draws;
+    this.trouble = !this.question;
     this.said = "";
     find(".name", this.card).textContent = name;
     this.clear();
@@ -36,11 +61,11 @@ class Lane {
   clear() {
     this.wanted = null;
     this.said = "";
-    this.show("–", this.draws ? "" : "takes no drawing", "", []);
+    this.show("–", this.refusal, "", []);
   }
 
   ask(image) {
-    if (!this.draws) return;
+    if (!this.question) return;
     this.wanted = image;
     if (!this.busy) this.work();
   }
@@ -58,14 +83,12 @@ class Lane {
   }
 
   async answer(image) {
+    const began = performance.now();
     try {
-      const response = await fetch(`/predict/${this.name}`, {
-        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(image),
-      });
-      const said = await response.json();
-      return response.ok ? said : { error: said.error };
-    } catch {
-      return { error: "no answer" };
+      const answer = await ask(`/versions/${this.name}:predict`, request(this.question, image));
+      return { probabilities: probabilities(this.question, answer), milliseconds: performance.now() - began };
+    } catch (error) {
+      return { error: error.message };
     }
   }
 
@@ -187,47 +210,56 @@ for (const kind of ["pointerup", "pointercancel", "lostpointercapture"])
   });
 find("#clear").addEventListener("click", clear);
 
-for (const button of document.querySelectorAll(".tests button")) {
-  const levels = [...atob(button.dataset.image)].map((letter) => letter.charCodeAt(0));
-  const small = find("canvas", button);
-  paint(small.getContext("2d"), levels);
-  button.addEventListener("click", () => {
-    wipe();
-    pen.imageSmoothingEnabled = false;
-    pen.drawImage(small, 0, 0, SIZE, SIZE);
-    changed();
+async function offerImages() {
+  const images = await (await fetch("/images.json")).json();
+  images.forEach((image, place) => {
+    const button = document.createElement("button"), small = document.createElement("canvas");
+    small.width = small.height = SIDE;
+    paint(small.getContext("2d"), image.map((value) => Math.round(value * 255)));
+    button.type = "button";
+    button.setAttribute("aria-label", `Test image ${place + 1}`);
+    button.append(small);
+    button.addEventListener("click", () => {
+      wipe();
+      pen.imageSmoothingEnabled = false;
+      pen.drawImage(small, 0, 0, SIZE, SIZE);
+      changed();
+    });
+    find(".tests").append(button);
   });
+  find(".tests").hidden = !images.length;
 }
 
 // Which versions there are, which of them is the default: both may change while the page is open.
 async function look() {
   const trouble = find("#trouble");
   try {
-    const response = await fetch("/states");
-    const said = await response.json();
-    trouble.textContent = response.ok ? "" : said.error;
-    if (response.ok) versions(said);
-  } catch {
-    trouble.textContent = "fab try does not answer: it has ended, or the connection broke off. Start it again.";
+    const { model_version_status: states } = await ask("");
+    const names = states.filter((each) => each.state === "AVAILABLE").map((each) => each.version);
+    await show(names);
+    trouble.textContent = names.length ? "" : `no version of model ${model} answers: fab versions ${model}`;
+  } catch (error) {
+    trouble.textContent = error.message;
   }
   trouble.hidden = !trouble.textContent;
 }
 
-function versions(said) {
+async function show(names) {
+  const byDefault = names.length ? (await ask("/metadata")).model_spec.version : "";
   for (const [name, lane] of lanes)
-    if (!said.versions.some((version) => version.name === name)) {
+    if (!names.includes(name)) {
       lane.card.remove();
       lanes.delete(name);
     }
-  for (const { name, draws } of said.versions) {
+  for (const name of names) {
     const known = lanes.get(name);
     if (!known) {
-      const lane = new Lane(name, draws);
+      const lane = new Lane(name, await ask(`/versions/${name}/metadata`)); // a name is used once, so this is asked once
       lanes.set(name, lane);
       find("#answers").append(lane.card);
     }
     const lane = lanes.get(name);
-    find(".default", lane.card).hidden = name !== said.default;
+    find(".default", lane.card).hidden = name !== byDefault;
     if (current && (!known || lane.trouble)) lane.ask(current);
   }
 }
@@ -239,5 +271,7 @@ async function follow() {
   }
 }
 
+find("#model").textContent = model;
 clear();
+offerImages();
 follow();
