@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from jobs.firsterror import TRACEBACK
+
 LIST = "program_packages in ansible/roles/host/defaults/main.yml"
 _CONTENTS = "https://packages.debian.org/search?searchon=contents&suite=bookworm&keywords="
 # Of libraries that packages from PyPI load, and programs that people run: the package of Debian 12. The rest is looked up.
@@ -31,9 +33,11 @@ _LIBRARIES = {
     "libibverbs.so.1": "libibverbs1",
     "liblapack.so.3": "liblapack3",
     "libmpi.so.40": "libopenmpi3",
+    "libmagic.so.1": "libmagic1",
     "libnuma.so.1": "libnuma1",
     "libomp.so.5": "libomp5",
     "libopenblas.so.0": "libopenblas0",
+    "libportaudio.so.2": "libportaudio2",
     "libpq.so.5": "libpq5",
     "libpython3.11.so.1.0": "libpython3.11",
     "libquadmath.so.0": "libquadmath0",
@@ -44,9 +48,11 @@ _LIBRARIES = {
     "libxml2.so.2": "libxml2",
 }
 _PROGRAMS = {
+    "c++": "build-essential",
     "cc": "build-essential",
     "convert": "imagemagick",
     "dot": "graphviz",
+    "ffprobe": "ffmpeg",
     "g++": "build-essential",
     "gcc": "build-essential",
     "ifconfig": "net-tools",
@@ -54,7 +60,10 @@ _PROGRAMS = {
     "killall": "psmisc",
     "make": "build-essential",
     "mpirun": "openmpi-bin",
+    "ninja": "ninja-build",
     "node": "nodejs",
+    "pdfinfo": "poppler-utils",
+    "pdftoppm": "poppler-utils",
     "ping": "iputils-ping",
     "ps": "procps",
     "tesseract": "tesseract-ocr",
@@ -74,33 +83,67 @@ _LIBRARY = re.compile(
     r"(?:[\w.]*(?:Error|Exception): (?:.*[\s'\"])?|.*error while loading shared libraries: )(lib[\w.+-]+\.so[\w.]*)['\"]?"
     r": cannot open shared object file"
 )
-_NAME = r"([\w.+-]+)"
-# What shells, env, and the host's own start of a trainer say.
+_NAME = r"(?:x86_64-linux-gnu-)?([\w.+-]+)"
+# In front of what an error says: its class, or those of the errors around it too.
+_RAISED = r"\s*(?:[\w.]+: )+"
+# What shells, env, the host's own start of a trainer, setuptools, graphviz, pydot and pytesseract say.
 _PROGRAMS_MISSED = tuple(
     re.compile(pattern)
     for pattern in (
         rf"\S+: (?:line )?\d+: (?:exec: )?{_NAME}: (?:command )?not found$",
         rf"(?:\S*/)?env: \W?{_NAME}\W?: No such file or directory$",
         rf"the trainer cannot start: {_NAME}: No such file or directory$",
+        rf"{_RAISED}command '{_NAME}' failed: No such file or directory",
+        rf"{_RAISED}failed to execute (?:PosixPath\()?\W+{_NAME}\W.*make sure the Graphviz",
+        rf'{_RAISED}(?:\[Errno 2\] )?"{_NAME}" not found in path',
+        rf"{_RAISED}{_NAME} is not installed or it's not in your PATH",
     )
 )
-# Python says so of a file as well: it is a program if the traceback goes through subprocess.
-_FROM_SUBPROCESS = re.compile(rf"FileNotFoundError: \[Errno 2\] No such file or directory: '{_NAME}'$")
+# What PyTorch, Keras, pdf2image, soundfile, sounddevice and python-magic say names none, and means this program or library.
+_MEANT = {
+    re.compile(_RAISED + said): name
+    for said, name in {
+        "Failed to find C compiler": "gcc",
+        r"No working C\+\+ compiler found": "g++",
+        "Ninja is required": "ninja",
+        "You must install graphviz": "dot",
+        "Unable to get page count. Is poppler installed": "pdfinfo",
+        "sndfile library not found": "libsndfile.so.1",
+        "PortAudio library not found": "libportaudio.so.2",
+        "failed to find libmagic": "libmagic.so.1",
+    }.items()
+}
+# Python says so of a file as well, and of the folder that a program is to run in: it is the program if the traceback goes
+# through subprocess, and we know such a one, or the call has it in front.
+_FROM_SUBPROCESS = re.compile(rf"FileNotFoundError: \[Errno 2\] No such file or directory: (?:PosixPath\()?'{_NAME}'\)?$")
 _SUBPROCESS = re.compile(r'  File ".*/subprocess\.py", line \d+, in ')
+_IN_FRONT = r"""[(\[]\s*['"]{}['"]"""
+# PyTorch has it in front of each line of a traceback.
+_RANK = re.compile(r"^\[rank\d+\]: ?")
 _OF_GPUS = re.compile(r"lib(?:cu|nv|nccl)")
 
 
 def remedy(lines: Iterable[str]) -> str:
     """Return one line for the last library or program that these lines of a trainer miss; empty if there is none."""
-    found, subprocess = "", False
-    for line in lines:
-        programs = (*_PROGRAMS_MISSED, _FROM_SUBPROCESS) if subprocess else _PROGRAMS_MISSED
+    found, traceback = "", ""
+    for line in (_RANK.sub("", line) for line in lines):
+        traceback = "" if TRACEBACK.match(line) else f"{traceback}\n{line}"
         if library := _LIBRARY.match(line):
             found = _of_library(library[1])
-        elif program := next((match for each in programs if (match := each.match(line))), None):
+        elif program := next((match for each in _PROGRAMS_MISSED if (match := each.match(line))), None):
             found = _of_program(program[1])
-        subprocess = subprocess or _SUBPROCESS.match(line) is not None
+        elif name := next((name for said, name in _MEANT.items() if said.match(line)), None):
+            found = _of_library(name) if name.startswith("lib") else _of_program(name)
+        elif (program := _FROM_SUBPROCESS.match(line)) and _is_program(program[1], traceback):
+            found = _of_program(program[1])
     return found
+
+
+def _is_program(name: str, traceback: str) -> bool:
+    """Whether a file that a traceback misses is a program that it was to start."""
+    if not _SUBPROCESS.search(traceback):
+        return False
+    return name in _PROGRAMS or re.search(_IN_FRONT.format(re.escape(name)), traceback) is not None
 
 
 def _of_library(name: str) -> str:

@@ -13,12 +13,18 @@ from replica.decide import exit_message
 
 ROOT = Path(__file__).resolve().parents[2]
 THEN = "to program_packages in ansible/roles/host/defaults/main.yml, then `make image` for local hosts, and `pulumi up`."
-_CALL = [
-    "Traceback (most recent call last):",
-    '  File "/var/lib/scaletier/jobs/a/package/task.py", line 3, in <module>',
-    '  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child',
-    "    raise child_exception_type(errno_num, err_msg, err_filename)",
-]
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory:"
+
+
+def call(source: str) -> list[str]:
+    """A traceback of a call of subprocess, but for its last line."""
+    return [
+        "Traceback (most recent call last):",
+        '  File "/var/lib/scaletier/jobs/a/package/task.py", line 3, in <module>',
+        f"    {source}",
+        '  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child',
+        "    raise child_exception_type(errno_num, err_msg, err_filename)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,43 @@ _CALL = [
         (["./run.sh: line 3: exec: java: not found"], "program java: add default-jre-headless "),
         (["/usr/bin/env: 'node': No such file or directory"], "program node: add nodejs "),
         (["the trainer cannot start: gcc: No such file or directory"], "program gcc: add build-essential "),
-        ([*_CALL, "FileNotFoundError: [Errno 2] No such file or directory: 'git'"], "program git: add git "),
+        ([*call("run(command)"), f"{NO_FILE} 'git'"], "program git: add git "),
+        ([*call("run(['own', '-x'])"), f"{NO_FILE} 'own'"], "program own: add the Debian package that has it"),
+        ([*call('Popen("own")'), f"{NO_FILE} 'own'"], "program own: add the Debian package that has it"),
+        ([*call("run(cmd)"), f"{NO_FILE} PosixPath('dot')"], "program dot: add graphviz "),
+        ([f"[rank1]: {line}" for line in (*call("run(['own'])"), f"{NO_FILE} 'own'")], "program own: add the Debian package"),
+        (["RuntimeError: Failed to find C compiler. Please specify via CC"], "program gcc: add build-essential "),
+        (
+            ["torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in torch: (None, 'g++')"],
+            "program g++: add build-essential ",
+        ),
+        (["      error: command 'gcc' failed: No such file or directory"], "program gcc: add build-essential "),
+        (
+            ["error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory"],
+            "program gcc: add build-essential ",
+        ),
+        (
+            ["graphviz.backend.execute.ExecutableNotFound: failed to execute PosixPath('dot'), make sure the Graphviz"],
+            "program dot: add graphviz ",
+        ),
+        (
+            ["graphviz.backend.ExecutableNotFound: failed to execute ['dot', '-Tpdf'], make sure the Graphviz executables"],
+            "program dot: add graphviz ",
+        ),
+        (['FileNotFoundError: [Errno 2] "dot" not found in path.'], "program dot: add graphviz "),
+        (["ImportError: You must install graphviz (see instructions at"], "program dot: add graphviz "),
+        (
+            ["pytesseract.pytesseract.TesseractNotFoundError: tesseract is not installed or it's not in your PATH. See README"],
+            "program tesseract: add tesseract-ocr ",
+        ),
+        (
+            ["pdf2image.exceptions.PDFInfoNotInstalledError: Unable to get page count. Is poppler installed and in PATH?"],
+            "program pdfinfo: add poppler-utils ",
+        ),
+        (["RuntimeError: Ninja is required to load C++ extensions"], "program ninja: add ninja-build "),
+        (["OSError: sndfile library not found"], "libsndfile.so.1: add libsndfile1 "),
+        (["OSError: PortAudio library not found"], "libportaudio.so.2: add libportaudio2 "),
+        (["ImportError: failed to find libmagic.  Check your installation"], "libmagic.so.1: add libmagic1 "),
         (["sh: 1: mytool: not found"], "program mytool: add the Debian package that has it (https://packages.debian.org/"),
     ],
 )
@@ -66,6 +108,12 @@ def test_a_library_of_gpus_is_no_package_of_debian() -> None:
     assert "packages" not in said
 
 
+def test_a_folder_that_is_missing_is_no_program() -> None:
+    assert not missing.remedy([*call('subprocess.run(["ls"], cwd="nodir")'), f"{NO_FILE} 'nodir'"])
+    handled = [*call("run(['own'])"), f"{NO_FILE} 'other'"]
+    assert not missing.remedy([*handled, "Traceback (most recent call last):", "    open('data')", f"{NO_FILE} 'data'"])
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -76,6 +124,7 @@ def test_a_library_of_gpus_is_no_package_of_debian() -> None:
         "the trainer cannot start: /no/such: No such file or directory",
         "ModuleNotFoundError: No module named 'git'",
         "404: page: not found",
+        "/opt/venv/pydub/utils.py:170: RuntimeWarning: Failed to find C compiler",
         "",
     ],
 )
