@@ -73,18 +73,16 @@ lint: dev ## ruff and mypy --strict
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 
 unit: dev ## tests with no network, in seconds, and stack tests under Pulumi's mocks; PYTEST="-k cancel" for some
-	@$(BIN)/pytest -n auto -m "not full" tests/unit tests/stack $(PYTEST)
+	@$(BIN)/pytest -n auto --dist worksteal -m "not full" tests/unit tests/stack $(PYTEST)
 
 test: ## what a change must pass: lint, tests without hosts, and one story on real hosts
-	@setup/needs.sh
-	@$(TOGETHER) $(LOCAL) dev
-	@$(BIN)/python tests/run.py test
+	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test
 
-test-load: setup dev ## make test beside four busy loops
-	@$(BIN)/python tests/run.py test --load 4
+test-load: ## make test beside four busy loops
+	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh test --load 4
 
-test-all: setup dev ## every test, shard after shard; SHARD=serving for one
-	@$(BIN)/python tests/run.py all $(addprefix --shard ,$(SHARD))
+test-all: ## every test, shard after shard; SHARD=serving for one
+	@SET_UP="$(TOGETHER) $(LOCAL) dev" setup/test.sh all $(addprefix --shard ,$(SHARD))
 
 mutants: dev ## how many of COUNT (100) changed lines make test notices
 	@$(BIN)/python tests/mutants.py --count $(COUNT)

@@ -1,6 +1,7 @@
 # What the scripts of set-up share; each says its part's name first: part=lxd; . setup/common.sh. Plain sh, and no more than
 # what macOS's tools have too, but where a script is for local hosts alone.
 root=$(pwd -P)
+umask 022 # the hosts' users read what is made here
 least_pulumi=3.250.0
 
 began=$(date +%s)
@@ -79,7 +80,7 @@ real() {
 find_own() {
   own='' old=''
   IFS=:
-  for folder in $PATH "$HOME/.pulumi/bin"; do
+  for folder in $PATH "${HOME:-}/.pulumi/bin"; do
     [ -x "$folder/pulumi" ] || continue
     case $(real "$folder/pulumi") in */setup/pulumi.sh) continue ;; esac # a checkout's wrapper, which is called pulumi too
     found=$("$folder/pulumi" version 2>/dev/null) || continue
@@ -137,11 +138,24 @@ nft_path() { PATH=$PATH:/usr/sbin:/sbin command -v nft || echo /usr/sbin/nft; }
 # True where the firewall between hosts can be set: by root, or by this user without a password.
 firewall() { [ "$(id -u)" = 0 ] || sudo -n "$(nft_path)" list tables >/dev/null 2>&1; }
 
+# alone NAME SCRIPT ARGUMENT …: runs a part of set-up again, while no other checkout on this machine does the same.
+# What it starts does not hold the lock.
+alone() {
+  [ "${SETUP_ALONE:-}" != "$1" ] || return 0
+  lock=/run/lock/scaletier-$1 # a folder, as other users may lock it too
+  mkdir -p "$lock" 2>/dev/null || return 0
+  export SETUP_ALONE=$1
+  shift
+  flock -n -o "$lock" true || say "waiting for the set-up of another checkout"
+  exec flock -o "$lock" "$@"
+}
+
 # apt PACKAGE …: by root, on Debian and its kin; one part of set-up at a time.
 apt() {
   say "installing $*"
   progress "$part-packages" --match '^(?:Unpacking|Setting up) (\S+)' -- flock "$root/setup" sh -c \
-    'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"' apt "$@"
+    'set -- -o DPkg::Lock::Timeout=600 "$@"; apt-get update -qq -o DPkg::Lock::Timeout=600 &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"' apt "$@"
 }
 
 may_install() { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }

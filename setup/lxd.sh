@@ -51,6 +51,7 @@ start() {
 }
 
 system() {
+  if [ "$(id -u)" = 0 ]; then mkdir -p "$cache"; owned "$cache"; fi
   if ! answers && refuses; then fail "no right to LXD's socket: be root, or \`sudo usermod -aG lxd \$USER\` and log in again"; fi
   needed=$(missing_tools)
   answers || needed="$needed $(missing_daemon)"
@@ -64,7 +65,7 @@ system() {
     start
   fi
   limits
-  if [ "$(id -u)" = 0 ] && [ -d "$cache" ]; then owned "$cache"; fi
+  if [ "$(id -u)" = 0 ]; then owned "$cache"; fi
 }
 
 up() {
@@ -98,6 +99,7 @@ down() {
   fi
 }
 
+alone lxd setup/lxd.sh "$@"
 case "${1:-up}" in
   system | up | down) "${1:-up}" ;;
   *) fail "say system, up or down" ;;

@@ -11,10 +11,12 @@ shows the last line of each part. It needs nothing but Python, and the exit code
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +31,7 @@ _DRAW_SECONDS, _BOARD_SECONDS, _LINE_SECONDS = 0.2, 0.5, 60.0
 _REST_SECONDS = 1.0
 _MISSING, _STOPPED = 127, 130
 _TAIL = 25
+_PR_SET_PDEATHSIG = 1
 _WIDE = 60
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
 
@@ -220,6 +223,13 @@ def run_board(command: list[str]) -> int:
     return _STOPPED if stopped else code
 
 
+def end_with_parent() -> None:
+    """Take SIGTERM, and on Linux the end of the parent process, as Ctrl-C: neither ends the command by itself."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -230,6 +240,7 @@ def main() -> int:
     parser.add_argument("--total", type=int, default=0)
     split = sys.argv.index("--")
     flags, command = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    end_with_parent()
     try:
         return run_board(command) if flags.board else run(command, Progress(flags.part, flags.match, flags.total), flags.log)
     except KeyboardInterrupt:

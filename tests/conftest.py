@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hosts_report import pytest_runtest_makereport
 from waiting import limit, scale
@@ -10,7 +12,9 @@ __all__ = ["pytest_runtest_makereport"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Scale the time limit of a single test, which ends a test that hangs and proves nothing."""
+    """Scale the time limit of a single test, which ends a test that hangs and proves nothing; no proxy is on loopback."""
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, ["127.0.0.1,localhost", os.environ.get(name)]))
     scale()
     if config.getini("timeout") and not config.getoption("timeout", None):
         config.option.timeout = limit(float(config.getini("timeout")))

@@ -58,7 +58,7 @@ def write(name: str) -> str:
         FOLDER.mkdir(parents=True, exist_ok=True)
         path = base.with_name(f"{base.name}.txt")
         path.write_text("\n".join(part for stack in list(WATCHED) for part in _describe(stack, base)))
-    except Exception as error:  # noqa: BLE001  the test's own failure is what counts
+    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  the test's own failure is what counts, not its limit
         return f"its hosts could not be looked at: {error!r}"
     return f"fab doctor, jobs, bundle and the journals of its hosts: {path}"
 

@@ -15,11 +15,14 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
+
+from waiting import limit
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
@@ -128,9 +131,11 @@ def coverage() -> Path:
     """Run all of these tests once, and return the file that says which of them run which line."""
     data = CACHE / "coverage"
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    if data.exists() and (CACHE / "head").read_text() == head:
+    mark = CACHE / "head"
+    if data.exists() and mark.exists() and mark.read_text() == head:
         return data
     CACHE.mkdir(parents=True, exist_ok=True)
+    mark.unlink(missing_ok=True)
     data.unlink(missing_ok=True)
     command = [BIN / "pytest", "-q", "-n", str(os.cpu_count()), "-m", "not full", "--cov-context=test", "--cov-report="]
     done = subprocess.run(
@@ -141,7 +146,7 @@ def coverage() -> Path:
     )
     if done.returncode:
         sys.exit("the tests fail without a mutant")
-    (CACHE / "head").write_text(head)
+    mark.write_text(head)
     return data
 
 
@@ -168,8 +173,12 @@ def tests_of(mutant: Mutant, data: Path) -> list[str]:
     return [*sorted(tests), *(file.relative_to(ROOT).as_posix() for file in files)]
 
 
-def is_caught(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> bool:
-    """Put a mutant into a copy of the tree, and return whether a command fails for it; the copy is as before afterwards."""
+def judge(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> str:
+    """Put a mutant into a copy of the tree and run the commands; the copy is as before afterwards.
+
+    Returns:
+        `caught` if a command fails, `timeout` if one takes too long, as of a loop without end, else `SURVIVED`.
+    """
     file = tree / mutant.path
     text = file.read_text()
     lines = text.splitlines(keepends=True)
@@ -183,14 +192,14 @@ def is_caught(tree: Path, mutant: Mutant, commands: Sequence[Sequence[str]]) -> 
                     cwd=tree,
                     env=os.environ | {"PYTHONPATH": str(tree)},
                     capture_output=True,
-                    timeout=_TIMEOUT_SECONDS,
+                    timeout=limit(_TIMEOUT_SECONDS),
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                return True
+                return "timeout"
             if done.returncode not in (0, 5):
-                return True
-        return False
+                return "caught"
+        return "SURVIVED"
     finally:
         file.write_text(text)
 
@@ -223,20 +232,21 @@ def main() -> int:
     for number in range(os.cpu_count() or 1):
         trees.put(copy_tree(number))
 
-    def judge(mutant: Mutant) -> bool:
+    def outcome_of(mutant: Mutant) -> str:
         tree = trees.get()
         try:
             tests = tests_of(mutant, data)
             pytest = [str(BIN / "pytest"), "-qx", "-p", "no:cacheprovider", "-m", "not full", *tests]
-            caught = is_caught(tree, mutant, [[str(BIN / "mypy")], *([pytest] if tests else [])])
+            outcome = judge(tree, mutant, [[str(BIN / "mypy")], *([pytest] if tests else [])])
         finally:
             trees.put(tree)
-        print(f"{'caught  ' if caught else 'SURVIVED'} {len(tests):>4} tests  {mutant}", flush=True)
-        return caught
+        print(f"{outcome:<8} {len(tests):>4} tests  {mutant}", flush=True)
+        return outcome
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        caught = sum(pool.map(judge, drawn))
-    print(f"{caught} of {len(drawn)} mutants caught, seed {given.seed}")
+        outcomes = Counter(pool.map(outcome_of, drawn))
+    caught = len(drawn) - outcomes["SURVIVED"]
+    print(f"{caught} of {len(drawn)} mutants caught, {outcomes['timeout']} of them by the limit of time, seed {given.seed}")
     return 0 if caught >= 0.95 * len(drawn) else 1
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,14 +31,15 @@ from waiting import scale
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
 CACHE = ROOT / ".cache" / "tests"
-CORES = os.cpu_count() or 1
+CORES = max(1, min(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**31))
+"""Processes of tests side by side: one a core that this process may use, as long as each has 2 GiB of memory."""
 QUICK = Shard(
     paths=("tests/unit", "tests/stack", "tests/contract", "tests/simulation", "tests/processes"),
     options=("-m", "not full"),
     parallel=True,
 )
 STORY = Shard(paths=("tests/story",), needs=("hosts",))
-_LEAST_GIB = 4
+_LEAST_GIB, _LEAST_TEMPORARY_GIB = 4, 1
 _SLOWEST = 10
 
 
@@ -71,8 +74,8 @@ class Outcome:
 class Run:
     """Run phases one after another until all have run or a signal ends it."""
 
-    def __init__(self, lock: int) -> None:
-        self.locks = (lock,)
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
         self.outcomes: list[Outcome] = []
         self.signal = 0
         self._child: subprocess.Popen[bytes] | None = None
@@ -82,9 +85,9 @@ class Run:
         if self.signal:
             return
         self.signal = number
-        print(f"\n{signal.Signals(number).name}: cleaning up", flush=True)
         if self._child is not None:
             self._child.send_signal(signal.SIGINT)
+        say(f"\n{signal.Signals(number).name}: cleaning up")
 
     def phase(self, name: str, *commands: Sequence[str], environment: Mapping[str, str] | None = None) -> Outcome:
         """Run the commands of a phase, all of them even if one fails, with further variables of the environment."""
@@ -96,15 +99,16 @@ class Run:
         for command in commands:
             if self.signal:
                 break
-            print(f"\n== {name}: {' '.join(command)}", flush=True)
+            say(f"\n== {name}: {' '.join(command)}")
             # In a session of its own: Ctrl-C reaches pytest from here, once, and none of what its tests have started.
             self._child = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
                 cwd=ROOT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
-                pass_fds=self.locks,
+                pass_fds=(self._lock.descriptor,),
             )
+            self._lock.write(self._child.pid)
             if self.signal:
                 self._child.send_signal(signal.SIGINT)
             code = self._child.wait()
@@ -159,38 +163,69 @@ def table(run: Run) -> Iterator[str]:
         yield from (f"  {name}: {reason}" for name, reason in skipped.items())
 
 
+def say(text: str) -> None:
+    """Print text, or nothing from now on if nobody reads it any longer: Ctrl-C in `make test | tee log` ends tee too."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def refuse(reason: str) -> NoReturn:
     """Exit with 2 and one line."""
     print(f"error: {reason}", file=sys.stderr)
     sys.exit(2)
 
 
-@contextlib.contextmanager
-def only_run(what: str) -> Iterator[int]:
+class Lock:
     """Hold the lock of this checkout's test runs; exit with 2, naming the other run, if there is one.
 
-    Yields:
-        The lock's file descriptor, for child processes: if this run is killed, the lock is free once they have ended too.
+    Child processes share it: if this run is killed, the lock is free once they have ended too.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("a+") as lock:
+
+    def __init__(self, what: str) -> None:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        self._what, self._since = what, time.strftime("%H:%M:%S")
+        self._file = (CACHE / "lock").open("a+")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            lock.seek(0)
-            refuse(f"another test run of this checkout is active: {lock.read().strip()}. Wait for it, or end it by `kill -INT`")
-        lock.truncate(0)
-        lock.write(f"{what}, process {os.getpid()}, since {time.strftime('%H:%M:%S')}")
-        lock.flush()
-        yield lock.fileno()
+            self._file.seek(0)
+            refuse(f"another test run of this checkout is active: {describe_holder(self._file.read())}")
+        self.write()
+
+    @property
+    def descriptor(self) -> int:
+        return self._file.fileno()
+
+    def write(self, child: int = 0) -> None:
+        """Write down who holds it: this process and its current child."""
+        self._file.truncate(0)
+        self._file.write(json.dumps({"what": self._what, "since": self._since, "processes": [os.getpid(), child]}))
+        self._file.flush()
+
+
+def describe_holder(text: str) -> str:
+    """Describe the run that holds the lock, and how to end it: its first process that is alive, as it may have been killed."""
+    try:
+        holder = json.loads(text)
+        alive = [process for process in holder["processes"] if process and Path(f"/proc/{process}").exists()]
+    except (ValueError, KeyError):
+        return "it starts just now. Wait for it"
+    end = f", or end it by `kill -INT {alive[0]}`" if alive else ""
+    return f"{holder['what']}, since {holder['since']}. Wait for it{end}"
+
+
+_LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
 
 
 @contextlib.contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Keep this many processes busy while in the context."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+def busy_loops(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Keep this many processes busy while in the context, and no longer than this process lives."""
+    command = [sys.executable, "-c", _LOOP, str(os.getpid())]
+    loops = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
-        yield
+        yield loops
     finally:
         for loop in loops:
             loop.kill()
@@ -198,14 +233,18 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def check_disk() -> None:
-    """Exit with 2 if the disk has too little room, for tests would fail for that reason in many ways."""
-    free = shutil.disk_usage(ROOT).free / 2**30
-    if free < _LEAST_GIB:
-        refuse(f"{free:.1f} GiB of disk are free in {ROOT}, and the tests need {_LEAST_GIB}: make room first")
+    """Exit with 2 if a disk has too little room, for tests would fail for that reason in many ways."""
+    for folder, least in ((ROOT, _LEAST_GIB), (Path(tempfile.gettempdir()), _LEAST_TEMPORARY_GIB)):
+        free = shutil.disk_usage(folder).free / 2**30
+        if free < least:
+            refuse(f"{free:.1f} GiB of disk are free in {folder}, and the tests need {least}: make room first")
 
 
 def set_up(shards: Sequence[Shard]) -> None:
-    """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails."""
+    """Make what the shards need beyond `make test`'s own set-up; exit with 2 if that fails or cannot be."""
+    if os.geteuid() != 0 and any("root" in shard.needs for shard in shards):
+        names = [name for name, shard in SHARDS.items() if "root" not in shard.needs]
+        refuse(f"the emulated Google needs root. Without: make test-all SHARD='{' '.join(names)}'")
     targets = {"browser": "browser", "go": "gcs"}
     for need in sorted({targets[need] for shard in shards for need in shard.needs if need in targets}):
         if code := subprocess.run(["make", "--no-print-directory", need], cwd=ROOT, check=False).returncode:
@@ -251,15 +290,21 @@ def main() -> int:
     given = parser.parse_args()
     names = [name for shard in given.shard for name in named(shard)]
     check_disk()
-    with only_run(f"make {'test' if given.what == 'test' else 'test-all'}") as lock, busy_loops(given.load):
-        run = Run(lock)
-        for number in (signal.SIGINT, signal.SIGTERM):
+    os.environ.pop("PULUMI_BACKEND_URL", None)  # a team's state is no place for the stacks of tests
+    run = Run(Lock(f"make {'test' if given.what == 'test' else 'test-all'}"))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
             signal.signal(number, run.interrupt)  # heard even if the shell that started this ignores it
+    with busy_loops(given.load):
         began = time.monotonic()
-        print(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}", flush=True)
+        say(f"{CORES} cores, load {os.getloadavg()[0]:.1f}, calibration {scale():.2f}")
         everything = test(run) if given.what == "test" else test_all(run, names or [*SHARDS])
-    print("\n" + "\n".join(table(run)))
-    minutes = (time.monotonic() - began) / 60
+    say(summary(run, everything, (time.monotonic() - began) / 60))
+    return 128 + run.signal if run.signal else 1 if run.failed else 0
+
+
+def summary(run: Run, everything: int, minutes: float) -> str:
+    """Return the table of phases, and a line that says how many tests ran of how many."""
     if run.signal:
         ended = f"ended by {signal.Signals(run.signal).name}"
     else:
@@ -267,8 +312,8 @@ def main() -> int:
     of, more = "", ""
     if everything > run.tests:
         of, more = f" of {everything:,}", f"; `make test-all` runs the other {everything - run.tests:,} too"
-    print(f"\n{run.tests:,}{of} tests ran in {minutes:.1f} min, {ended}{more}")
-    return 128 + run.signal if run.signal else 1 if run.failed else 0
+    lines = "\n".join(table(run))
+    return f"\n{lines}\n\n{run.tests:,}{of} tests ran in {minutes:.1f} min, {ended}{more}"
 
 
 if __name__ == "__main__":

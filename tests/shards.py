@@ -13,7 +13,7 @@ class Shard:
     Attributes:
         paths: files, folders or node ids, in order.
         needs: what set-up makes for it, beyond what `make test` needs: `browser`, `go` (the emulation of Google's storage),
-            or what must be there: `hosts`, `registry`.
+            or what must be there: `hosts`, `registry`, `root`, which binds port 443 and sets the firewall.
         options: further arguments of pytest.
         parallel: whether its tests may run side by side, one process a core.
         environment: variables of its own.
@@ -48,9 +48,9 @@ SHARDS: dict[str, Shard] = {
     "examples": Shard(("tests/e2e/test_examples.py",), needs=("hosts", "registry")),
     "rehearsal-cluster": Shard(
         ("tests/rehearsal/test_faults.py", "tests/rehearsal/test_host.py", "tests/rehearsal/test_cluster.py"),
-        needs=("hosts", "go", "registry"),
+        needs=("hosts", "go", "registry", "root"),
     ),
-    "rehearsal-preemption": Shard(("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry")),
+    "rehearsal-preemption": Shard(("tests/rehearsal/test_preemption.py",), needs=("hosts", "go", "registry", "root")),
     "rehearsal-changes": Shard(("tests/rehearsal/test_changes.py", "tests/rehearsal/test_interrupted.py"), needs=("go",)),
 }
 

@@ -87,7 +87,8 @@ def _make(recipe: Recipe, made: Path, told: bool) -> None:
         ("python", f"python{recipe.python}"),
     ):
         (made / "bin" / name).symlink_to(target)
-    made.chmod(0o755)  # whatever the umask: its users are others
+    for path in (made, *site.relative_to(made).parents, site, made / "bin", made / "pyvenv.cfg"):
+        (made / path).chmod(0o644 if path.suffix == ".cfg" else 0o755)  # whatever the umask: its users are others
 
 
 def _install(recipe: Recipe, site: Path, told: bool) -> None:

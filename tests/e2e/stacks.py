@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
@@ -18,9 +18,10 @@ import hosts_report
 import pylxd.exceptions
 from waiting import limit, wait_for
 
+from infra.lxd import project
 from infra.lxd.api import client
 from infra.lxd.layout import Names
-from infra.lxd.leftovers import own
+from infra.lxd.leftovers import claimed, leftovers, own
 from infra.lxd.seal import running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,8 @@ ORIGINAL = "--model mlp --max-steps 6000 --seed 7 --log-interval 0.1"
 _SECONDS = 600.0
 """The limit of a command on a usual machine."""
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+_MARKS = ROOT / ".cache" / "tests" / "stacks"
+"""Has a file for each stack that tests made and have not removed."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Stack:
 
     def __init__(self, name: str, config: Mapping[str, str]) -> None:
         self.config = {**config, "forceDestroy": "true"}
+        self._started: list[subprocess.Popen[str]] = []
         self._call(name)
 
     def _call(self, name: str) -> None:
@@ -64,12 +68,35 @@ class Stack:
 
     def rename(self, name: str) -> None:
         """`pulumi stack rename`."""
+        Stack(name, {}).clear()
+        mark = self._mark
+        (_MARKS / name).touch()
         self.pulumi("stack", "rename", name)
+        mark.unlink()
         self._call(name)
 
-    def __enter__(self) -> Self:
-        if self._file.exists():
+    def clear(self) -> None:
+        """Remove what a run of the tests left that was killed; AssertionError if the stack may be a user's own."""
+        _MARKS.mkdir(parents=True, exist_ok=True)
+        if self.name in [each["name"] for each in json.loads(self.pulumi("stack", "ls", "--json"))]:
+            assert self._mark.exists(), (
+                f"stack {self.name} is there, and no test made it: `pulumi stack rename --stack {self.name} OTHER` keeps it; "
+                f"`pulumi destroy --stack {self.name}` and `pulumi stack rm {self.name}` remove it"
+            )
             self._remove()
+        self._file.unlink(missing_ok=True)
+        if self._mark.exists():
+            for names in own(self.name):  # its state is gone, as that in a folder of pytest's
+                project.delete(names.project, {})
+        left = claimed(self.name)
+        assert not left, (
+            f"stack {self.name} is in no state here, and its hosts are: {left}. `fab doctor` says how to remove them"
+        )
+        self._mark.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        self.clear()
+        self._mark.touch()
         self.pulumi("stack", "init", self.name, "--no-select")
         self.configure(**self.config)
         hosts_report.WATCHED.append(self)
@@ -79,6 +106,8 @@ class Stack:
         if error:
             error.add_note(hosts_report.write(self.name))
         hosts_report.WATCHED.remove(self)
+        for process in self._started:
+            _end(process)
         self._remove()
 
     @property
@@ -96,22 +125,35 @@ class Stack:
             self.up()
             self.pulumi("destroy", "--yes", "--skip-preview")
         self.pulumi("stack", "rm", self.name, "--yes")
+        self._mark.unlink(missing_ok=True)
 
     def run(self, *command: str, timeout: float = _SECONDS) -> Result:
-        """Run a command as a user of this stack would, outside a terminal; its timeout is that of a usual machine."""
-        done = subprocess.run(
-            command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=limit(timeout), check=False
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
+        """Run a command as a user of this stack would, outside a terminal; its timeout is that of a usual machine.
+
+        Whatever ends the wait, the command is interrupted as by Ctrl-C first: of a Pulumi that is killed, its providers stay.
+        """
+        process = self._popen(command, subprocess.PIPE)
+        try:
+            out, err = process.communicate(timeout=limit(timeout))
+        except BaseException:
+            _end(process)
+            raise
+        return Result(process.returncode, out, err)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Starts a command in a process group of its own, where Ctrl-C works: what a shell has in the background ignores it."""
+        """Start a command that ends with the stack at the latest."""
+        self._started.append(self._popen(command, subprocess.STDOUT))
+        return self._started[-1]
+
+    def _popen(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own, where Ctrl-C works: what a shell has in the background ignores it."""
         return subprocess.Popen(
             command,
             cwd=ROOT,
             env=self.env,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -199,6 +241,20 @@ class Stack:
 
         return wait_for(first, f"one of {jobs} is {state}", poll=0.2)
 
+    def wait_for_leftovers(self, *expected: str) -> None:
+        """Wait until this is all that a destroyed stack has left on this machine."""
+
+        def is_all() -> bool:
+            left[:] = leftovers(self.name)
+            return left == [*expected]
+
+        left: list[str] = []
+        try:
+            wait_for(is_all, f"{expected or 'nothing'} is left on this machine")
+        except AssertionError as error:
+            error.add_note(f"left: {left}")
+            raise
+
     def stop(self, host: str) -> None:
         """Take a host's power away."""
         client(self.names.project).instances.get(host).stop(force=True, wait=True)
@@ -245,6 +301,10 @@ class Stack:
     def _file(self) -> Path:
         return ROOT / f"Pulumi.{self.name}.yaml"
 
+    @property
+    def _mark(self) -> Path:
+        return _MARKS / self.name
+
 
 def _read(host: Any, name: str) -> dict[str, Any] | None:
     """Return a record of the bucket through LXD, which takes a fraction of a command's time; None if it is not there."""
@@ -253,6 +313,18 @@ def _read(host: Any, name: str) -> dict[str, Any] | None:
     except (pylxd.exceptions.NotFound, ValueError):
         return None
     return record
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Interrupt a command, wait for it, and kill all of its process group that is left."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=limit(60))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def interrupt(process: subprocess.Popen[str]) -> int:

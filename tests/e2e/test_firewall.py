@@ -16,7 +16,6 @@ from infra.lxd import nft
 from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 _OTHER_PORT = 8080
-_MACHINES_PORT = 8099
 _ADDRESS = re.compile(r"\d+(?:\.\d+){3}")
 _PORTS = (SSH_PORT, TENSORFLOW_PORT, SERVING_PORT, _OTHER_PORT)
 _CONNECT_FROM = """
@@ -127,7 +126,6 @@ def test_without_the_firewall_the_hosts_refuse_the_same(cluster: Stack, addresse
     empty_stack.up()
     (stranger,) = json.loads((empty_stack.folder / "inventory.json").read_text())["hosts"]
     gateways = [address.rpartition(".")[0] + ".1" for address in (addresses["ps-0"], stranger["address"])]
-    outside = json.dumps([[stranger["address"], SSH_PORT], *([gateway, _MACHINES_PORT] for gateway in gateways)])
     asked = json.dumps([[address, port] for address in addresses.values() for port in _PORTS])
     try:
         for stack in (cluster, empty_stack):
@@ -135,7 +133,9 @@ def test_without_the_firewall_the_hosts_refuse_the_same(cluster: Stack, addresse
         # A stranger that has no wall of its own, or has taken it down.
         assert empty_stack.ssh("master-0", "sudo nft flush ruleset").code == 0
         assert mistakes(cluster, addresses, _PORTS) == []
-        with socket.create_server(("", _MACHINES_PORT)):
+        with socket.create_server(("", 0)) as server:
+            port = server.getsockname()[1]
+            outside = json.dumps([[stranger["address"], SSH_PORT], *([gateway, port] for gateway in gateways)])
             assert True not in json.loads(cluster.ssh("worker-0", f"python3 -c '{CONNECT}' '{outside}'").out)
         assert True not in json.loads(empty_stack.ssh("master-0", f"python3 -c '{CONNECT}' '{asked}'").out)
         # It is the wall that keeps the stranger out, and nothing else.

@@ -12,14 +12,16 @@ import pytest
 import yaml
 from stacks import ROOT, Stack
 
-from infra.lxd.leftovers import leftovers
+from infra.lxd.layout import candidate_network
 
+_RANGE, _OTHER_RANGE = (candidate_network(str(ROOT), attempt) for attempt in range(2))
+"""Of this checkout alone, so that those of another's tests are others."""
 _PAIR = {
     "scaleTier": "CUSTOM",
     "masterType": "n1-standard-4",
     "workerType": "n1-standard-4",
     "workerCount": "1",
-    "network": "10.94.7.0/24",
+    "network": str(_RANGE),
 }
 _FILE = "/bucket/models/kept/v1"
 
@@ -84,7 +86,7 @@ _CHANGES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ),
     ({"workerCount": 0, "memory": {"master": "900MiB"}}, {**_HOSTS, "worker-0": "delete", "firewall": "update"}),
     (
-        {"network": "10.94.8.0/24"},
+        {"network": str(_OTHER_RANGE)},
         {**_HOSTS, "master-0": "replace", "worker-0": "replace", "network": "update", "firewall": "update"},
     ),
 ]
@@ -118,7 +120,7 @@ def test_every_key_on_a_live_stack(pair: Stack) -> None:
     assert kept(pair)
     assert pair.hosts() == ["master-0", "worker-0", "serving-0"]
     inventory = json.loads((pair.folder / "inventory.json").read_text())
-    assert {host["address"].rpartition(".")[0] for host in inventory["hosts"]} == {"10.94.8"}
+    assert {host["address"].rpartition(".")[0] for host in inventory["hosts"]} == {str(_OTHER_RANGE[0]).rpartition(".")[0]}
     assert float(pair.ssh("worker-0", f"python3 -c {shlex.quote(_BUSY)}").out) < 0.35, "seconds of a processor in one"
 
 
@@ -134,9 +136,9 @@ def test_a_bucket_outlives_its_name_and_its_stack(pair: Stack) -> None:
     config(pair, retainBucket=True)
     pair.up()
     assert f"in LXD's project {whose.project}" in pair.pulumi("destroy", "--yes", "--skip-preview")
-    assert leftovers(pair.name) == [f"project {whose.project} (its bucket, which was to be retained)"]
+    pair.wait_for_leftovers(f"project {whose.project} (its bucket, which was to be retained)")
     config(pair, retainBucket=None, forceDestroy=True, workerCount=0)
     pair.up()
     assert (pair.names, kept(pair)) == (whose, True)
     pair.pulumi("destroy", "--yes", "--skip-preview")
-    assert leftovers(pair.name) == []
+    pair.wait_for_leftovers()

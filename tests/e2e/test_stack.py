@@ -9,7 +9,6 @@ from stacks import Stack, interrupt
 from waiting import limit, wait_for
 
 from infra.lxd.host import remove
-from infra.lxd.leftovers import leftovers
 
 
 def test_cluster_is_up_and_a_second_up_changes_nothing(cluster: Stack) -> None:
@@ -81,10 +80,10 @@ def test_an_update_that_is_interrupted_goes_on_tiers_change_by_the_difference_an
     stack.up()
     assert stack.changes() == {}
     stack.pulumi("destroy", "--yes", "--skip-preview")
-    assert leftovers(stack.name) == []
+    stack.wait_for_leftovers()
     assert not stack.folder.exists()
     stack.configure(scaleTier="STANDARD_1")
     interrupt_after(stack, hosts=5)
     stack.pulumi("destroy", "--yes", "--skip-preview")
-    assert leftovers(stack.name) == []
+    stack.wait_for_leftovers()
     assert cluster.ssh("master-0", "hostname").out.strip() == "master-0", "the other stack is as it was"

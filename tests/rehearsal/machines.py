@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import ipaddress
 import re
@@ -125,6 +126,26 @@ class Machines:
 def machines(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
     """A place for instances; they and all around them are gone in the end."""
     found = Machines(range_)
+    with alone():
+        yield from _machines(found, range_)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hold what the rehearsal has one of on a machine: its project, its bridge and its ranges of addresses.
+
+    Raises:
+        AssertionError: another checkout's rehearsal holds it.
+    """
+    with Path("/run/lock", f"{PROJECT}.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AssertionError(f"another checkout rehearses on this machine and holds {file.name}: wait for it") from None
+        yield
+
+
+def _machines(found: Machines, range_: ipaddress.IPv4Network) -> Iterator[Machines]:
     _clean()
     try:
         client().projects.create(PROJECT, config={"features.images": "true", "features.profiles": "true"})

@@ -15,7 +15,6 @@ from reaching import listening, mistakes
 from stacks import Stack
 from waiting import limit, wait_for
 
-from infra.lxd.leftovers import leftovers
 from infra.spec import SERVING_PORT, SSH_PORT, TENSORFLOW_PORT
 
 HOSTS = ["ps-0", "master-0", "worker-0"]
@@ -170,5 +169,5 @@ def test_bad_calls_end_with_one_line(stack: Stack) -> None:
 
 def test_destroy_leaves_nothing(stack: Stack) -> None:
     stack.pulumi("destroy", "--yes", "--skip-preview")
-    wait_for(lambda: leftovers(stack.name) == [], "nothing is left on this machine")
+    stack.wait_for_leftovers()
     assert not stack.folder.exists()

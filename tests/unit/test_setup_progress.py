@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 from setup_scripts import SETUP, load
-from waiting import limit
+from waiting import limit, wait_for
 
 PROGRAM = SETUP / "progress.py"
 
@@ -126,6 +126,19 @@ def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
     fifo.write_text("end")  # opens only if the daemon still reads
     assert (ran.returncode, ran.stderr) == (0, "")
     assert (tmp_path / "log" / "x").read_text() == "done\n"
+
+
+@pytest.mark.parametrize("by_parent", [False, True], ids=["by SIGTERM", "as its script is gone"])
+def test_the_command_ends_too(tmp_path: Path, by_parent: bool) -> None:
+    ready, stopped = tmp_path / "ready", tmp_path / "stopped"
+    argv = command(tmp_path, f"trap 'touch {stopped}; exit' TERM; touch {ready}; while :; do sleep 0.1; done")
+    if by_parent:
+        argv = ["sh", "-c", '"$@" & wait', "sh", *argv]
+    process = subprocess.Popen(argv)
+    wait_for(ready.exists, "the command runs")
+    process.terminate()
+    wait_for(stopped.exists, "the command was ended")
+    process.wait(limit())
 
 
 def test_one_line_of_a_terminal_is_redrawn(tmp_path: Path) -> None:

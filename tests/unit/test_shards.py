@@ -14,7 +14,7 @@ from shards import CHEAPER, SHARDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_HOSTS = ("tests/e2e", "tests/rehearsal")
-NEEDS = {"hosts", "browser", "go", "registry"}
+NEEDS = {"hosts", "browser", "go", "registry", "root"}
 
 
 def functions(path: Path) -> dict[str, ast.FunctionDef]:

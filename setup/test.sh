@@ -1,0 +1,12 @@
+#!/bin/sh
+# test.sh ARGUMENT …: sets up what the tests need by the command in $SET_UP, then runs them by tests/run.py with these arguments.
+set -eu
+cd "$(dirname "$0")/.."
+part=test
+. setup/common.sh
+unset PULUMI_BACKEND_URL # a team's state is no place for the stacks of tests
+lock=.cache/tests/lock
+if [ -e "$lock" ] && ! flock -n "$lock" true; then exec .venv/bin/python tests/run.py "$@"; fi # which says who holds it
+setup/needs.sh
+$SET_UP
+exec .venv/bin/python tests/run.py "$@"

@@ -1,0 +1,84 @@
+"""The run of tests by phases: signals reach pytest, a second run is refused by name, and what it starts ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+import run
+from waiting import limit, wait_for
+
+
+class _Child:
+    """Stands for pytest."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Lock:
+    monkeypatch.setattr(run, "CACHE", tmp_path)
+    return run.Lock("make test")
+
+
+def test_a_signal_interrupts_pytest_once_though_nobody_reads_the_output(
+    lock: run.Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        phases, child = run.Run(lock), _Child()
+        phases._child = cast("subprocess.Popen[bytes]", child)
+        for _ in range(2):
+            phases.interrupt(signal.SIGTERM, None)
+    assert child.signals == [signal.SIGINT]
+    assert phases.signal == signal.SIGTERM
+
+
+def test_a_second_run_of_a_checkout_is_refused_by_name(lock: run.Lock, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        run.Lock("make test-all")
+    assert refused.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: another test run of this checkout is active: make test, since ")
+    assert line.endswith(f"or end it by `kill -INT {os.getpid()}`")
+
+
+def test_pytest_is_named_if_its_run_was_killed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    text = json.dumps({"what": "make test", "since": "10:00:00", "processes": [gone.pid, os.getpid()]})
+    assert run.describe_holder(text) == f"make test, since 10:00:00. Wait for it, or end it by `kill -INT {os.getpid()}`"
+    assert run.describe_holder("") == "it starts just now. Wait for it"
+
+
+def test_busy_loops_end_with_the_process_that_started_them() -> None:
+    parent = "import os, run, sys\nwith run.busy_loops(1) as loops:\n    print(loops[0].pid, flush=True)\n    os._exit(0)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(run.__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", parent], env=environment, capture_output=True, text=True, timeout=limit(), check=True
+    )
+    stat = Path("/proc", done.stdout.strip(), "stat")
+    wait_for(lambda: not stat.exists() or stat.read_text().split()[2] == "Z", "the loop has ended")
+
+
+def test_too_little_room_for_temporary_files_is_told_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(run, "_LEAST_TEMPORARY_GIB", 10**9)
+    with pytest.raises(SystemExit) as refused:
+        run.check_disk()
+    assert refused.value.code == 2
+    assert f"free in {tmp_path}, and the tests need 1000000000: make room first" in capsys.readouterr().err
