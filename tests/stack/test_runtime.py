@@ -65,6 +65,17 @@ def test_the_folder_is_a_venv_of_the_hosts_python(kept: Path) -> None:
     assert (build.folder(SMALL) / "mark").exists(), "it was made once more"
 
 
+def test_other_users_can_read_it_whatever_the_umask(kept: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        made = build.folder(SMALL)
+    finally:
+        os.umask(before)
+    folders = (".", "bin", "lib", "lib/python3.11", "lib/python3.11/site-packages")
+    assert {(made / folder).stat().st_mode & 0o777 for folder in folders} == {0o755}
+    assert (made / "pyvenv.cfg").stat().st_mode & 0o777 == 0o644
+
+
 def test_the_archive_is_a_venv_that_nobody_may_change(kept: Path) -> None:
     file = build.archive(SMALL)
     assert [path.name for path in kept.iterdir()] == [f"{SMALL.name}.tar.gz"]
