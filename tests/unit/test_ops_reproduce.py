@@ -141,7 +141,7 @@ def test_config_and_output_folder(here: Inventory, ledger: Ledger, runs: Runs, t
     start(ledger, here, "--output_path=/bucket/shared", config=str(config))
     reproduce.reproduce(on(here), "job01", "again", True, False)
     made = runs.submissions[0].job
-    assert (made.id, made.use_chief, made.policy) == ("again", False, {**POLICY, "maxRestarts": 1})
+    assert (made.id, made.use_chief, made.policy) == ("again", False, {**POLICY, "gracePeriod": 0, "maxRestarts": 1})
     own = "/bucket/jobs/again/output"
     assert made.job_dir == own
     assert made.args == (f"--output_path={own}", "--job-dir", own)
