@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md's table of who may import what, held by reading the imports."""
+"""Hold which package may import which, and which libraries, by reading the imports."""
 
 from __future__ import annotations
 
