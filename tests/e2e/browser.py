@@ -31,7 +31,7 @@ _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--window-size=1400,1000",
 )
-_AGAIN_SECONDS = 60.0
+_AGAIN_SECONDS = limit(60)
 # TensorBoard's page is made of elements that hide theirs in shadow trees.
 _DEEP = """
 function deep(root, selector) {

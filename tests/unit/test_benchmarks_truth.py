@@ -6,10 +6,10 @@ import io
 import json
 import tarfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from benchmarks.hanging_once import Hanging
 from benchmarks.measure import MeasureError
@@ -97,10 +97,7 @@ def test_a_store_hangs_while_a_file_is_there(tmp_path: Path) -> None:
     found: list[bytes] = []
     call = threading.Thread(target=lambda: found.append(store.read("a").content), daemon=True)
     call.start()
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "bucket.hangs").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for((tmp_path / "bucket.hangs").exists, "the store hangs", poll=0.01)
     assert not found
     off.unlink()
     call.join(30)

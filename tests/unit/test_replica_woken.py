@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import limit
 
 _PROGRAM = """
 import os, signal, sys
@@ -40,5 +41,5 @@ sys.exit(75 if loop.woken_late else 0)
 
 @pytest.mark.parametrize(("when", "code"), [("never", 0), ("during", 75), ("tidying", 75), ("after", -signal.SIGHUP)])
 def test_who_is_woken_when_it_has_seen_that_there_is_nothing_is_started_again(when: str, code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, when], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, when], capture_output=True, text=True, timeout=limit(), check=False)
     assert done.returncode == code, done.stderr

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from launching import Host
 from replicahosts import PATIENCE, until
+from waiting import limit
 
 from replica.launched import Launcher
 from tuner.process import Process, Unit, launching
@@ -19,20 +19,22 @@ from tuner.process import Process, Unit, launching
 ROOT = Path(__file__).resolve().parents[2]
 # In a group of its own, as a replica starts it: what it ends is the group's.
 HARNESS = """
-import os, sys
+import os, sys, time
 from tuner.process import Process, _others
 child = Process(["sh", "-c", sys.argv[1]], dict(os.environ))
+while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
 """
 
 
-def harness(code: str, script: str) -> str:
-    """What code prints that has a trial `child`, a shell with a script."""
+def harness(code: str, script: str, ready: Path | None = None) -> str:
+    """Return what code prints that has a trial `child`, a shell with a script; it runs once the script has made `ready`."""
     ran = subprocess.run(
-        [sys.executable, "-c", HARNESS + code, script],
+        [sys.executable, "-c", HARNESS + code, script, *([str(ready)] if ready else [])],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=limit(),
         check=True,
         start_new_session=True,
     )
@@ -51,21 +53,22 @@ def test_what_it_leaves_behind_is_ended() -> None:
     assert told == "0\n[]\n"
 
 
-def test_a_stop_is_a_request_first() -> None:
+def test_a_stop_is_a_request_first(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
     told = harness(
-        "import time; time.sleep(1); child.stop(20); print(_others())",
-        "trap 'echo saved; exit 0' TERM; while :; do sleep 0.1; done",
+        f"child.stop({limit(20)}); print(_others())",
+        f"trap 'echo saved; exit 0' TERM; touch {ready}; while :; do sleep 0.1; done",
+        ready,
     )
     assert told == "saved\n[]\n"
 
 
-def test_one_that_does_not_stop_is_made_to() -> None:
-    start = time.monotonic()
-    assert (
-        harness("import time; time.sleep(1); child.stop(0.5); print(_others())", "trap '' TERM; sleep 300 & wait; sleep 300")
-        == "[]\n"
+def test_one_that_does_not_stop_is_made_to(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    told = harness(
+        "child.stop(0.5); print(_others())", f"trap '' TERM; touch {ready}; sleep infinity & wait; sleep infinity", ready
     )
-    assert time.monotonic() - start < 60
+    assert told == "[]\n"
 
 
 def test_it_is_of_the_group_of_who_starts_it(tmp_path: Path) -> None:
