@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ops.train.train import MNIST
+from benchmarks.stack import MNIST
 from scaletier import checkpoint
 from scaletier.evaluation import make_evaluate
 from scaletier.network import Network

@@ -12,12 +12,10 @@ from datetime import datetime
 from benchmarks.measure import Lines, MeasureError, end, must, percentile, run, running
 from benchmarks.measure import medians as in_turn
 from benchmarks.registry import Figure, benchmark
-from benchmarks.stack import ROOT, BenchStack, job_id, say
+from benchmarks.stack import DATA, MNIST, ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
 from ops.cluster.inventory import JOBS_UNIT, Inventory
 from ops.train.push import PYTHON
-from ops.train.render import DATA
-from ops.train.train import MNIST
 
 _STEP_SECONDS = 180.0
 _FOLLOW_SECONDS = 20.0

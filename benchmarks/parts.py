@@ -10,10 +10,9 @@ from tempfile import TemporaryDirectory
 from benchmarks.jobs import together
 from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, run, running
 from benchmarks.registry import Figure, benchmark
-from benchmarks.stack import ROOT, BenchStack, job_id, say, unpacked
+from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
 from ops.train.push import PYTHON
-from ops.train.render import DATA
 
 _HELLO = "print('hello', flush=True)\n"
 _JOBS = 5

@@ -23,6 +23,9 @@ from ops.cluster.shell import USER
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
+MNIST = ROOT / ".cache" / "mnist"
+DATA = "data/mnist"
+"""The folder of MNIST in the bucket."""
 NAME = "bench"
 TINY = "tests/trainers/tiny"
 _LOGIN_SECONDS = 60.0
@@ -222,4 +225,4 @@ def say(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
-__all__ = ["BIN", "ROOT", "BenchStack", "MeasureError", "job_id", "login", "say"]
+__all__ = ["BIN", "DATA", "MNIST", "ROOT", "BenchStack", "MeasureError", "job_id", "login", "say"]

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.measure import Lines, MeasureError, must, run, running
-from benchmarks.stack import BIN, ROOT, BenchStack, job_id, say
+from benchmarks.stack import BIN, MNIST, ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
-from ops.train.train import MNIST
 
 BATCH = 100
 _LIMIT_SECONDS = 580.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.stack import ROOT
+from benchmarks.stack import MNIST
 from jobs.study import Algorithm, Goal, Measurement, Parameter, ParameterType, ScaleType, Study, Trial, TrialState, best
 from trainer.request import images
 from tuner.propose import propose
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 
 def read(pattern: str, most: int) -> tuple[Array, Array]:
     """Images [N, 784] of 0 to 1, and labels [N]."""
-    found = [*islice(images(ROOT / ".cache" / "mnist", pattern), most)]
+    found = [*islice(images(MNIST, pattern), most)]
     pixels = np.frombuffer(b"".join(image for image, _ in found), np.uint8).reshape(-1, 784)
     return (pixels / 255).astype(np.float32), np.array([label for _, label in found])
 

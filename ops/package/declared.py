@@ -6,11 +6,13 @@ nothing is declared, and every value is the default here.
 
 from __future__ import annotations
 
+import glob
 import io
 import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from infra.spec import JOB_ROLES, Role
@@ -38,7 +40,7 @@ from ops.errors import UsageError
 FILE = "scaletier.yaml"
 # The library for trainers, as a package has it beside its own files.
 LIBRARY = "scaletier"
-DATA_SETS = ("mnist",)
+_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MINOR = re.compile(r"[0-9]+\.[0-9]+")
 _TENSORFLOW = re.compile(r"tensorflow(?:[-_](?:cpu|gpu))?(?:\[[^]]*\])?[=~]=([0-9]+\.[0-9]+)")
 # How replicas meet: each for itself with the parameter servers, or all together in an all-reduce.
@@ -66,10 +68,27 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Data:
-    """The data set that a trainer looks for in SCALETIER_DATA, unless one of the flags names other data."""
+    """A data set that a trainer expects in SCALETIER_DATA, unless one of `flags` names other data.
+
+    It is `data/<name>` in the bucket. `fab train` uploads `files` there, a glob of files of the checkout or an absolute one;
+    `command` makes these files.
+    """
 
     name: str
     flags: tuple[str, ...] = ()
+    files: str = ""
+    command: str = ""
+
+    def local_files(self, checkout: Path) -> dict[str, Path]:
+        """Return the files to upload, by name."""
+        paths = map(checkout.joinpath, sorted(glob.glob(self.files, root_dir=checkout)))  # noqa: PTH207  Path's refuses patterns
+        return {path.name: path for path in paths if path.is_file()}
+
+    def missing(self) -> UsageError:
+        """Return the error if it is neither here nor in the bucket."""
+        how = f"run {self.command}" if self.command else f"run fab data put PATH {self.name}"
+        other = f", or name other data with {' or '.join(self.flags)}" if self.flags else ""
+        return UsageError(f"there is no {self.name} to train on: {how}{other}")
 
 
 @dataclass(frozen=True)
@@ -112,11 +131,11 @@ class Declared:
         """What a strategy means, the default one where none is named; nothing in particular where it is not declared."""
         return self.strategies.get(name or self.default or "", Strategy(exits=self.exits))
 
-    def wants(self, args: Sequence[str]) -> str | None:
-        """The data set that the bucket must have for these arguments."""
+    def data_for(self, args: Sequence[str]) -> Data | None:
+        """Return the data set that the bucket must have for these arguments."""
         if self.data is None or any(arg.partition("=")[0] in self.data.flags for arg in args):
             return None
-        return self.data.name
+        return self.data
 
 
 _STRATEGY_KEYS: Mapping[str, Check] = {
@@ -128,7 +147,7 @@ _STRATEGY_KEYS: Mapping[str, Check] = {
     "exchange": one_of(EXCHANGES),
     **EXIT_KEYS,
 }
-_DATA_KEYS: Mapping[str, Check] = {"name": one_of(DATA_SETS), "flags": flags}
+_DATA_KEYS: Mapping[str, Check] = {"name": text, "files": text, "command": text, "flags": flags}
 _PLAN_KEYS: Mapping[str, Check] = {
     "steps": flag,
     "usualSteps": positive,
@@ -237,8 +256,10 @@ def _data(given: Mapping[str, Any] | None, path: str) -> Data | None:
     if given is None:
         return None
     if "name" not in given:
-        raise UsageError(f"{path}: data.name is missing; valid are {', '.join(DATA_SETS)}")
-    return Data(given["name"], given.get("flags", ()))
+        raise UsageError(f"{path}: data.name is missing: it is the folder below data/ in the bucket, such as images")
+    if not _DATA_NAME.fullmatch(given["name"]):
+        raise UsageError(f"{path}: data.name {given['name']!r} is no name of a folder; valid are letters, digits, _, . and -")
+    return Data(given["name"], given.get("flags", ()), given.get("files", ""), given.get("command", ""))
 
 
 def _pace(given: Mapping[str, Any]) -> Pace:

@@ -28,7 +28,7 @@ from ops.plan import learning, rehearsal, runs
 from ops.plan.learning import Learned, Target
 from ops.plan.scaling import Machine, Prediction, Shape, Work, asynchronous, synchronous
 from ops.plan.show import show
-from ops.train import program, train
+from ops.train import program
 from ops.train.arguments import STRATEGY, dropped, flags, redirected, steps, without
 from ops.train.config import RUNTIME_KEYS, arguments_of, chosen_strategy, read_config
 
@@ -108,8 +108,8 @@ def plan(call: Call, as_json: bool) -> int:
         terminal.note(f"{', '.join(asked)} in {call.config}: ignored, a plan is made with the Python that is here")
     built = package.build(found, module)
     declared = built.declared
-    if declared.wants(args) and not train.mnist():
-        raise train.no_data(declared)
+    if (data := declared.data_for(args)) and not data.local_files(ROOT):
+        raise data.missing()
     if call.until:
         strategy_of(declared, chosen_strategy(args))
         _check_declared(built.name, declared.plan)
@@ -147,7 +147,7 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
     declared, pace = built.declared, built.declared.plan
     with _unpacked(built) as folder:
         output = folder / "output"
-        env = {**_environment(folder, output), "TYPE": str(Role.MASTER), "INDEX": "0"}
+        env = {**_environment(folder, output, declared), "TYPE": str(Role.MASTER), "INDEX": "0"}
         alone = _alone(args, declared)
         argv = [module, *redirected(alone, str(output)), *((pace.steps, _ENDLESS) if pace.steps else ())]
         lines = rehearsal.rehearse(argv, env, folder, call.seconds)
@@ -176,7 +176,7 @@ def measure_learning(built: package.Package, module: str, args: Sequence[str], u
             given = redirected(_alone(args, declared) if replicas == 1 else args, str(output))
             argv = [module, *given, *(() if often else (str(pace.evaluate), str(every)))]
             servers = models(declared)[strategy] is asynchronous
-            course = runs.Course(wanted, argv, _environment(folder, output), servers, until.seconds)
+            course = runs.Course(wanted, argv, _environment(folder, output, declared), servers, until.seconds)
             found.append(runs.run(course, replicas, folder))
     points = [(run.replicas, run.crossing.step) for run in found]
     law = learning.fit(points)
@@ -209,10 +209,12 @@ def _unpacked(built: package.Package) -> Iterator[Path]:
         yield Path(place)
 
 
-def _environment(folder: Path, output: Path) -> dict[str, str]:
+def _environment(folder: Path, output: Path, declared: Declared) -> dict[str, str]:
     """What every process of a job finds, whichever replica it is."""
     env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-    return env | {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(train.MNIST), "JOB_DIR": str(output), "JOB_ID": "plan"}
+    files = declared.data.local_files(ROOT) if declared.data else {}
+    data = next((path.parent for path in files.values()), Path.cwd())
+    return env | {"PYTHONPATH": str(folder), "SCALETIER_DATA": str(data), "JOB_DIR": str(output), "JOB_ID": "plan"}
 
 
 def _alone(args: Sequence[str], declared: Declared) -> Sequence[str]:

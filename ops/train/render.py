@@ -13,6 +13,7 @@ import jinja2
 
 from infra.spec import Role
 from jobs import variables
+from jobs.paths import DATA
 from jobs.records import HostFile, Plan, Task
 from ops.cluster.inventory import JOBS_UNIT, Host, Inventory
 from ops.train.arguments import data_paths
@@ -25,7 +26,6 @@ UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
     f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service")
 )
 """What a host is told of the units that it has."""
-DATA = "data/mnist"
 SECRETS = "/var/lib/scaletier/secrets"
 # What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
 MEMORY_SHARE = 0.9
@@ -99,7 +99,7 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
         tasks=tasks,
         addresses={host.name: host.address for host in inventory.job_hosts},
         packageSha256=package_sha256,
-        data=data or ([f"{inventory.bucket}/{DATA}"] if job.declared.wants(job.args) else []),
+        data=data or ([data_folder(inventory, job)] if job.declared.data_for(job.args) else []),
         secrets=sorted(job.secrets),
         study=job.study,
         notify=job.notify,
@@ -144,8 +144,14 @@ def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
 
 def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
     """What a trainer finds in its environment, besides TF_CONFIG and secrets."""
-    told = of_task(inventory, host, job.id, job.job_dir, f"{inventory.bucket}/{DATA}")
+    told = of_task(inventory, host, job.id, job.job_dir, data_folder(inventory, job))
     return {**USUAL, **job.environment, **told}
+
+
+def data_folder(inventory: Inventory, job: Job) -> str:
+    """Return SCALETIER_DATA: the folder of the declared data set, or of all data."""
+    data = job.declared.data
+    return f"{inventory.bucket}/{DATA}{f'/{data.name}' if data else ''}"
 
 
 def _json(value: object) -> str:

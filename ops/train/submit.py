@@ -34,23 +34,23 @@ from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
 from ops.package import package
+from ops.package.declared import Data
 from ops.train import manifest, push, render
 from ops.train.arguments import steps
 from ops.train.config import Job
 from ops.train.part import would_do
-from ops.train.render import DATA
 
 _PUSH_SECONDS = 300.0
 _LARGE = 20_000_000
 _RENEW_SECONDS = leases.SECONDS / 5
-_SHARD = re.compile(r"(train|test)-\d{5}-of-\d{5}\.tfrecord(\.gz)?")
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\..+")
 
 
 @dataclass(frozen=True)
 class Submission:
     """A job with all that goes to the hosts, checked as far as it can be without them.
 
-    `data` are files for the bucket's data directory, by name. `dead` are hosts that are not to be used.
+    `data` are the files of its data set to upload, by name. `dead` are hosts that are not to be used.
     """
 
     inventory: Inventory
@@ -117,8 +117,8 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
     try:
         ahead = _claim(cluster, submitter, may_wait)
         renewal.begin()
-        if submission.data:
-            _upload_data(cluster.bucket, submission)
+        if submission.data and (data := submission.job.declared.data):
+            _upload_data(cluster.bucket, submission, data)
         cluster.ledger.create_plan(plan)
         ahead = submitter.ahead()  # its turn may have come meanwhile
         if not ahead:
@@ -303,13 +303,15 @@ class _Renewal:
                 return
 
 
-def _upload_data(bucket: Bucket, submission: Submission) -> None:
-    there = bucket.names(DATA)
+def _upload_data(bucket: Bucket, submission: Submission, data: Data) -> None:
+    folder = f"{paths.DATA}/{data.name}"
+    there = bucket.names(folder)
     # The same records in another number of files, of an earlier job, would be read too.
+    sharded = {match[1] for name in submission.data if (match := _SHARD.fullmatch(name))}
     for name in there.keys() - submission.data.keys():
-        if _SHARD.fullmatch(name):
-            bucket.delete(f"{DATA}/{name}")
-    upload_missing(bucket, DATA, submission.data, there, "MNIST")
+        if (match := _SHARD.fullmatch(name)) and match[1] in sharded:
+            bucket.delete(f"{folder}/{name}")
+    upload_missing(bucket, folder, submission.data, there, data.name)
 
 
 def _upload_package(cluster: Cluster, submission: Submission) -> None:

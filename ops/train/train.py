@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 from jobs.chunks import Wanted
 from jobs.ledger import Ledger, Stored
+from jobs.paths import DATA
 from jobs.placement import place
 from jobs.queue import Entry
 from jobs.records import JobRecord
@@ -29,14 +29,12 @@ from ops.cluster.remote import ADVICE, Fleet
 from ops.cluster.waking import startable, wake
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
 from ops.package import package
-from ops.package.declared import Declared, check_tensorflow
+from ops.package.declared import check_tensorflow
 from ops.package.imports import missing_line
 from ops.train import outcome, program, push, render, tuning
 from ops.train.config import Flags, build_job
-from ops.train.render import DATA
 from ops.train.submit import Submission, used_before
 
-MNIST = ROOT / ".cache" / "mnist"
 # It starts a Python on each host, which all share the processors of one machine where the hosts are local.
 _CHECK_SECONDS = 120.0
 # A host that was just made, or woken, and how often it is asked.
@@ -160,18 +158,8 @@ def prepare_program(inventory: Inventory, flags: Flags, found: program.Program, 
             )
             source = replace(source, requirements=None)
     built = package.build(source, job.module, found.script, installed, inventory.python)
-    return Submission(inventory, job, built, mnist() if job.declared.wants(job.args) else {})
-
-
-def mnist() -> dict[str, Path]:
-    """MNIST as `make data` keeps it; empty where it was not run."""
-    return {path.name: path for kind in ("train", "test") for path in sorted(MNIST.glob(f"{kind}*.tfrecord*"))}
-
-
-def no_data(declared: Declared) -> UsageError:
-    """What to say where the data set that a trainer wants is nowhere."""
-    flags = " or ".join(declared.data.flags) if declared.data else ""
-    return UsageError(f"there is no MNIST to train on: run make data{f', or name other data with {flags}' if flags else ''}")
+    data = job.declared.data_for(job.args)
+    return Submission(inventory, job, built, data.local_files(ROOT) if data else {})
 
 
 def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
@@ -311,8 +299,9 @@ def shared(one: str, other: str) -> bool:
 
 def _check_data(cluster: Cluster, submission: Submission) -> None:
     job = submission.job
-    if job.declared.wants(job.args) and not submission.data and not cluster.bucket.names(DATA):
-        raise no_data(job.declared)
+    data = job.declared.data_for(job.args)
+    if data and not submission.data and not cluster.bucket.names(f"{DATA}/{data.name}"):
+        raise data.missing()
 
 
 def watch(cluster: Cluster, job: JobRecord, plain: bool = True) -> int:

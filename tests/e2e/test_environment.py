@@ -38,7 +38,7 @@ _FOLDERS = """
 import ctypes, os, pathlib, resource, shutil, socket, subprocess, tempfile
 root = pathlib.Path(os.environ["JOB_DIR"])
 places = [root, pathlib.Path.cwd(), pathlib.Path.home(), pathlib.Path("/tmp"), pathlib.Path("/var/tmp")]
-data = pathlib.Path(os.environ["SCALETIER_DATA"], "of-before")
+data = pathlib.Path(os.environ["SCALETIER_DATA"], "mnist", "of-before")
 git = "git -c init.defaultBranch=main -c user.name=a -c user.email=b"
 ways = (
     "cp -r tree by-cp-r",

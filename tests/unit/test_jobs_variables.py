@@ -152,7 +152,7 @@ def test_a_trial_has_its_own_output(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_data_that_arguments_name_by_a_variable_is_known(inventory: Inventory) -> None:
     job = build_job(Flags("job01", more_args=["--data-dir", "${SCALETIER_DATA}/x"]), inventory)
-    assert render.plan(inventory, job, "").data == ["/bucket/data/mnist/x"]
+    assert render.plan(inventory, job, "").data == ["/bucket/data/x"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, LIBRARY, Data, Declared, Pace, Strategy
-from ops.train import train
+from ops.train import render, train
 from ops.train.arguments import steps
 from ops.train.config import Flags
 from ops.train.submit import Submission
@@ -57,7 +57,7 @@ def test_nothing_that_is_declared() -> None:
     assert read("") == read("data:  # none\n".replace("data:", "plan:")) == nothing
     assert nothing.strategy("any") == nothing.strategy(None) == Strategy((), ("evaluator",), "replica", None, None)
     assert nothing.plan == Pace(None, None, 1, 32)
-    assert nothing.wants([]) is None
+    assert nothing.data_for([]) is None
     assert read("plan: {usualSteps: 1, usualPeriod: 1, wireBits: 1}").plan == Pace(None, None, 1, 1, 1)
 
 
@@ -122,9 +122,9 @@ def test_the_default_strategy_is_meant_where_none_is_named() -> None:
         ("{strategy: b, strategies: {a: }}", "strategy 'b' is not one of its strategies; valid are a"),
         ("strategy: b", "strategy 'b' is not one of its strategies; valid are none"),
         ("strategy: [b]", "strategy must be a string, not ['b']"),
-        ("data: mnist", "data is not a mapping of keys to values; valid keys are name, flags"),
-        ("data: {name: cifar}", "data.name 'cifar' is unknown; valid are mnist"),
-        ("data: {flags: [--data]}", "data.name is missing; valid are mnist"),
+        ("data: mnist", "data is not a mapping of keys to values; valid keys are name, files, command, flags"),
+        ("data: {name: ../x}", "data.name '../x' is no name of a folder; valid are letters, digits, _, . and -"),
+        ("data: {flags: [--data]}", "data.name is missing: it is the folder below data/ in the bucket"),
         ("data: {name: mnist, flags: --data}", "data.flags must be a list of flags, such as [--data], not '--data'"),
         ("data: {name: mnist, flags: [data]}", "data.flags[0] must be a flag such as --data, not 'data'"),
         ("plan: {steps: 5}", "plan.steps must be a flag such as --data, not 5"),
@@ -163,8 +163,8 @@ def test_a_file_that_is_none(text: str | bytes, says: str) -> None:
 
 def test_data_is_wanted_unless_other_data_is_named() -> None:
     mine = read(ALL)
-    assert mine.wants(["--datas", "x"]) == "mnist"
-    assert mine.wants(["--data", "x"]) is mine.wants(["--data=x"]) is None
+    assert mine.data_for(["--datas", "x"]) == Data("mnist", ("--data",))
+    assert mine.data_for(["--data", "x"]) is mine.data_for(["--data=x"]) is None
 
 
 def test_the_file_travels_with_the_package_and_is_read_out_of_it(tmp_path: Path) -> None:
@@ -296,7 +296,10 @@ def test_the_examples_declare_what_they_look_for() -> None:
         assert (found.data is not None) == ("SCALETIER_DATA" in (folder / "task.py").read_text()), folder
 
 
-def prepare(inventory: Inventory, tmp_path: Path, *args: str, text: str = "data: {name: mnist, flags: [--data]}") -> Submission:
+DATA = "data: {name: digits, files: mine/*.tfrecord, command: make digits, flags: [--data]}"
+
+
+def prepare(inventory: Inventory, tmp_path: Path, *args: str, text: str = DATA) -> Submission:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
     (tmp_path / "mine" / "task.py").write_text("import os\nos.environ['SCALETIER_DATA']\n")
@@ -306,35 +309,40 @@ def prepare(inventory: Inventory, tmp_path: Path, *args: str, text: str = "data:
 
 
 @pytest.fixture
-def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(train, "MNIST", tmp_path / "mnist")
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / "train-00000-of-00001.tfrecord").write_bytes(b"1")
-    return tmp_path / "mnist"
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one local file of the data set, with another beside it."""
+    monkeypatch.setattr(train, "ROOT", tmp_path / "checkout")
+    (folder := tmp_path / "checkout" / "mine").mkdir(parents=True)
+    (folder / "notes.txt").write_bytes(b"1")
+    (file := folder / "train-00000-of-00001.tfrecord").write_bytes(b"1")
+    return file
 
 
 @pytest.mark.parametrize(("args", "text", "files"), [((), None, 1), (("--data=/d",), None, 0), ((), "", 0)])
 def test_fab_train_takes_along_what_is_declared(
-    inventory: Inventory, tmp_path: Path, mnist: Path, args: tuple[str, ...], text: str | None, files: int
+    inventory: Inventory, tmp_path: Path, digits: Path, args: tuple[str, ...], text: str | None, files: int
 ) -> None:
     made = prepare(inventory, tmp_path, *args, **({} if text is None else {"text": text}))
-    assert len(made.data) == files
+    assert made.data == ({digits.name: digits} if files else {})
+    declared_data = made.job.declared.data
+    folder = "/bucket/data/digits" if declared_data else "/bucket/data"
+    assert render.data_folder(inventory, made.job) == folder
 
 
 class Bucket:
-    """A bucket with those files of MNIST."""
+    """A bucket with those files of the data set."""
 
     def __init__(self, *names: str) -> None:
         self.there = dict.fromkeys(names, 1)
 
     def names(self, folder: str) -> dict[str, int]:
-        assert folder == "data/mnist"
+        assert folder == "data/digits"
         return self.there
 
 
-def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventory, tmp_path: Path, mnist: Path) -> None:
-    next(mnist.iterdir()).unlink()
+def test_data_that_is_nowhere_is_said_before_anything_starts(inventory: Inventory, tmp_path: Path, digits: Path) -> None:
+    digits.unlink()
     made = prepare(inventory, tmp_path)
-    with pytest.raises(UsageError, match=r"^there is no MNIST to train on: run make data, or name other data with --data$"):
+    with pytest.raises(UsageError, match=r"^there is no digits to train on: run make digits, or name other data with --data$"):
         train._check_data(Cluster(inventory, bucket=Bucket()), made)  # type: ignore[arg-type]
     train._check_data(Cluster(inventory, bucket=Bucket("train.tfrecord")), made)  # type: ignore[arg-type]

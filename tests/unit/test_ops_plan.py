@@ -24,7 +24,7 @@ from ops.plan import plan, planned, show
 from ops.plan.learning import Target
 from ops.plan.plan import Call
 from ops.plan.scaling import Machine, Shape, Work, asynchronous, synchronous
-from ops.train import manifest, train
+from ops.train import manifest
 from ops.train.config import Flags, build_job
 from ops.train.program import SHIPPED
 from ops.train.submit import Submission
@@ -253,8 +253,8 @@ def test_bad_input_is_one_line_and_keeps_nothing(
 
 
 def test_no_data_is_said_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "MNIST", tmp_path / "none")
-    with pytest.raises(UsageError, match="there is no MNIST to train on: run make data, or name other data with --train-data"):
+    monkeypatch.setattr(plan, "ROOT", tmp_path)
+    with pytest.raises(UsageError, match="there is no mnist to train on: run make data, or name other data with --train-data"):
         plan.plan(call(SHIPPED), False)
 
 

@@ -88,7 +88,7 @@ def test_the_environment(inventory: Inventory) -> None:
         "INDEX": "0",
         "JOB_ID": "job01",
         "JOB_DIR": "/bucket/jobs/job01/output",
-        "SCALETIER_DATA": "/bucket/data/mnist",
+        "SCALETIER_DATA": "/bucket/data",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -217,4 +217,4 @@ def test_the_unit_of_a_host_with_a_gpu_and_a_bucket_elsewhere(tmp_path: Path) ->
     assert all("MemoryMax=1800000000\nTasksMax=768\n" in each and "/tmp:mode=1777,size=450000000 " in each for each in trainers)
     made = plan(inventory, build_job(Flags("job01"), inventory), "")
     assert made.tasks["master-0"].environment["JOB_DIR"] == "gs://b/jobs/job01/output"
-    assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data/mnist"
+    assert made.tasks["master-0"].environment["SCALETIER_DATA"] == "gs://b/data"

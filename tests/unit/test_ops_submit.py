@@ -41,6 +41,7 @@ from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.package import package
+from ops.package.declared import Data, Declared
 from ops.train import push, render, train
 from ops.train import submit as module
 from ops.train.config import Flags, build_job
@@ -211,11 +212,16 @@ def test_what_is_written_in_which_order(submission: Submission, ledger: Ledger, 
     assert events[-1] == "jobs/job01/job.json PREPARING free"
 
 
+def with_data(submission: Submission, file: Path) -> Submission:
+    job = replace(submission.job, declared=Declared(data=Data("digits")))
+    return replace(submission, job=job, data={file.name: file})
+
+
 def test_data_is_there_before_a_host_starts(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "train.tfrecord").write_bytes(b"12345")
-    submission = replace(submission, data={"train.tfrecord": tmp_path / "train.tfrecord"})
+    submission = with_data(submission, tmp_path / "train.tfrecord")
     seen: list[int | None] = []
-    fleet = FakeFleet(submission.inventory, lambda *_: seen.append(bucket.names("data/mnist").get("train.tfrecord")))
+    fleet = FakeFleet(submission.inventory, lambda *_: seen.append(bucket.names("data/digits").get("train.tfrecord")))
     submit(on(fleet, ledger), submission, may_wait=True)
     assert seen == [5] * 5
 
@@ -223,10 +229,11 @@ def test_data_is_there_before_a_host_starts(submission: Submission, ledger: Ledg
 def test_data_in_another_number_of_files_goes(submission: Submission, ledger: Ledger, bucket: Bucket, tmp_path: Path) -> None:
     new = "train-00000-of-00001.tfrecord"
     (tmp_path / new).write_bytes(b"12345")
-    for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord.gz", "train-mine.tfrecord"):
-        bucket.upload(f"data/mnist/{name}", b"1")
-    submit(on(FakeFleet(submission.inventory), ledger), replace(submission, data={new: tmp_path / new}), may_wait=True)
-    assert bucket.names("data/mnist") == {new: 5, "train-mine.tfrecord": 1}
+    others = {"train-mine.tfrecord": 1, "test-00000-of-00002.tfrecord": 1}
+    for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord.gz", *others):
+        bucket.upload(f"data/digits/{name}", b"1")
+    submit(on(FakeFleet(submission.inventory), ledger), with_data(submission, tmp_path / new), may_wait=True)
+    assert bucket.names("data/digits") == {new: 5, **others}
 
 
 def test_a_host_that_fails_ends_the_job(submission: Submission, ledger: Ledger) -> None:
@@ -686,15 +693,16 @@ def test_two_jobs_do_not_write_to_one_output_at_once(submission: Submission, led
 
 
 def test_the_shipped_trainer_needs_data(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "MNIST", tmp_path)
+    monkeypatch.setattr(train, "ROOT", tmp_path)
+    (tmp_path / ".cache/mnist").mkdir(parents=True)
     inventory = replace(inventory, operator_bucket=str(tmp_path))
     fleet = FakeFleet(inventory, checks(10**10))
-    with pytest.raises(UsageError, match="there is no MNIST to train on: run make data"):
+    with pytest.raises(UsageError, match="there is no mnist to train on: run make data"):
         train.check_hosts(on(fleet), train.prepare(inventory, Flags("job01"), str(SHIPPED)))
     told = train.prepare(inventory, Flags("job01", args="--train-data=x --eval-data=y"), str(SHIPPED))
     assert told.data == {}
     train.check_hosts(on(fleet), told)
-    (tmp_path / "train-0.tfrecord").write_bytes(b"")
+    (tmp_path / ".cache/mnist/train-0.tfrecord").write_bytes(b"")
     assert list(train.prepare(inventory, Flags("job01"), None).data) == ["train-0.tfrecord"]
 
 
