@@ -14,7 +14,7 @@ from benchmarks.registry import Figure, benchmark
 from benchmarks.serving import MODEL, deployed, stop_server
 from benchmarks.stack import BenchStack, job_id, say
 from infra.spec import ScaleTier
-from ops.train.push import PYTHON
+from ops.package.push import PYTHON
 
 _HOST = "master-0"
 _TEST = "test-00000-of-00001.tfrecord"

@@ -15,7 +15,7 @@ from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import DATA, MNIST, ROOT, BenchStack, job_id, say
 from infra.spec import ScaleTier
 from ops.cluster.inventory import JOBS_UNIT, Inventory
-from ops.train.push import PYTHON
+from ops.package.push import PYTHON
 
 _STEP_SECONDS = 180.0
 _FOLLOW_SECONDS = 20.0

@@ -12,7 +12,7 @@ from benchmarks.measure import Lines, MeasureError, first_byte, medians, must, r
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import DATA, ROOT, BenchStack, job_id, say, unpacked
 from infra.spec import ScaleTier
-from ops.train.push import PYTHON
+from ops.package.push import PYTHON
 
 _HELLO = "print('hello', flush=True)\n"
 _JOBS = 5

@@ -21,7 +21,7 @@ from benchmarks.stack import BIN, ROOT, BenchStack, say
 from infra.spec import ScaleTier
 from ops.cluster.inventory import JOBS_UNIT, Inventory
 from ops.cluster.shell import USER
-from ops.train.push import code, take_in_command
+from ops.package.push import code, take_in_command
 
 PEERS = Path(__file__).with_name("peers")
 _FORKS = 64

@@ -10,12 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+from ops.cluster.host_files import UNIT_CONF, File, render
 from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import Fleet
 from ops.errors import HostsError
-from ops.train import push
+from ops.package import push
 from ops.train.config import Flags
-from ops.train.render import UNIT_CONF, File, render
 from ops.train.train import prepare
 
 JOB = "bench_push"

@@ -22,7 +22,7 @@ from jobs.queue import Entry, Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.store import Conflict, Item
-from ops.train.render import beat_seconds, idle_seconds
+from ops.cluster.host_files import beat_seconds, idle_seconds
 from replica.agent import Agent
 from replica.supervisor import Assignment
 

@@ -19,7 +19,7 @@ from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, say
 from infra.spec import ScaleTier, preset
 from jobs.records import Plan
-from ops.train.push import CODE_DIR, PYTHON
+from ops.package.push import CODE_DIR, PYTHON
 
 _SECONDS = 30.0
 _STACK = "bench-top"

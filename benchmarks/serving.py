@@ -18,7 +18,7 @@ from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import ROOT, BenchStack, job_id, say
 from infra.spec import Role, ScaleTier
 from ops.cluster.fanout import Background
-from ops.train.push import PYTHON
+from ops.package.push import PYTHON
 
 _HERE = Path(__file__).parent
 MODEL = "bench"

@@ -35,7 +35,7 @@ from jobs.lease import Lease
 from jobs.queue import Entry, Queue
 from jobs.records import HostFile, JobRecord, Plan, Task
 from jobs.states import JobState
-from ops.train.push import PYTHON, STATE_DIR
+from ops.package.push import PYTHON, STATE_DIR
 
 SECONDS = float(os.environ.get("SCALETIER_BENCH_SECONDS", "60"))
 """How long schedules are played."""

@@ -19,7 +19,8 @@ from infra.operator_files import OperatorFiles
 from infra.operator_key import OperatorKey
 from infra.spec import SpecError
 from infra.state import State, before
-from infra.targets import TargetError, target
+from infra.target import TargetError
+from infra.targets import target
 from infra.templates import ROOT
 
 # Tells Pulumi's language host that the user has been told already.

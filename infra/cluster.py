@@ -8,8 +8,7 @@ from typing import Any
 
 from pulumi import Output, Resource
 
-from infra.runtime.recipe import PYTHON
-from infra.spec import ClusterSpec, Replica
+from infra.spec import PYTHON, ClusterSpec, Replica
 
 SCHEMA = 1
 

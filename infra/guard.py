@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pulumi
 
 from infra.spec import ClusterSpec
-from infra.targets import TargetError
+from infra.target import TargetError
 from jobs.checked import RecordError
 from jobs.paths import QUEUE, cancel, plan
 from jobs.placement import place

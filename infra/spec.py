@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+PYTHON, PYTHON_WITH_GPUS = "3.11", "3.12"
+"""The Python of the stock images: Debian 12's, and Ubuntu 24.04's, which all hosts of a stack with GPUs have."""
 TENSORFLOW_PORT = 2222
 SSH_PORT = 22
 SERVING_PORT = 8501

@@ -1,19 +1,35 @@
-"""Jinja templates of the top-level folder, strict: an undefined name is an error."""
+"""The one environment of Jinja, over the templates of the top-level folder: an undefined name is an error."""
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+if TYPE_CHECKING:
+    import jinja2
 
 ROOT = Path(__file__).resolve().parents[1]
-# Made once: it keeps each template as it was compiled.
-_ENVIRONMENT = Environment(
-    loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
-)
+"""This program: what it brings to hosts, its templates and its trainer."""
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of `templates/<template>` with these values."""
-    return _ENVIRONMENT.get_template(template).render(**values)
+    """Return the text of `templates/<template>` with these values."""
+    return environment().get_template(template).render(**values)
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the environment, which keeps each template as it was compiled; `json` is a filter of it."""
+    import jinja2  # takes time, which not every command of fab has
+
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters["json"] = json.dumps
+    return found

@@ -160,13 +160,10 @@ class Client:
 
         Returns: the jobs that it waits for, none if its hosts are its own.
         """
-        from ops.train.submit import submit
-        from ops.train.train import check_hosts
+        from ops.train.train import start
 
         with _one_error():
-            for text in submission.job.notes:
-                terminal.note(text)
-            return submit(self._cluster, check_hosts(self._cluster, submission), queue)
+            return start(self._cluster, submission, queue)
 
     def get(self, job_id: str | None = None) -> Job:
         """Read a job, the one that has the hosts or had them last if none is named."""

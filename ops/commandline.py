@@ -23,10 +23,10 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser import Argument, ParserContext
 from invoke.parser.context import to_flag
 
+from infra.templates import ROOT
 from ops.checkout import is_checkout
 from ops.errors import WRONG_CALL, meant, one_line
 
-_HERE = Path(__file__).resolve().parents[1]
 DASHES = "--"
 HELP = ("-h", "--help")
 _HELP_WORD = "help"
@@ -184,7 +184,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
 
     def load_collection(self) -> None:
         """Our tasks, from wherever this is called."""
-        self.args["search-root"].set_value(str(_HERE))
+        self.args["search-root"].set_value(str(ROOT))
         super().load_collection()
 
     def parse_tasks(self) -> None:

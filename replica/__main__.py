@@ -29,7 +29,6 @@ from replica import config, connections
 from replica.agent import Agent
 from replica.launched import Launcher, launcher
 from replica.log import Log
-from replica.notify import notify
 from replica.process import Child, Run
 from replica.site import HostSite, own_environment
 from replica.supervisor import Assignment
@@ -179,6 +178,18 @@ class Loop:
         except BaseException:  # noqa: BLE001  whatever it is
             traceback.print_exc()
             os._exit(1)  # a host that reports nothing is worse than one that starts again
+
+
+def notify(*assignments: str) -> None:
+    """Send assignments such as `READY=1` to systemd, if it listens: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        # systemd writes the zero byte of an abstract address as @.
+        target = "\0" + address[1:] if address.startswith("@") else address
+        with suppress(OSError):
+            channel.sendto("\n".join(assignments).encode(), target)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from jobs.firsterror import LONGEST
 from jobs.records import HostFile, JobRecord, ReplicaRecord
 from jobs.store import Conflict, Files
 from jobs.times import now, seconds_between
-from replica import memory
+from replica import cgroup
 from replica.decide import killer
 from replica.supervisor import Assignment
 from replica.trainer import TAIL_CHARACTERS
@@ -90,7 +90,7 @@ def made(
         "trainer": of_trainer(record),
         "lines": cut(hidden(with_tail(last_lines(log), record), secrets)),
         "units": units(),
-        "kernel": {"memoryEvents": memory.events()},
+        "kernel": {"memoryEvents": cgroup.memory_events()},
         "disks": disks(["/", str(state), *buckets]),
         "memory": memory_of_host(),
         "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
@@ -182,7 +182,7 @@ def memory_of_host() -> dict[str, Any]:
     for key, name in pages.items():
         with suppress(OSError, ValueError):
             told[key] = os.sysconf(name) * page
-    return {**told, "unitLimitBytes": memory.limit()}
+    return {**told, "unitLimitBytes": cgroup.memory_limit()}
 
 
 def packages(python: str, brought: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jobs.records import STOP_FILE
-from replica import memory
+from replica import cgroup
 
 ASK_SHARE = 0.8
 """Of the seconds that a program has to end, those after which the rest of its processes is told, too."""
@@ -74,7 +74,7 @@ class Child:
     """A child of this process: `signal` reaches every process of its session that it started."""
 
     def __init__(self, run: Run, output: int) -> None:
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills = cgroup.oom_kills()
         self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE)
         if self._stop_file:
             Path(self._stop_file).unlink(missing_ok=True)
@@ -98,11 +98,11 @@ class Child:
 
     @property
     def out_of_memory(self) -> bool:
-        return memory.oom_kills() > self._oom_kills
+        return cgroup.oom_kills() > self._oom_kills
 
     @property
     def memory_limit(self) -> int | None:
-        return memory.limit()
+        return cgroup.memory_limit()
 
     def stop(self, seconds: float) -> None:
         if self._stop_file:

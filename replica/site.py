@@ -19,7 +19,7 @@ from jobs.ledger import Ledger
 from jobs.notification import Notification, is_url
 from jobs.records import STOP_FILE, HostFile, JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.store import Conflict, Files, StoreError
-from replica import diagnosis, interface, launched, processors
+from replica import cgroup, diagnosis, interface, launched
 from replica.archive import Archive, archived
 from replica.broker import Broker, Mint, access, mint
 from replica.diagnosis import Diagnosis
@@ -233,7 +233,7 @@ class HostSite:
         env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | told
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
-        usual = {"PYTHONUNBUFFERED": "1", **processors.threads(processors.count()), **network}
+        usual = {"PYTHONUNBUFFERED": "1", **threads(cgroup.processors()), **network}
         stop_file = launched.STOP_FILE if self._launcher else str(self._state / "stop")
         return (
             usual
@@ -278,3 +278,15 @@ class HostSite:
             said = f"the secrets of {plan.jobId} are not on this host, which may be newer than the job"
             raise StoreError(f"{said}: start the job again under another id") from None
         return found
+
+
+def threads(processors: int) -> dict[str, str]:
+    """Return the variables that size the pools of OpenMP and TensorFlow, which would count the processors of the machine.
+
+    One operation may wait for another host, so that TensorFlow runs two at least.
+    """
+    return {
+        "OMP_NUM_THREADS": str(processors),
+        "TF_NUM_INTRAOP_THREADS": str(processors),
+        "TF_NUM_INTEROP_THREADS": str(max(2, processors)),
+    }

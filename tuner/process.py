@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from replica.cgroup import oom_kills
 from replica.launched import Launcher
-from replica.memory import oom_kills
 from replica.process import ASK_SHARE, Run
 
 METRIC_FILE = "CLOUD_ML_HP_METRIC_FILE"

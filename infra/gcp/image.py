@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from infra.gcp.firewall import GOOGLE_RANGE
-from infra.runtime.recipe import PYTHON, PYTHON_WITH_GPUS, Recipe
-from infra.spec import Accelerator
+from infra.runtime.recipe import Recipe
+from infra.spec import PYTHON, PYTHON_WITH_GPUS, Accelerator
 from infra.templates import ROOT, render
 
 DEBIAN = "projects/debian-cloud/global/images/family/debian-12"

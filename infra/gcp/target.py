@@ -24,7 +24,7 @@ from infra.gcp.survey import Survey, survey
 from infra.gcp.zones import Place, places
 from infra.spec import ClusterSpec, SpecError
 from infra.state import State
-from infra.targets import Target, TargetError
+from infra.target import Target, TargetError
 
 
 def provider_config(key: str) -> str | None:

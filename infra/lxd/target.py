@@ -19,7 +19,7 @@ from infra.lxd.preflight import Found, preflight
 from infra.lxd.seal import running
 from infra.spec import ClusterSpec
 from infra.state import State
-from infra.targets import Target, TargetError
+from infra.target import Target, TargetError
 
 
 def prepare(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> Found:

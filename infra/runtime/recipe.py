@@ -9,13 +9,11 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from infra.spec import Accelerator
+from infra.spec import PYTHON, Accelerator
 from infra.templates import ROOT
 
 FOLDER = "runtimes"
 """Where runtimes are in the bucket, beside `jobs` and `models`, and below /opt/scaletier on a host."""
-PYTHON, PYTHON_WITH_GPUS = "3.11", "3.12"
-"""Of the stock images: Debian 12's, and Ubuntu 24.04's, which all hosts of a stack with GPUs have."""
 
 
 @dataclass(frozen=True)

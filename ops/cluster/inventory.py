@@ -9,21 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from infra.spec import JOB_ROLES, TENSORFLOW_PORT, Role, SpecError, parse_replica
+from infra.spec import JOB_ROLES, PYTHON, TENSORFLOW_PORT, Role, SpecError, parse_replica
+from infra.templates import ROOT as HERE
 from jobs.records import Power
 from ops import terminal
 from ops.cluster import state
 from ops.errors import DONE, UsageError, meant
 
-HERE = Path(__file__).resolve().parents[2]
-"""This program: what it brings to hosts, its templates and its trainer."""
 ROOT = Path(os.environ.get("SCALETIER_PROJECT") or HERE).resolve()
 """The project: the state of its stacks, and what set-up keeps."""
 EVERY = "all"
 JOBS_UNIT, SERVING_UNIT = "scaletier.service", "scaletier-serving.service"
 SCHEMA = 1
-PYTHON = "3.11"
-"""That of hosts whose inventory does not say it: Debian 12's."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from jobs.study import Trial
 from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
-from ops.errors import OpsError
+from ops.errors import OpsError, UsageError
 
 WITHOUT_TENSORFLOW = f"""
 sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
@@ -91,3 +91,9 @@ def find(cluster: Cluster, record: JobRecord) -> Output:
         raise OpsError(f"the output of {record.jobId} is in {job_dir}, which is not in the bucket of stack {inventory.stack}")
     with terminal.Step(f"looking through {job_dir}"):
         return Output(record, job_dir, bucket.walk(folder), bucket, folder)
+
+
+def check_free(target: Path) -> None:
+    """Raise UsageError if the target of a download exists: nothing is merged or written over."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already: remove it, or give another --dest")

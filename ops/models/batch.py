@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from fnmatch import translate
 
 from infra.spec import Role
+from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import HERE, Inventory
+from ops.cluster.inventory import Inventory
 from ops.errors import UsageError, meant
 from ops.models.export import MODEL
 from ops.models.known import catalog_of, existing_model, existing_version

@@ -24,7 +24,7 @@ from ops.models.export import MODEL, newest
 from ops.models.known import all_models, catalog_of, changed, check_change, find_model
 from ops.models.savedmodel import signatures
 from ops.models.versions import shown
-from ops.show.trials import best_of, say_which
+from ops.train.trials import best_of, say_which
 from serving.catalog import Catalog
 from serving.fetched import NO_SIGNATURE
 from serving.records import NAME, Model, Version, VersionState, folder_of

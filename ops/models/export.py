@@ -6,22 +6,21 @@ import shutil
 import uuid
 from pathlib import Path
 
+from infra.templates import ROOT as HERE
 from jobs import paths
 from jobs.study import words
 from ops import terminal
 from ops.cluster import aside
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import HERE, Host, Inventory
+from ops.cluster.host_files import host_files
+from ops.cluster.inventory import Host, Inventory
 from ops.cluster.ledger import existing_job
-from ops.cluster.output import Output, find
+from ops.cluster.output import Output, check_free, find
 from ops.errors import DONE, OpsError
 from ops.models.savedmodel import signatures
-from ops.package import declared, runtimes
-from ops.show.fetch import check_free
-from ops.show.trials import best_of, say_which
-from ops.train import push
-from ops.train.push import PYTHON
-from ops.train.render import host_files
+from ops.package import declared, push, runtimes
+from ops.package.push import PYTHON
+from ops.train.trials import best_of, say_which
 
 MODEL = "saved_model.pb"
 _CHECKPOINT = ".index"  # every checkpoint of TensorFlow has one, and a SavedModel's variables have, too

@@ -7,14 +7,16 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from infra import templates
 from infra.spec import SERVING_PORT, Role
+from infra.templates import ROOT as HERE
 from ops.cluster import asroot
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
-from ops.cluster.inventory import HERE, SERVING_UNIT, Host, Inventory
+from ops.cluster.host_files import UNITS, File
+from ops.cluster.inventory import SERVING_UNIT, Host, Inventory
 from ops.errors import OpsError
-from ops.train.push import host_stream
-from ops.train.render import UNITS, File, fill
+from ops.package.push import host_stream
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120.0
@@ -43,16 +45,14 @@ def memory_of(host: Host) -> int:
 
 def conf(inventory: Inventory, host: Host) -> str:
     """What the server is told on a host. Only where no job runs others than that host itself may ask it."""
-    return fill(
+    return templates.render(
         "scaletier-serving.conf.j2",
-        {
-            "bucket": inventory.bucket,
-            "addresses": [LOOPBACK] if host.role.runs_jobs else [LOOPBACK, host.address],
-            "port": SERVING_PORT,
-            "poll_seconds": inventory.poll_seconds,
-            "memory_max": memory_of(host),
-            "accelerator": host.accelerator,
-        },
+        bucket=inventory.bucket,
+        addresses=[LOOPBACK] if host.role.runs_jobs else [LOOPBACK, host.address],
+        port=SERVING_PORT,
+        poll_seconds=inventory.poll_seconds,
+        memory_max=memory_of(host),
+        accelerator=host.accelerator,
     )
 
 

@@ -20,7 +20,7 @@ from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
 from ops.cluster.remote import Fleet, broke_off, cut_off
 from ops.errors import DONE, HostError, OpsError, UsageError
-from ops.train.push import PYTHON
+from ops.package.push import PYTHON
 
 _PORT = 6006
 _RELOAD_SECONDS = 5

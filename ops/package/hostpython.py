@@ -16,7 +16,8 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 
 from infra.runtime.pip import PLATFORMS
-from ops.cluster.inventory import HERE, PYTHON
+from infra.spec import PYTHON
+from infra.templates import ROOT as HERE
 from ops.errors import UsageError
 
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from infra.spec import PYTHON
+from infra.templates import ROOT as HERE
 from ops import terminal
-from ops.cluster.inventory import HERE, PYTHON
 from ops.errors import UsageError
 from ops.package import declared
 from ops.package.imports import check_module, check_script, wants

@@ -11,8 +11,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from infra.runtime import pip as bare_pip
+from infra.spec import PYTHON
 from ops import terminal
-from ops.cluster.inventory import PYTHON
 from ops.errors import UsageError
 from ops.package import piperror
 

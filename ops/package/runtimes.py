@@ -21,8 +21,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from infra.runtime.whole import key, making
+from infra.spec import PYTHON
 from ops import terminal
-from ops.cluster.inventory import PYTHON, Inventory, Runtimes
+from ops.cluster.inventory import Inventory, Runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import cpubuilds, hostpython
 from ops.package.pip import pip, run

@@ -16,8 +16,9 @@ from packaging.utils import parse_wheel_filename
 
 from infra.runtime.pip import for_hosts
 from infra.runtime.whole import key, making
+from infra.spec import PYTHON
 from ops import terminal
-from ops.cluster.inventory import PYTHON, ROOT
+from ops.cluster.inventory import ROOT
 from ops.errors import OpsError, UsageError
 from ops.package import git, hostpython, piperror
 from ops.package.pip import Sizes, pip

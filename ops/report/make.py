@@ -32,8 +32,8 @@ from ops.report.report import (
     Tuning,
 )
 from ops.report.sources import LOUD, Sources
-from ops.show.trials import Tuned
 from ops.train import compare
+from ops.train.trials import Tuned
 from ops.train.tuning import HYPERPARAMETERS
 
 MOST_CHARTS = 12

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import jinja2
 from markupsafe import Markup
 
+from infra import templates
 from jobs.times import seconds_between
-from ops import pages, terminal
+from ops import terminal
 from ops.report import charts, differences
 from ops.report.report import Chart, Curve, Difference, Report, Tuning
-from ops.train.render import TEMPLATES
 
 T = TypeVar("T")
 
@@ -77,14 +77,20 @@ def _clean(value: Any) -> Any:
 
 @cache
 def _template() -> jinja2.Template:
-    environment = pages.environment(TEMPLATES)
-    environment.filters |= {
+    environment = templates.environment().overlay(autoescape=True, finalize=_harmless)
+    environment.filters = environment.filters | {
         "moment": moment,
         "duration": terminal.duration,
         "dollars": terminal.dollars,
         "number": number,
     }
-    return environment.get_template(_TEMPLATE)
+    template: jinja2.Template = environment.get_template(_TEMPLATE)
+    return template
+
+
+def _harmless(value: Any) -> Any:
+    """A text of whomever as it may be seen; what is marked as HTML is ours."""
+    return terminal.harmless(value) if type(value) is str else value
 
 
 def _one(report: Report) -> dict[str, Any]:

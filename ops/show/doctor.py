@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from infra.findings import Check, Finding, Severity, broken, look, ok, warning
+from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import HERE, ROOT, load
+from ops.cluster.inventory import ROOT, load
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, FAILED, OpsError, one_line
 

@@ -9,16 +9,10 @@ from pathlib import Path
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
-from ops.cluster.output import Output, find
+from ops.cluster.output import Output, check_free, find
 from ops.errors import DONE, OpsError, UsageError, meant
 
 _SHOWN = 8
-
-
-def check_free(target: Path) -> None:
-    """UsageError for what is there already: nothing is merged, and nothing written over."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already: remove it, or give another --dest")
 
 
 def get(cluster: Cluster, job_id: str | None, path: str | None, dest: str | None, as_json: bool) -> int:

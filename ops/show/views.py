@@ -22,8 +22,7 @@ from ops.cluster.inventory import Host
 from ops.cluster.ledger import first_error, where_to_read_why
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
-from ops.show import trials
-from ops.train import manifest, outcome
+from ops.train import manifest, outcome, trials
 from ops.train.tuning import HYPERPARAMETERS
 
 

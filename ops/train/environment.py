@@ -36,7 +36,7 @@ USUAL = {
     "GRPC_VERBOSITY": "ERROR",
 }
 """What is good for most, and may be set otherwise: TensorFlow says what is wrong and nothing of the processor, a crash in
-native code shows its stack. What depends on the host is set there: its threads (`replica.processors`), and the HOME of the job.
+native code shows its stack. What depends on the host is set there: its threads (`replica.site`), and the HOME of the job.
 """
 
 

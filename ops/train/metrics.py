@@ -16,7 +16,7 @@ from ops.cluster.ledger import replica_names
 from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, Output, find
 from ops.errors import OpsError, one_line
 from ops.logs.read import read_logs
-from ops.train.push import PYTHON
+from ops.package.push import PYTHON
 
 # Runs on a host, where the summaries are: up to so many points of each scalar, the last among them. Without TensorFlow it
 # starts in a fifth of the time.

@@ -6,12 +6,14 @@ import json
 import shlex
 from typing import Any
 
+from infra.templates import ROOT as HERE
 from jobs.placement import place
 from jobs.records import Plan
 from ops import terminal
-from ops.cluster.inventory import HERE, Inventory
+from ops.cluster.inventory import Inventory
 from ops.errors import DONE
-from ops.train import push, render
+from ops.package import push
+from ops.train import render
 from ops.train.manifest import dependencies
 from ops.train.submit import Submission
 

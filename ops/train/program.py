@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from infra.templates import ROOT as HERE
 from jobs import variables
 from ops import terminal
-from ops.cluster.inventory import HERE
 from ops.errors import UsageError
 from ops.package import package
 

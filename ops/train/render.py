@@ -1,79 +1,23 @@
-"""The files of each host, and the plan of a job: pure functions of the inventory and the job, through the templates."""
+"""The plan of a job and what each of its replicas finds: pure functions of the inventory and the job."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import jinja2
-
+from infra import templates
 from infra.spec import Role
 from jobs import variables
 from jobs.paths import DATA
-from jobs.records import HostFile, Plan, Task
-from ops.cluster.inventory import JOBS_UNIT, Host, Inventory
+from jobs.records import Plan, Task
+from ops.cluster.host_files import File, beat_seconds
+from ops.cluster.inventory import Host, Inventory
 from ops.train.arguments import data_paths
 from ops.train.config import Job
 from ops.train.environment import USUAL, of_task
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
-UNITS = "/etc/systemd/system"
-UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
-    f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service")
-)
-"""What a host is told of the units that it has."""
 SECRETS = "/var/lib/scaletier/secrets"
-# What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
-MEMORY_SHARE = 0.9
-# Threads that a trainer may have: libraries start a pool of each kind for every processor.
-_TASKS, _TASKS_A_CPU = 512, 256
-
-
-@dataclass(frozen=True)
-class File:
-    """A file of a host. Whose it is there, and who may read it, the host knows as well, and goes by that."""
-
-    path: str
-    content: str
-    mode: int = 0o644
-    group: str = "root"
-    user: str = "root"
-
-
-def idle_seconds(poll_seconds: float) -> int:
-    """How often a host without a job looks whether one waits for it."""
-    return round(60 * max(1.0, poll_seconds))
-
-
-def beat_seconds(poll_seconds: float) -> float:
-    """How often a replica says that it lives: less often where each request costs, and hosts look less often."""
-    return max(Plan.heartbeatSeconds, 2.5 * poll_seconds)
-
-
-def render(inventory: Inventory) -> dict[str, list[File]]:
-    """The files of every host on which jobs run, by its name: they are the same for every job."""
-    return {host.name: host_files(inventory, host) for host in inventory.job_hosts}
-
-
-def host_files(inventory: Inventory, host: Host) -> list[File]:
-    """The files of one host."""
-    values: dict[str, Any] = {
-        "accelerator": host.accelerator,
-        "memory_max": int(host.memory_bytes * MEMORY_SHARE),
-        "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
-        "idle_seconds": idle_seconds(inventory.poll_seconds),
-    }
-    said = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
-    return [
-        File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "replica"),
-        File(UNIT_CONF, fill("scaletier.conf.j2", values)),
-        File(TRAINER_CONF, fill("scaletier-trainer.conf.j2", values)),
-        File(TIMER_CONF, fill("scaletier-timer.conf.j2", values)),
-    ]
 
 
 def secret_files(job: Job) -> list[File]:
@@ -139,7 +83,7 @@ def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
         "index": host.index,
         "training_input": job.training_input,
     }
-    return fill("tf_config.json.j2", values)
+    return templates.render("tf_config.json.j2", **values)
 
 
 def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
@@ -152,26 +96,3 @@ def data_folder(inventory: Inventory, job: Job) -> str:
     """Return SCALETIER_DATA: the folder of the declared data set, or of all data."""
     data = job.declared.data
     return f"{inventory.bucket}/{DATA}{f'/{data.name}' if data else ''}"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value)
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    env.filters |= {"json": _json}
-    return env
-
-
-def fill(name: str, values: Mapping[str, Any]) -> str:
-    """The text of a template."""
-    return _environment().get_template(name).render(values)

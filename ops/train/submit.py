@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.templates import ROOT as HERE
 from jobs import lease as leases
 from jobs import paths
 from jobs.checked import RecordError
@@ -26,16 +27,17 @@ from jobs.store import StoreError
 from jobs.submitter import BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
 from jobs.tender import Tender
 from ops import terminal
+from ops.cluster import host_files
 from ops.cluster.bucket import Bucket, upload_missing
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Background
-from ops.cluster.inventory import HERE, Inventory
+from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line
-from ops.package import package
+from ops.package import package, push
 from ops.package.declared import Data
-from ops.train import manifest, push, render
+from ops.train import manifest, render
 from ops.train.arguments import steps
 from ops.train.config import Job
 from ops.train.part import would_do
@@ -218,7 +220,7 @@ def _push(
     # One without a file, of a command that the hosts have, is no folder in the stream: they take it from the bucket.
     package = (submission.package.pushed if with_package else None) or None
     shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
-    files, secrets = render.render(inventory), render.secret_files(submission.job)
+    files, secrets = host_files.render(inventory), render.secret_files(submission.job)
     command = push.take_in_command(version, job_id if package else "")
     size = len(shared) * len(hosts)
     # What is large is counted by bytes, as its hosts are all done at once.

@@ -28,12 +28,12 @@ from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet
 from ops.cluster.waking import startable, wake
 from ops.errors import DETACHED, DONE, FAILED, HostError, HostsError, OpsError, UsageError
-from ops.package import package
+from ops.package import package, push
 from ops.package.declared import check_tensorflow
 from ops.package.imports import missing_line
-from ops.train import outcome, program, push, render, tuning
+from ops.train import outcome, program, render, tuning
 from ops.train.config import Flags, build_job
-from ops.train.submit import Submission, used_before
+from ops.train.submit import Submission, submit, used_before
 
 # It starts a Python on each host, which all share the processors of one machine where the hosts are local.
 _CHECK_SECONDS = 120.0
@@ -114,14 +114,22 @@ def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
 
 def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
     """Check the hosts, hand the job over, and follow it; the exit code is that of `train`."""
-    from ops.client import Client  # which imports this module
-
-    ahead, job_id = Client(cluster).start(submission, may_wait), submission.job.id
+    ahead, job_id = start(cluster, submission, may_wait), submission.job.id
     if not follow:
         how = f"is QUEUED behind {', '.join(entry.jobId for entry in ahead)}" if ahead else "is started"
         terminal.out(f"{job_id} {how}: fab logs all --job {job_id} --follow, fab describe {job_id}")
         return DONE
     return watch(cluster, submission.record(), plain)
+
+
+def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Entry]:
+    """Check the hosts and hand a job over to them.
+
+    Returns: the jobs that it waits for, none if its hosts are its own.
+    """
+    for text in submission.job.notes:
+        terminal.note(text)
+    return submit(cluster, check_hosts(cluster, submission), may_wait)
 
 
 def dry_run(cluster: Cluster, flags: Flags, folder: str | None, as_json: bool) -> int:

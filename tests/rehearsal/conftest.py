@@ -18,8 +18,8 @@ from provider import provider
 from records import Records, upload
 from world import Hosts, World
 
-from infra.runtime.recipe import PYTHON, PYTHON_WITH_GPUS, recipe
-from infra.spec import Accelerator
+from infra.runtime.recipe import recipe
+from infra.spec import PYTHON, PYTHON_WITH_GPUS, Accelerator
 
 GPU = Accelerator("nvidia-tesla-t4")
 SPOT = {

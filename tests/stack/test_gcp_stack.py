@@ -16,7 +16,7 @@ from infra.cost import price_list
 from infra.gcp import target
 from infra.gcp.cluster import _warn
 from infra.state import State
-from infra.targets import TargetError
+from infra.target import TargetError
 
 
 def test_nothing_changes_by_itself(program: Program, fresh_program: Program) -> None:

@@ -10,9 +10,10 @@ import pytest
 from stackmocks import Program, Stack
 from test_firewall_answers import CUSTOM
 
+from ops.cluster.host_files import render
 from ops.cluster.inventory import Inventory, parse
 from ops.train.config import Flags, build_job
-from ops.train.render import plan, render
+from ops.train.render import plan
 
 # A local host has its share of the machine; here both have what the machine type has, 15 GiB.
 MEMORY = '{"ps": "15GiB", "master": "15GiB", "worker": "15GiB", "evaluator": "15GiB"}'

@@ -24,11 +24,12 @@ from opsdata import inventory_json
 
 from infra.lxd.layout import BUCKET
 from jobs import paths
-from ops.cluster import aside, asroot
+from ops.cluster import aside, asroot, host_files
+from ops.cluster.host_files import File
 from ops.cluster.inventory import Inventory, parse
 from ops.models import server
-from ops.train import push, render
-from ops.train.render import File
+from ops.package import push
+from ops.train import render
 from replica import lending
 
 host = module("host")
@@ -137,7 +138,7 @@ def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -
     hosts[1]["accelerator"] = {"type": "nvidia-tesla-t4", "count": 1}
     elsewhere = parse(inventory_json(hosts=hosts, bucket="gs://my-bucket.b_1", operatorBucket="gs://b"), tmp_path)
     for cluster in (inventory, elsewhere):
-        for files in render.render(cluster).values():
+        for files in host_files.render(cluster).values():
             assert {file.path for file in files} == {host.HOST, *host.OF_JOBS}
             for file in files:
                 assert host.checked(file.path, file.content.encode()) == file.content.encode()

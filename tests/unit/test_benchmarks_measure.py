@@ -17,8 +17,8 @@ from benchmarks.push_once import unlike
 from benchmarks.stack import job_id
 from infra.lxd import image
 from infra.spec import ScaleTier
+from ops.cluster.host_files import File
 from ops.cluster.inventory import Inventory
-from ops.train.render import File
 
 HERE = Path("/")
 ENV = {"PATH": os.environ["PATH"]}

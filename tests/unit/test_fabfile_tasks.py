@@ -160,7 +160,7 @@ def test_from_any_folder(tmp_path: Path) -> None:
     ran = subprocess.run(
         [*line, "--project", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=limit(), check=False
     )
-    assert (ran.returncode, ran.stderr.startswith("error: no stack is up here: run pulumi up (")) == (2, True)
+    assert (ran.returncode, "error: no stack is up here: run pulumi up (" in ran.stderr) == (2, True)
 
 
 def test_the_same_letter_means_the_same_everywhere() -> None:
@@ -274,6 +274,8 @@ def test_listing_the_tasks_imports_nothing_that_takes_time() -> None:
     assert set(ran.stdout.split()) <= {
         "fabfile",
         "gc",
+        "infra",
+        "infra.templates",
         "ops",
         "ops.checkout",
         "ops.cli",

@@ -14,7 +14,7 @@ from pylxd.exceptions import NotFound
 from infra import guard
 from infra.guard import Change, Hurt
 from infra.spec import ScaleTier, preset
-from infra.targets import TargetError
+from infra.target import TargetError
 from jobs import paths
 from jobs.paths import QUEUE
 from jobs.queue import Entry, Queue

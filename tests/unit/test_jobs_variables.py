@@ -19,8 +19,8 @@ from ops.cluster.bucket import open_bucket
 from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
-from ops.package import package
-from ops.train import program, push, render
+from ops.package import package, push
+from ops.train import program, render
 from ops.train.config import Flags, build_job
 from ops.train.submit import Submission, submit
 from replica.site import HostSite

@@ -27,8 +27,8 @@ from ops.cluster.cluster import Cluster
 from ops.cluster.inventory import Inventory
 from ops.logs.lines import Line
 from ops.report.report import TrialRow, TunedParameter, Tuning
-from ops.show.trials import Tuned
 from ops.train import train, tuning
+from ops.train.trials import Tuned
 
 ROOT = DOCS.parents[1]
 

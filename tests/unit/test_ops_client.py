@@ -25,7 +25,7 @@ from ops.errors import OpsError, UsageError
 from ops.logs import follow, read
 from ops.logs.follow import Note
 from ops.logs.lines import Line
-from ops.train import submit, train
+from ops.train import train
 from ops.train.submit import Submission
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "python.md"
@@ -98,7 +98,7 @@ def test_a_job_is_submitted(
         put_job(ledger, JobRecord(submission.job.id))
         return []
 
-    monkeypatch.setattr(submit, "submit", hand_over)
+    monkeypatch.setattr(train, "submit", hand_over)
     monkeypatch.setattr(train, "check_hosts", lambda _, submission: submission)
     script = tmp_path / "mine.py"
     script.write_text("print(1)")

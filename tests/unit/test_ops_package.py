@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ops.errors import UsageError
-from ops.package import package
+from ops.package import package, push
 from ops.package.imports import missing_line
-from ops.train import push
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "trainers" / "tiny"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ops.cluster.asroot import PROGRAM
-from ops.train import push
-from ops.train.render import File
+from ops.cluster.host_files import File
+from ops.package import push
 
 ROOT = Path(push.__file__).parents[2]
 

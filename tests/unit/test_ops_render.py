@@ -15,12 +15,13 @@ from opsdata import inventory_json
 from jobs.placement import place
 from jobs.records import HostFile, Plan
 from ops.cluster.cluster import Cluster
+from ops.cluster.host_files import render
 from ops.cluster.inventory import Inventory, parse
 from ops.package.package import Package
 from ops.train.config import Flags, Job, build_job
 from ops.train.manifest import manifest
 from ops.train.part import would_do
-from ops.train.render import plan, render, secret_files
+from ops.train.render import plan, secret_files
 from ops.train.train import dry_run
 
 UNIT, TIMER, LIMITS = (

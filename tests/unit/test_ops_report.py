@@ -32,7 +32,7 @@ from ops.report.report import (
     Tuning,
 )
 from ops.report.sources import Sources
-from ops.show.trials import Tuned
+from ops.train.trials import Tuned
 from ops.train.tuning import build_study, hyperparameters
 
 DAY = "2026-01-31T12:00:{:06.3f}Z"

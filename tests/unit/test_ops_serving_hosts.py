@@ -10,6 +10,7 @@ import pytest
 from infra.spec import JOB_ROLES, Role, ScaleTier, preset
 from jobs.queue import Queue
 from ops.checks import LOSABLE
+from ops.cluster.host_files import render
 from ops.cluster.inventory import Inventory
 from ops.cluster.shell import argv
 from ops.errors import UsageError
@@ -21,7 +22,7 @@ from ops.show.overview import overview, picture
 from ops.train.config import Flags, Job, build_job
 from ops.train.manifest import cluster
 from ops.train.part import counts, described, would_do
-from ops.train.render import plan, render
+from ops.train.render import plan
 
 FILES = {"mine/__init__.py": b""}
 

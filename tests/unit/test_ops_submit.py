@@ -40,9 +40,9 @@ from ops.cluster.inventory import ROOT, Inventory, Powers
 from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, OpsError, UsageError
-from ops.package import package
+from ops.package import package, push
 from ops.package.declared import Data, Declared
-from ops.train import push, render, train
+from ops.train import render, train
 from ops.train import submit as module
 from ops.train.config import Flags, build_job
 from ops.train.program import SHIPPED

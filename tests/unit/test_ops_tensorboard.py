@@ -27,7 +27,7 @@ from ops.cluster.forward import Forward
 from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import tensorboard as module
-from ops.train.push import PYTHON
+from ops.package.push import PYTHON
 
 
 class FakeChannel:

@@ -32,11 +32,10 @@ from jobs.study import (
 )
 from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
-from ops.show import trials
-from ops.show.trials import Tuned
-from ops.train import tuning
+from ops.train import trials, tuning
 from ops.train.config import Flags, build_job
 from ops.train.render import plan
+from ops.train.trials import Tuned
 
 PARAMS: list[dict[str, Any]] = [
     {"parameterName": "rate", "type": "DOUBLE", "minValue": 1e-4, "maxValue": "0.1", "scaleType": "UNIT_LOG_SCALE"},

@@ -16,11 +16,11 @@ from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from jobs.store import StoreError
+from replica.__main__ import notify
+from replica.cgroup import processors
 from replica.config import ConfigError, load
 from replica.launched import SOCKET
-from replica.notify import notify
-from replica.processors import count, threads
-from replica.site import HostSite
+from replica.site import HostSite, threads
 
 HOST = {"name": "ps-0", "bucket": "/bucket"}
 
@@ -71,7 +71,7 @@ def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
         return dict(assignment.environment)
 
     package = f"{tmp_path}/jobs/job01/package"
-    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(count())
+    rest = {"TF_CONFIG": '{"task": {}}', "PYTHONUNBUFFERED": "1"} | threads(processors())
     rest |= {"PATH": "/opt/scaletier/venv/bin:/bin:/usr/bin", "SCALETIER_STOP_FILE": str(tmp_path / "stop")}
     assert prepared(environ, plan) == {"HOME": "/h", "TYPE": "mine", "PYTHONPATH": f"{package}:/theirs"} | rest
     path = {"PATH": "/usr/local/bin"}
@@ -159,7 +159,7 @@ def test_a_local_bucket_does_without_fsspec(tmp_path: Path) -> None:
 )
 def test_the_processors_of_a_host(tmp_path: Path, quota: str, most: int, inter: int) -> None:
     (tmp_path / "cpu.max").write_text(quota)
-    found = count(tmp_path / "cpu.max")
+    found = processors(tmp_path / "cpu.max")
     assert found == min(len(os.sched_getaffinity(0)), most)
     assert threads(found)["TF_NUM_INTEROP_THREADS"] == str(max(inter, found))
     assert threads(found)["OMP_NUM_THREADS"] == threads(found)["TF_NUM_INTRAOP_THREADS"] == str(found)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from replica import memory, trainer
+from replica import cgroup, trainer
+from replica.cgroup import memory_events, oom_kills
 from replica.log import Log
-from replica.memory import events, oom_kills
 from replica.process import Run
 
 
@@ -37,7 +37,7 @@ def test_nothing_is_counted_where_the_kernel_does_not_tell(tmp_path: Path, own: 
 
 def test_kills_before_a_trainer_are_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = 2
-    monkeypatch.setattr(memory, "oom_kills", lambda: kills)
+    monkeypatch.setattr(cgroup, "oom_kills", lambda: kills)
     started = trainer.Trainer(Run("job01", ["true"], tmp_path, {}), Log(tmp_path, "job01", "master-0"))
     while started.poll() is None:
         pass
@@ -56,5 +56,5 @@ def test_all_that_the_kernel_counts_here_and_one_above(tmp_path: Path, own: str,
     (tmp_path / folder / file).write_text("oom_kill 4\n")
     (tmp_path / "cgroup").write_text(own)
     above = f"/{folder}"
-    assert events(tmp_path / "cgroup", tmp_path) == {f"{above}/unit": {"oom": 7, "oom_kill": 3}, above: {"oom_kill": 4}}
-    assert events(tmp_path / "gone", tmp_path) == {}
+    assert memory_events(tmp_path / "cgroup", tmp_path) == {f"{above}/unit": {"oom": 7, "oom_kill": 3}, above: {"oom_kill": 4}}
+    assert memory_events(tmp_path / "gone", tmp_path) == {}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ops.cluster import asroot
 from ops.cluster.asroot import PROGRAM
+from ops.cluster.host_files import File
 from ops.package.package import compression, mode
-from ops.train.render import File
 
 STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"

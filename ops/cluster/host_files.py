@@ -1,0 +1,63 @@
+"""The files of each host on which jobs run: they are the same for every job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from infra import templates
+from jobs.records import HostFile, Plan
+from ops.cluster.inventory import JOBS_UNIT, Host, Inventory
+
+UNITS = "/etc/systemd/system"
+UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
+    f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service")
+)
+"""What a host is told of the units that it has."""
+# What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
+MEMORY_SHARE = 0.9
+# Threads that a trainer may have: libraries start a pool of each kind for every processor.
+_TASKS, _TASKS_A_CPU = 512, 256
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a host. Whose it is there, and who may read it, the host knows as well, and goes by that."""
+
+    path: str
+    content: str
+    mode: int = 0o644
+    group: str = "root"
+    user: str = "root"
+
+
+def idle_seconds(poll_seconds: float) -> int:
+    """How often a host without a job looks whether one waits for it."""
+    return round(60 * max(1.0, poll_seconds))
+
+
+def beat_seconds(poll_seconds: float) -> float:
+    """How often a replica says that it lives: less often where each request costs, and hosts look less often."""
+    return max(Plan.heartbeatSeconds, 2.5 * poll_seconds)
+
+
+def render(inventory: Inventory) -> dict[str, list[File]]:
+    """The files of every host on which jobs run, by its name: they are the same for every job."""
+    return {host.name: host_files(inventory, host) for host in inventory.job_hosts}
+
+
+def host_files(inventory: Inventory, host: Host) -> list[File]:
+    """The files of one host."""
+    values: dict[str, Any] = {
+        "accelerator": host.accelerator,
+        "memory_max": int(host.memory_bytes * MEMORY_SHARE),
+        "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
+        "idle_seconds": idle_seconds(inventory.poll_seconds),
+    }
+    said = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
+    return [
+        File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "replica"),
+        File(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),
+        File(TRAINER_CONF, templates.render("scaletier-trainer.conf.j2", **values)),
+        File(TIMER_CONF, templates.render("scaletier-timer.conf.j2", **values)),
+    ]

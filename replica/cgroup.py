@@ -1,0 +1,94 @@
+"""Read what the kernel counts of a control group, of version 2 or 1: processors, memory, and kills for want of memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+OWN, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_QUOTA = ROOT / "cpu.max"
+# A group of version 1 without a limit has this or more.
+_NO_LIMIT = 1 << 60
+
+
+def groups(own: Path = OWN) -> dict[str, str]:
+    """Return the group of a process by controller, that of version 2 by the empty name; empty if it is unknown."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
+    except (OSError, ValueError):
+        return {}
+
+
+def processors(quota: Path = _QUOTA) -> int:
+    """Count those that this process may run on, or fewer by the quota of its group (version 2); at least 1."""
+    count = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # there is no version 2, or no quota, which is `max`
+        microseconds, period = quota.read_text().split()
+        count = min(count, math.ceil(int(microseconds) / int(period)))
+    return max(1, count)
+
+
+def cpu_seconds(members: dict[str, str], root: Path = ROOT) -> float | None:
+    """Return the processor time since the group was made; None if it is unknown.
+
+    Version 2 may also be mounted beside version 1.
+    """
+    for top in (".", "unified"):
+        with suppress(OSError):
+            text = Path(f"{root}/{top}{members.get('')}/cpu.stat").read_text()
+            if match := re.search(r"^usage_usec (\d+)$", text, re.MULTILINE):
+                return int(match[1]) / 1e6
+    with suppress(OSError, ValueError):
+        return int(Path(f"{root}/cpuacct{members.get('cpuacct')}/cpuacct.usage").read_text()) / 1e9
+    return None
+
+
+def memory_bytes(members: dict[str, str], root: Path = ROOT) -> int | None:
+    """Return the bytes of a group without its page cache, but with the memory files in that; None if unknown."""
+    names = (("memory.current", "file", "shmem"), ("memory.usage_in_bytes", "total_cache", "total_shmem"))
+    for (_, folder), (file, cache, shared) in zip(_memory_folders(members, root), names, strict=False):
+        with suppress(OSError, ValueError, KeyError):
+            held = int((folder / file).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return max(held - int(stat[cache]) + int(stat[shared]), 0)
+    return None
+
+
+def memory_limit(own: Path = OWN, root: Path = ROOT) -> int | None:
+    """Return the bytes of memory that this process's group may have; None without a limit, or if it is unknown."""
+    with suppress(OSError, ValueError):
+        for (_, folder), name in zip(_memory_folders(groups(own), root), ("memory.max", "memory.limit_in_bytes"), strict=False):
+            if (folder / name).exists():
+                limit = int((folder / name).read_text())
+                return limit if limit < _NO_LIMIT else None
+    return None
+
+
+def oom_kills(own: Path = OWN, root: Path = ROOT) -> int:
+    """Count the processes of this one's group that the kernel has killed for want of memory; 0 if it is unknown."""
+    own_groups = [folder for folder, _ in _memory_folders(groups(own), root)]
+    counts = memory_events(own, root)
+    return next((counts[group]["oom_kill"] for group in own_groups if "oom_kill" in counts.get(group, {})), 0)
+
+
+def memory_events(own: Path = OWN, root: Path = ROOT) -> dict[str, dict[str, int]]:
+    """Return what the kernel has counted of exhausted memory, by group: this process's, and its parent."""
+    events: dict[str, dict[str, int]] = {}
+    for (group, _), name in zip(_memory_folders(groups(own), root), ("memory.events", "memory.oom_control"), strict=False):
+        for each in (group, str(Path(group).parent)):
+            with suppress(OSError):
+                text = Path(f"{root}{each}", name).read_text()
+                events[each] = {key: int(count) for key, count in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+    return events
+
+
+def _memory_folders(members: dict[str, str], root: Path) -> Iterator[tuple[str, Path]]:
+    """Return the group for memory and its folder, of version 2 and of version 1; none if the groups are unknown."""
+    if members:
+        for group in (members.get("", "/"), f"/memory{members.get('memory', '')}"):
+            yield group, Path(f"{root}{group}")
