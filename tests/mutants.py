@@ -237,7 +237,7 @@ def main() -> int:
         try:
             tests = tests_of(mutant, data)
             pytest = [str(BIN / "pytest"), "-qx", "-p", "no:cacheprovider", "-m", "not full", *tests]
-            outcome = judge(tree, mutant, [[str(BIN / "mypy")], *([pytest] if tests else [])])
+            outcome = judge(tree, mutant, [*([pytest] if tests else []), [str(BIN / "mypy")]])  # what is quick first
         finally:
             trees.put(tree)
         print(f"{outcome:<8} {len(tests):>4} tests  {mutant}", flush=True)
