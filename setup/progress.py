@@ -11,6 +11,7 @@ shows the last line of each part. It needs nothing but Python, and the exit code
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import queue
@@ -32,6 +33,8 @@ _REST_SECONDS = 1.0
 _MISSING, _STOPPED = 127, 130
 _TAIL = 25
 _PR_SET_PDEATHSIG = 1
+_ended = threading.Event()
+"""Set by SIGTERM, which may come while a command starts."""
 _WIDE = 60
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
 
@@ -165,10 +168,13 @@ def run(command: list[str], progress: Progress, log: Path) -> int:
     reader.start()
     display = Display(progress, sys.stdout, choose_seconds(sys.stdout))
     try:
-        while reader.is_alive() and process.poll() is None:
-            reader.join(_DRAW_SECONDS)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(_DRAW_SECONDS)
+                break
+            if _ended.is_set():
+                raise KeyboardInterrupt
             display.show()
-        code = process.wait()
     except BaseException:
         process.terminate()
         process.wait()
@@ -203,6 +209,9 @@ def run_board(command: list[str]) -> int:
     open_pipes = 2
     stopped = False
     while open_pipes:
+        if _ended.is_set() and not stopped:
+            stopped = True
+            process.terminate()
         try:
             line, error = lines.get(timeout=_REST_SECONDS)
         except queue.Empty:
@@ -225,7 +234,7 @@ def run_board(command: list[str]) -> int:
 
 def end_with_parent() -> None:
     """Take SIGTERM, and on Linux the end of the parent process, as Ctrl-C: neither ends the command by itself."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: _ended.set())
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 

@@ -426,4 +426,4 @@ def test_a_program_that_is_told_to_end_still_has_its_loader(make: Make, stop_sig
     assert cluster.wait() == [0]
     saved = cluster.package / "saved"
     assert saved.exists() == saves
-    assert not saves or float(saved.read_text()) == cluster.plan.stopSeconds
+    assert not saves or float(saved.read_text()) == pytest.approx(cluster.plan.stopSeconds)
