@@ -1,0 +1,135 @@
+"""Hold the documentation: sizes, line lengths, links, commands, keys, and the terms of the glossary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from invoke import Collection
+from pydantic.alias_generators import to_camel
+
+import fabfile
+from infra.gcp.config import GcpConfig
+from infra.lxd.config import LxdConfig
+from ops.train.schema import JOB_KEYS, SCHEDULING_KEYS, TRAINING_KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *(page for folder in ("benchmarks", "docs", "examples") for page in (ROOT / folder).rglob("*.md"))]
+SOURCES = "ansible benchmarks examples infra jobs ops predictor replica scaletier serving setup tasks templates trainer tuner"
+MOST_BYTES = {"README.md": 7_000, "ARCHITECTURE.md": 12_000}
+MOST_CHARACTERS = 100
+COMMAND = r"^(?:\$ )?(make|fab) ([a-z][\w-]*)"
+TASKS = set(Collection.from_module(fabfile).task_names)
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def lines(page: Path) -> Iterator[tuple[str, bool]]:
+    """Yield each line, and whether it is in a code block."""
+    code = False
+    for line in page.read_text().splitlines():
+        fence = line.lstrip().startswith("```")
+        yield line, code or fence
+        code ^= fence
+
+
+def prose(page: Path) -> list[str]:
+    return [line for line, code in lines(page) if not code]
+
+
+def code(page: Path) -> str:
+    """Return code blocks and inline code, one piece a line."""
+    blocks = [line for line, code in lines(page) if code]
+    return "\n".join([*blocks, *re.findall(r"`([^`]+)`", "\n".join(prose(page)))])
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub names them."""
+    headings = [line.lstrip("#").strip().replace("`", "") for line in prose(page) if line.startswith("#")]
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> list[str]:
+    """Return the relative links of a page."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", "\n".join(prose(page)))
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def resolves(page: Path, link: str) -> bool:
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def source_files() -> list[Path]:
+    files = [path for folder in SOURCES.split() for path in (ROOT / folder).rglob("*") if path.suffix not in (".md", ".pyc")]
+    return [path for path in files if path.is_file() and path.suffix in (".py", ".sh", ".yaml", ".yml", ".j2", ".conf", "")]
+
+
+@pytest.mark.parametrize("name", MOST_BYTES)
+def test_a_page_that_everyone_reads_is_short(name: str) -> None:
+    assert len((ROOT / name).read_bytes()) <= MOST_BYTES[name]
+
+
+def test_lines_are_short() -> None:
+    long = [(page.name, line) for page in PAGES for line in prose(page) if len(line) > MOST_CHARACTERS]
+    assert [(name, line) for name, line in long if not line.startswith("|")] == []
+
+
+def test_relative_links_resolve() -> None:
+    assert [(page.name, link) for page in PAGES for link in links(page) if not resolves(page, link)] == []
+
+
+def test_commands_exist() -> None:
+    known = {"make": TARGETS, "fab": TASKS}
+    commands = [(page.name, *pair) for page in PAGES for pair in re.findall(COMMAND, code(page), re.MULTILINE)]
+    assert [(page, program, name) for page, program, name in commands if name not in known[program]] == []
+
+
+def test_readme_has_commands_and_links() -> None:
+    readme = ROOT / "README.md"
+    assert {"make setup", "fab train", "fab logs", "fab get"} <= {
+        " ".join(line.split()[:2]) for line in code(readme).splitlines()
+    }
+    assert {"docs/library.md", "docs/google-cloud.md", "ARCHITECTURE.md", "LICENSE"} <= set(links(readme))
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    named = {name for path in source_files() for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(errors="replace"))}
+    assert len(named) > 3
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_code_uses_every_term_of_the_glossary() -> None:
+    glossary = (ROOT / "ARCHITECTURE.md").read_text().partition("## Glossary")[2]
+    terms = re.findall(r"^\| `([^`]+)` \|", glossary, re.MULTILINE)
+    sources = "\n".join(path.read_text(errors="replace") for path in source_files())
+    assert terms
+    # The term comes first in the pattern: a search for a literal prefix is quick.
+    assert [term for term in terms if not re.search(rf"{term}\b(?<!\w{term})", sources)] == []
+
+
+def test_the_reference_lists_every_command() -> None:
+    listed = set(re.findall(r"`fab ([a-z][\w-]*)", (ROOT / "docs/cli.md").read_text()))
+    assert listed == TASKS
+
+
+@pytest.mark.parametrize(
+    ("page", "keys"),
+    [
+        ("config.md", {*JOB_KEYS, *TRAINING_KEYS, *SCHEDULING_KEYS} - {"packageUris"}),
+        ("config.md", set(map(to_camel, LxdConfig.model_fields))),
+        ("google-cloud.md", set(map(to_camel, GcpConfig.model_fields))),
+    ],
+    ids=["job", "local", "google"],
+)
+def test_the_reference_lists_every_key(page: str, keys: set[str]) -> None:
+    words = set(re.findall(r"\w+", code(ROOT / "docs" / page)))
+    assert keys - words == set()
+
+
+def test_the_index_lists_every_example() -> None:
+    index = (ROOT / "examples/README.md").read_text()
+    examples = [path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert [name for name in examples if f"({name}/" not in index] == []
