@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(page for folder in ("benchmarks", "docs", "examples") for page in (ROOT / folder).rglob("*.md"))]
 SOURCES = "ansible benchmarks examples infra jobs ops predictor replica scaletier serving setup tasks templates trainer tuner"
 MOST_BYTES = {"README.md": 7_000, "ARCHITECTURE.md": 12_000}
-MOST_CHARACTERS = 100
+MOST_CHARACTERS, MOST_WORDS = 100, 20
 COMMAND = r"^(?:\$ )?(make|fab) ([a-z][\w-]*)"
 TASKS = set(Collection.from_module(fabfile).task_names)
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -75,6 +75,11 @@ def test_a_page_that_everyone_reads_is_short(name: str) -> None:
 def test_lines_are_short() -> None:
     long = [(page.name, line) for page in PAGES for line in prose(page) if len(line) > MOST_CHARACTERS]
     assert [(name, line) for name, line in long if not line.startswith("|")] == []
+
+
+def test_table_cells_are_short() -> None:
+    cells = [(page.name, cell) for page in PAGES for line in prose(page) if line.startswith("|") for cell in line.split("|")]
+    assert [(name, cell) for name, cell in cells if len(cell.split()) > MOST_WORDS] == []
 
 
 def test_relative_links_resolve() -> None:
