@@ -21,6 +21,10 @@ _CELL = re.compile(rb"\x1b\[[0-9;:]*m|[\xc0-\xff][\x80-\xbf]*|[\x00-\xff]")
 # At the end of what has come so far, what may go on: an end of a line, a colour, a character.
 _BEGUN = re.compile(rb"(?:\r|\x1b(?:\[[0-9;:]*)?|[\xc0-\xff][\x80-\xbf]{0,3})\Z")
 _LONGEST_BEGUN = 64
+# So many lines the cursor goes up, with the number of them; and what moves it otherwise, hides it, or erases.
+_UP = re.compile(rb"\x1b\[(\d*)[AF]")
+_MOVES = re.compile(rb"\x1b\[\??[\d;]*[A-HJKSTfhlsu]")
+_MOST_ROWS = 100
 _WORD = r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _MARKS = tuple(
     re.compile(pattern)
@@ -59,6 +63,7 @@ class Splitter:
 
     Ends of lines are \\n and \\r\\n. A lone \\r draws a progress bar anew, and \\b a part of it: its last state is a line, and
     before that a state each BAR_SECONDS. What has no end for HALF_SECONDS is a line as it is, and what follows it is another.
+    Several bars, one below the other, move the cursor up, as tqdm does: each of their rows is such a bar.
     """
 
     def __init__(self) -> None:
@@ -66,18 +71,30 @@ class Splitter:
         self._since = 0.0
         self._bar, self._bar_at = False, 0.0
         self._told = False  # whether the beginning of this line was one already
+        # Rows that are drawn anew, by their distance from the lowest; the cursor's; and whether one has ended that may be none.
+        self._rows: dict[int, bytes] = {}
+        self._rows_since = 0.0
+        self._up, self._doubtful = 0, False
 
     def feed(self, data: bytes, now: float) -> Iterator[str]:
         """The lines that end in these bytes."""
         if not self._rest:
             self._since = now
         *complete, rest = (self._rest + data).split(b"\n")
-        for line in complete:
-            shown = _shown(line, self._bar)
-            if shown or not self._told:
-                yield from self._cut(shown)
+        for text in complete:
+            line = self._moved(text, now) if b"\x1b[" in text else text
+            if self._up:
+                yield from self._row(line, now)
+            else:
+                shown = _shown(line, self._bar)
+                if self._rows:
+                    shown = shown or self._rows.pop(0, b"")
+                    yield from self._drawn_rows()
+                if shown or not self._told:
+                    yield from self._cut(shown)
             self._told = self._bar = False
             self._since = now
+        rest = self._moved(rest, now) if b"\x1b[" in rest else rest
         # A last \r may be half of \r\n: it waits for what follows.
         before, drawn_over, _ = rest.removesuffix(b"\r").rpartition(b"\r")
         if drawn_over or b"\b" in rest:
@@ -97,19 +114,58 @@ class Splitter:
             yield _text(rest[:cut])
             rest = rest[cut:]
         self._rest = rest
-        if self._rest and self.due(now) == 0.0:
+        if self.due(now) == 0.0:
             yield from self.half(now)
+
+    def _row(self, line: bytes, now: float) -> Iterator[str]:
+        """Take the end of a row above the lowest: it is a line, unless a bar draws it, of which further states may follow."""
+        if line:
+            drawn = self._bar or line.startswith(b"\r")
+            if self._doubtful or not drawn:
+                yield from self._drawn_rows()
+            if drawn:
+                self._draw(line, now)
+                self._doubtful = True  # tqdm goes on to a lower row and comes back; otherwise somebody wrote behind the bar
+            else:
+                yield from self._cut(line)
+        self._up -= 1
+
+    def _moved(self, text: bytes, now: float) -> bytes:
+        """Draw the rows of a text that are left upwards, and return what follows them."""
+        begin = 0
+        for up in _UP.finditer(text):
+            self._draw(text[begin : up.start()], now)
+            self._up, self._doubtful = min(self._up + int(up[1][:3] or 1), _MOST_ROWS), False
+            begin = up.end()
+        return text[begin:]
+
+    def _draw(self, text: bytes, now: float) -> None:
+        if not self._rows:
+            self._rows_since = now
+        if shown := _shown(text, True):
+            self._rows[self._up] = shown
+        elif text:
+            self._rows.pop(self._up, None)
+
+    def _drawn_rows(self) -> Iterator[str]:
+        """Yield the rows as they are now."""
+        rows, self._rows, self._doubtful = self._rows, {}, False
+        for _, row in sorted(rows.items(), reverse=True):
+            yield from self._cut(row)
 
     def due(self, now: float) -> float | None:
         """Seconds until `half` has something to say; None while nothing waits for its end."""
-        if not self._rest:
-            return None
-        at = self._since + HALF_SECONDS
-        left = max(at, self._bar_at + BAR_SECONDS) - now if self._bar else at - now
-        return min(max(left, 0.0), BAR_SECONDS)  # a clock may be set back
+        waits = [self._rows_since + BAR_SECONDS] if self._rows else []
+        if self._rest:
+            waits.append(max(self._since + HALF_SECONDS, self._bar_at + BAR_SECONDS if self._bar else 0.0))
+        return min(max(min(waits) - now, 0.0), BAR_SECONDS) if waits else None  # a clock may be set back
 
     def half(self, now: float) -> Iterator[str]:
         """What has waited for its end for long enough; half a character goes on waiting."""
+        if self.due(now) != 0.0:
+            return
+        if now >= self._rows_since + BAR_SECONDS:
+            yield from self._drawn_rows()
         if self.due(now) != 0.0:
             return
         self._since = now
@@ -124,6 +180,7 @@ class Splitter:
     def end(self) -> Iterator[str]:
         """The line that had no end."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
+        yield from self._drawn_rows()
         if rest:
             yield from self._cut(_shown(rest, self._bar))
 
@@ -190,6 +247,8 @@ def severity_of(text: str) -> str | None:
 
 
 def _text(line: bytes) -> str:
+    if b"\x1b[" in line:
+        line = _MOVES.sub(b"", line)
     return line.replace(b"\b", b"").decode("utf-8", "replace")
 
 

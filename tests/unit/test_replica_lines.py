@@ -97,6 +97,46 @@ def test_a_line_of_backspaces_costs_little_and_keeps_little() -> None:
     assert len(splitter._rest) <= 20
 
 
+def nested_bars(outer: int, inner: int, leave: bool, printed: str = "") -> list[bytes]:
+    """What tqdm writes for two bars, one below the other, and a program between the steps of the upper one."""
+    pieces = [f"\router {0:2}"]
+    for step in range(1, outer + 1):
+        pieces += [f"\n\rinner {number:2}\x1b[A" for number in range(inner + 1)]
+        pieces.append(f"\rinner {inner:2}\n" if leave else "\n\r        \x1b[A")
+        pieces += [printed] * bool(printed) + [f"\router {step:2}"]
+    return [piece.encode() for piece in [*pieces, "\n", "done\n"]]
+
+
+def test_of_nested_bars_a_state_now_and_then_and_the_last_are_lines() -> None:
+    lines = split(*nested_bars(3, 40, leave=False), seconds=0.125)
+    assert lines == ["outer  0", "inner 40", "outer  1", "inner 40", "outer  2", "inner 40", "outer  3", "done"]
+
+
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("printed", ["loss 0.5\n", "\router  0loss 0.5\n"])
+def test_nested_bars_hide_no_other_line_whatever_the_pieces(leave: bool, printed: str) -> None:
+    written = b"".join(nested_bars(3, 4, leave, printed))
+    for size in (*range(1, 14), 99):
+        lines = split(*(written[at : at + size] for at in range(0, len(written), size)))
+        assert len([line for line in lines if "loss 0.5" in line]) == 3, size
+        assert {line for line in lines if line.startswith("inner")} == ({"inner  4"} if leave else set()), size
+        assert lines[-2:] == ["outer  3", "done"], size
+
+
+def test_a_row_that_is_drawn_no_more_is_a_line_after_a_while() -> None:
+    splitter = Splitter()
+    assert list(splitter.feed(b"one\n\rinner 1\x1b[A\n\rinner 2\x1b[A", 10.0)) == ["one"]
+    assert splitter.due(11.0) == 4.0
+    assert list(splitter.half(15.0)) == ["inner 2"]
+    assert splitter.due(15.0) is None
+    assert not list(splitter.feed(b"\x1b[99999999999999A\rtop\x1b[A" * 1000, 16.0))
+    assert list(splitter.end()) == ["top"]
+
+
+def test_what_moves_the_cursor_or_erases_is_left_out() -> None:
+    assert split(b"\x1b[?25l\x1b[2Kx \x1b[1my\x1b[0m\x1b[K\x1b[3;4Hz\n") == ["x \x1b[1my\x1b[0mz"]
+
+
 def test_what_has_no_end_is_a_line_after_a_moment_once() -> None:
     splitter = Splitter()
 
