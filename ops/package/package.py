@@ -22,6 +22,7 @@ from ops.package.tree import GIT_IGNORE_FILE, IGNORE_FILE, Tree, show_notes, wal
 MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
+_METADATA = (*_PROJECT, "setup.cfg")
 # What the hosts have; importing all that finds out what others want takes time.
 _HOSTS_HAVE = HERE / "trainer" / "requirements.txt"
 _SKIPPED_DIRS = frozenset(
@@ -206,9 +207,22 @@ def _project(root: Path) -> Source:
     return replace(source, name=source.names[0]) if len(source.names) == 1 else source
 
 
+def entry_point(path: str | Path, script: str) -> tuple[str, str, str] | None:
+    """Find a console script that a project declares, which is there once the project is installed.
+
+    Returns: the file that declares it, its module and its function; None if no file does.
+    """
+    declares = re.compile(rf"""(?:^|["'\s]){re.escape(script)}["']?\s*=\s*["']?([\w.]+):([\w.]+)""", re.MULTILINE)
+    for name in _METADATA:
+        file = Path(path, name)
+        if file.is_file() and (found := declares.search(file.read_text(errors="replace"))):
+            return name, found[1], found[2]
+    return None
+
+
 def _note_requirements(root: Path) -> None:
     """Say that a requirements.txt is passed over, unless what builds the project speaks of it."""
-    builds = [root / name for name in (*_PROJECT, "setup.cfg") if (root / name).is_file()]
+    builds = [root / name for name in _METADATA if (root / name).is_file()]
     if (root / "requirements.txt").is_file() and not any(b"requirements.txt" in file.read_bytes() for file in builds):
         how = f"what {builds[0].name} names as dependencies goes along"
         terminal.note(f"{root.name}: requirements.txt is passed over, as {how}; --runtime {root}/requirements.txt goes by it")

@@ -105,6 +105,10 @@ def _command(folder: str | None, text: str) -> Program:
         raise UsageError("--command is empty: name a program of the package, such as ./run.sh, or one that the hosts have")
     _check_shell(text, words)
     source = package.folder(folder) if folder is not None else None
+    if folder is not None and (declared := package.entry_point(folder, words[0])):
+        file, module, function = declared
+        how = f"--module {module} builds and runs it, if {module} calls {function}() as __main__"
+        raise UsageError(f"--command {words[0]} is a script of {file}, which only an installed project has: {how}")
     if "/" not in words[0] or words[0].startswith("/"):
         if Path(folder or "", words[0]).is_file() and "/" not in words[0] and not shutil.which(words[0]):
             raise UsageError(f"--command {words[0]} is no program that hosts have; did you mean ./{words[0]}?")

@@ -185,6 +185,24 @@ def test_quoted_words_of_a_shell_are_the_programs(text: str, argv: list[str]) ->
     assert list(program.find(None, None, None, text).command) == argv
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("pyproject.toml", '[project.scripts]\nother-tool = "a:b"\ntool = "mine.cli:main"\n'),
+        ("setup.cfg", "[options.entry_points]\nconsole_scripts =\n    tool = mine.cli:main\n"),
+        ("setup.py", 'setup(entry_points={"console_scripts": ["tool=mine.cli:main"]})\n'),
+    ],
+)
+def test_a_script_that_a_project_declares_is_no_command(folder: Path, file: str, content: str) -> None:
+    (folder / file).write_text(content)
+    with pytest.raises(UsageError) as error:
+        program.find(str(folder), None, None, "tool --x 1")
+    assert str(error.value).startswith(
+        f"--command tool is a script of {file}, which only an installed project has: --module mine.cli builds and runs it"
+    )
+    assert program.find(str(folder), None, None, "ool").command == ("ool",)
+
+
 def test_links_and_folders_that_are_told_in_front(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "link.py").symlink_to("helper.py")
