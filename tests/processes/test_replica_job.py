@@ -372,6 +372,31 @@ def test_a_program_that_asks_for_another_start_has_it(make: Make) -> None:
     assert cluster.log("master-0", "WARNING") == ["restarting after status 42 (1 of 5)"]
 
 
+@pytest.mark.full("imports TensorFlow twice; test_a_program_that_asks_for_another_start_has_it has a small program")
+def test_tensorflow_s_answer_to_preemption_has_another_start(make: Make) -> None:
+    """Its handler saves after the step and exits with its restart code, and begins where it was."""
+    cluster = make(
+        "import os, signal\n"
+        "os.environ['GCE_METADATA_IP'] = '127.0.0.1:9'  # where nobody says that this is Google Cloud\n"
+        "import tensorflow as tf\n"
+        "weight = tf.Variable(0.0)\n"
+        "state = tf.train.Checkpoint(weight=weight)\n"
+        "handler = tf.distribute.experimental.PreemptionCheckpointHandler(None, state, 'saved')\n"
+        "begun = int(handler.total_run_calls)\n"
+        "print('begins at run', begun)\n"
+        "for number in range(begun, 6):\n"
+        "    if number == 2:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    handler.run(weight.assign_add, 1.0)\n"
+        "print('done at', weight.numpy())\n"
+    )
+    cluster.start()
+    assert cluster.wait() == [0]
+    assert cluster.job.state == "SUCCEEDED"
+    lines = [line for line in cluster.log("master-0") if line.startswith(("begins", "restarting", "done"))]
+    assert lines == ["begins at run 0", "restarting after status 42 (1 of 5)", "begins at run 3", "done at 6.0"]
+
+
 # The worker's part takes longer than the master's, and ends once the test has seen the master's end.
 SHARDS = (
     "import os, pathlib, time\n"
