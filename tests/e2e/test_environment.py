@@ -202,7 +202,9 @@ def test_a_host_is_to_a_program_what_a_small_debian_is(cluster: Stack, tmp_path:
     """Folders of the bucket are as earlier versions left them: with the set-group-ID bit, which no program may copy."""
     script, old = tmp_path / "folders.py", "data own/unpacks"
     script.write_text(_FOLDERS)
-    made = f"cd /bucket && for top in data/mnist own/unpacks; do mkdir -p $top/of-before/deep && touch $top/of-before/deep/file; done"
+    made = (
+        "cd /bucket && for top in data/mnist own/unpacks; do mkdir -p $top/of-before/deep; touch $top/of-before/deep/file; done"
+    )
     assert cluster.ssh("master-0", f"{made} && find {old} -type d -exec chmod g+s {{}} +", user="scaletier").code == 0
     flags = ("--script", str(script), "--job-dir", "/bucket/own/unpacks", "--scale-tier", "BASIC")
     result = cluster.fab("train", "unpacks", *flags)

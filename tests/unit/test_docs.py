@@ -21,7 +21,9 @@ SOURCES = "ansible benchmarks examples infra jobs ops predictor replica scaletie
 MOST_BYTES = {"README.md": 7_000, "ARCHITECTURE.md": 12_000}
 MOST_CHARACTERS, MOST_WORDS = 100, 20
 COMMAND = r"^(?:\$ )?(make|fab) ([a-z][\w-]*)"
-TASKS = set(Collection.from_module(fabfile).task_names)
+CALL = r"^(?:\$ )?fab ([a-z][\w-]*)(.*)"
+COLLECTION = Collection.from_module(fabfile)
+TASKS = set(COLLECTION.task_names)
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -42,6 +44,12 @@ def code(page: Path) -> str:
     """Return code blocks and inline code, one piece a line."""
     blocks = [line for line, code in lines(page) if code]
     return "\n".join([*blocks, *re.findall(r"`([^`]+)`", "\n".join(prose(page)))])
+
+
+def fab_options(words: str) -> list[str]:
+    """Return the options of a task, without the trainer's own behind --, quoted values and a remark behind #."""
+    own = re.sub(r'"[^"]*"', "", re.split(" (?:--|#) ", words)[0])
+    return [option.removeprefix("no-") for option in re.findall(r"(?<=\s)--([a-z][\w-]*)", own)]
 
 
 def anchors(page: Path) -> set[str]:
@@ -90,6 +98,13 @@ def test_commands_exist() -> None:
     known = {"make": TARGETS, "fab": TASKS}
     commands = [(page.name, *pair) for page in PAGES for pair in re.findall(COMMAND, code(page), re.MULTILINE)]
     assert [(page, program, name) for page, program, name in commands if name not in known[program]] == []
+
+
+def test_options_exist() -> None:
+    known = {name: {flag for each in COLLECTION[name].get_arguments() for flag in each.names} for name in TASKS}
+    calls = [(page.name, *call) for page in PAGES for call in re.findall(CALL, code(page), re.MULTILINE)]
+    used = [(page, task, option) for page, task, rest in calls if task in TASKS for option in fab_options(rest)]
+    assert [(page, task, option) for page, task, option in used if option not in known[task]] == []
 
 
 def test_readme_has_commands_and_links() -> None:
