@@ -1,4 +1,4 @@
-"""`fab bundle`: all that tells why a job failed, in one file: what each host wrote down when it did, records, ends of logs.
+"""`fab bundle`: write one file with the evidence of a job: host diagnoses, records, ends of logs.
 
 A tar.gz and no zip, as the same names and lines in many small files are compressed together.
 """
@@ -61,7 +61,7 @@ What is in here:
 
 @dataclass
 class Found:
-    """What there is of a job: the files of a bundle, and of each replica what its host wrote down and how its log ends."""
+    """The files, diagnoses and last log lines collected for a job."""
 
     record: JobRecord
     replicas: list[ReplicaRecord]
@@ -73,27 +73,27 @@ class Found:
 
 
 def bundle(cluster: Cluster, job_id: str | None, dest: str | None, force: bool, as_json: bool) -> int:
-    """Write a job's bundle, of the newest where none is named; nothing is written over unless with `force`."""
+    """Write the bundle of a job, by default the newest; overwrite a file only with `force`."""
     record = existing_job(cluster.ledger, job_id)
     target = Path(dest if dest is not None else f"{record.jobId}-bundle.tar.gz")
     check_target(target, force)
     with terminal.Step(f"gathering what is known of {record.jobId}") as step:
-        found = gather(cluster, record, step)
-    for note in found.notes:
+        evidence = gather(cluster, record, step)
+    for note in evidence.notes:
         terminal.note(note)
-    files = {"summary.txt": summary(found).encode(), **found.files}
-    content = packed(f"{record.jobId}-bundle", hidden(files, secrets(found)))
+    files = {"summary.txt": summary(evidence).encode(), **evidence.files}
+    content = packed(f"{record.jobId}-bundle", hidden(files, secrets(evidence)))
     write(target, content)
     if as_json:
-        told = {"jobId": record.jobId, "state": record.state, "dest": str(target), "bytes": len(content)}
-        terminal.as_json({**told, "files": list(files), "diagnosed": list(found.diagnoses), "notes": found.notes})
+        result = {"jobId": record.jobId, "state": record.state, "dest": str(target), "bytes": len(content)}
+        terminal.as_json({**result, "files": list(files), "diagnosed": list(evidence.diagnoses), "notes": evidence.notes})
     else:
         terminal.out(f"{target}: {terminal.size(len(content))}, begin with its summary.txt")
     return DONE
 
 
 def check_target(target: Path, force: bool) -> None:
-    """UsageError where the file cannot be there, or would be written over what is."""
+    """Raise UsageError if the file cannot be written or would be overwritten."""
     try:
         if target.is_dir():
             raise UsageError(f"{target} is a folder: --dest is the file to write")
@@ -106,43 +106,47 @@ def check_target(target: Path, force: bool) -> None:
 
 
 def gather(cluster: Cluster, record: JobRecord, step: terminal.Step) -> Found:
-    """All that can be read of a job; what cannot is a note."""
+    """Collect all readable evidence of a job; add a note for each part that cannot be read."""
     replicas = replicas_of(cluster.ledger, record)
-    found, names = Found(record, replicas), [replica.name for replica in replicas]
-    notes = found.notes
+    evidence, names = Found(record, replicas), [replica.name for replica in replicas]
+    notes = evidence.notes
     step.count = "(records)"
-    found.files["describe.txt"] = tried(lambda: _described(cluster, record, replicas), b"", notes, "it cannot be described")
+    evidence.files["describe.txt"] = tried(lambda: _described(cluster, record, replicas), b"", notes, "it cannot be described")
     none: dict[str, bytes] = {}
-    found.files |= tried(lambda: _records(cluster, record, names), none, notes, "the records were not read")
+    evidence.files |= tried(lambda: _records(cluster, record, names), none, notes, "the records were not read")
     step.count = "(what hosts wrote down)"
-    written = tried(lambda: _diagnoses(cluster, record, names), none, notes, "what the hosts wrote down was not read")
-    for name, content in written.items():
-        found.files[f"diagnosis/{name}.json"] = content
+    diagnoses = tried(lambda: _diagnoses(cluster, record, names), none, notes, "what the hosts wrote down was not read")
+    for name, content in diagnoses.items():
+        evidence.files[f"diagnosis/{name}.json"] = content
         try:
-            told = json.loads(content)
-            if _earlier(told, record):
-                del found.files[f"diagnosis/{name}.json"]
+            diagnosis = json.loads(content)
+            if _earlier(diagnosis, record):
+                del evidence.files[f"diagnosis/{name}.json"]
                 notes.append(f"what the host of {name} wrote down is of an earlier job of this id: it is left out")
                 continue
-            found.diagnoses[name] = told
-            found.logs[name] = [Line(each["time"], each["severity"], name, each["message"]) for each in told["lines"]]
+            evidence.diagnoses[name] = diagnosis
+            evidence.logs[name] = [Line(each["time"], each["severity"], name, each["message"]) for each in diagnosis["lines"]]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            found.diagnoses.pop(name, None)
+            evidence.diagnoses.pop(name, None)
             notes.append(f"what the host of {name} wrote down is garbled")
-    notes += _undiagnosed(found)
+    notes += _undiagnosed(evidence)
     step.count = "(logs)"
-    missing = [name for name in names if name not in found.logs]
-    if missing and _has_secrets(found):
+    missing = [name for name in names if name not in evidence.logs]
+    if missing and _has_secrets(evidence):
         why = "the job has secrets, which nothing but a diagnosis hides"
         notes.append(f"the log of {', '.join(missing)} is left out: {why}; fab logs {record.jobId} shows it")
-        found.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
+        evidence.files |= {f"logs/{name}.log": f"left out: {why}\n".encode() for name in missing}
     elif missing:
-        found.logs |= tried(lambda: _logs(cluster, record, missing), dict[str, list[Line]](), notes, "no more logs were read")
-    for name in filter(found.logs.get, names):
-        found.files[f"logs/{name}.log"] = "".join(f"{_shown(line)}\n" for line in found.logs[name]).encode("utf-8", "replace")
+        evidence.logs |= tried(
+            lambda: _logs(cluster, record, missing), dict[str, list[Line]](), notes, "no more logs were read"
+        )
+    for name in filter(evidence.logs.get, names):
+        evidence.files[f"logs/{name}.log"] = "".join(f"{_shown(line)}\n" for line in evidence.logs[name]).encode(
+            "utf-8", "replace"
+        )
     step.count = "(hosts that answer)"
-    tried(lambda: _ask(cluster, found), None, notes, "the hosts were not asked")
-    return found
+    tried(lambda: _ask(cluster, evidence), None, notes, "the hosts were not asked")
+    return evidence
 
 
 def _undiagnosed(found: Found) -> list[str]:
@@ -162,13 +166,13 @@ def _described(cluster: Cluster, record: JobRecord, replicas: list[ReplicaRecord
 
 def _records(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[str, bytes]:
     job_id, folder = record.jobId, f"{paths.folder(record.jobId)}/"
-    wanted = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
-    there = cluster.ledger.store.read_all([*wanted, *(paths.replica(job_id, name) for name in names)])
+    job_paths = [paths.job(job_id), paths.plan(job_id), paths.manifest(job_id), paths.cancel(job_id)]
+    there = cluster.ledger.store.read_all([*job_paths, *(paths.replica(job_id, name) for name in names)])
     return {path.removeprefix(folder): _without_target(item.content) for path, item in there.items()}
 
 
 def _without_target(content: bytes) -> bytes:
-    """Return a record without the target of its notification, as the path of a URL is often all that protects it."""
+    """Return a record without its notification target: the path of a URL may be a secret."""
     return _TARGET.sub(f'"notify":"{_SECRET}"'.encode(), content)
 
 
@@ -180,13 +184,13 @@ def _diagnoses(cluster: Cluster, record: JobRecord, names: list[str]) -> dict[st
 
 
 def _earlier(told: Mapping[str, Any], record: JobRecord) -> bool:
-    """Whether it was written down of a job that had this id before; a clock that is off is no sign of that."""
+    """Return whether a diagnosis belongs to an earlier job with this id, whatever the host's clock."""
     ended = _part(told, "clock").get("leaderTime")
     return ended != record.endTime and str(told.get("time", record.createTime)) < record.createTime
 
 
 def _has_secrets(found: Found) -> bool:
-    """Whether the job's plan names secrets, or it is not known."""
+    """Return whether the job's plan names secrets; True if the plan is unknown."""
     if "job.json" not in found.files:
         return True
     try:
@@ -204,7 +208,10 @@ def _shown(line: Line) -> str:
 
 
 def ask_command(since: str) -> str:
-    """What a host is asked: its clock in the first line, then units, disks, memory, and the kernel's lines about memory."""
+    """Return the diagnostic shell command for a host.
+
+    It prints the host's clock in the first line, then units, disks, memory, and the kernel's lines about memory.
+    """
     moment = shlex.quote(f"{since[:19].replace('T', ' ')} UTC")
     properties = "Id,ActiveState,SubState,Result,ExecMainStatus,NRestarts,StatusText,MemoryCurrent"
     parts = [
@@ -221,7 +228,7 @@ def ask_command(since: str) -> str:
 
 
 def _ask(cluster: Cluster, found: Found) -> None:
-    """Those of the job's hosts that answer, which may have another job by now; a host that does not is a note."""
+    """Query the job's hosts, which may run another job by now; add a note for each that does not answer."""
     record, fleet = found.record, cluster.fleet
     hosts = {name: host for name, host in record.placement.items() if host in cluster.inventory.names}
     command = ask_command(record.createTime)
@@ -241,7 +248,7 @@ def _ask(cluster: Cluster, found: Found) -> None:
 
 
 def summary(found: Found) -> str:
-    """What to read first: the job's first error, how it ended, and a line for each replica."""
+    """Format the summary: the job's first error, how it ended, and a line for each replica."""
     record = found.record
     first = earliest((replica.name, replica.firstError) for replica in found.replicas)
     lines = [f"First error: {first[0]}, {first[1].time}: {first[1].message}" if first else "No replica printed an error."]
@@ -255,38 +262,38 @@ def summary(found: Found) -> str:
 
 
 def _line(found: Found, replica: ReplicaRecord) -> str:
-    told = found.diagnoses.get(replica.name, {})
-    said = [*_ended(replica, told), *_rooms(replica, told, found.logs.get(replica.name, []))]
+    diagnosis = found.diagnoses.get(replica.name, {})
+    parts = [*_ended(replica, diagnosis), *_rooms(replica, diagnosis, found.logs.get(replica.name, []))]
     if replica.firstError:
-        said.append(f"its first error: {replica.firstError.message}")
-    ahead = _number(_part(told, "clock").get("aheadSeconds"))
+        parts.append(f"its first error: {replica.firstError.message}")
+    ahead = _number(_part(diagnosis, "clock").get("aheadSeconds"))
     if abs(ahead) > _CLOCK_SECONDS:
         way = "ahead of" if ahead > 0 else "behind"
-        said.append(f"its clock was {abs(ahead):.0f} s {way} that of {_part(told, 'clock').get('leader')}")
+        parts.append(f"its clock was {abs(ahead):.0f} s {way} that of {_part(diagnosis, 'clock').get('leader')}")
     if abs(now := found.clocks.get(replica.name, 0.0)) > _CLOCK_SECONDS * 1000:
-        said.append(f"its clock is now {now / 1000:+.0f} s off this machine's")
+        parts.append(f"its clock is now {now / 1000:+.0f} s off this machine's")
     host = found.record.placement.get(replica.name, replica.name)
-    return f"{replica.name}{f' on {host}' if host != replica.name else ''}: {'; '.join(said)}"
+    return f"{replica.name}{f' on {host}' if host != replica.name else ''}: {'; '.join(parts)}"
 
 
 def _ended(replica: ReplicaRecord, told: Mapping[str, Any]) -> list[str]:
     code = "" if replica.exitCode is None else f" with {replica.exitCode}"
     how = _part(told, "trainer").get("ended") or replica.death
     limit = f" of {terminal.size(replica.memoryLimit)}" if replica.outOfMemory and replica.memoryLimit else ""
-    said = [f"{replica.state}{code}{f', {how}' if how else ''}{limit}"]
-    return [*said, terminal.plural(replica.restarts, "restart")] if replica.restarts else said
+    parts = [f"{replica.state}{code}{f', {how}' if how else ''}{limit}"]
+    return [*parts, terminal.plural(replica.restarts, "restart")] if replica.restarts else parts
 
 
 def _rooms(replica: ReplicaRecord, told: Mapping[str, Any], log: list[Line]) -> list[str]:
-    """Where there was no room: what is full now, and what the trainer says, as what it wrote goes when it ends."""
-    said = []
+    """List full disks, and the trainer's own out-of-disk error, since its files are removed when it ends."""
+    parts = []
     disks = told.get("disks")
     for disk in filter(_is_object, disks if isinstance(disks, list) else []):
         total, free = _number(disk.get("totalBytes")), _number(disk.get("freeBytes"))
         if total and (full := 100 * (1 - free / total)) >= _FULL:
-            said.append(f"{disk.get('path')} is {full:.0f} % full")
+            parts.append(f"{disk.get('path')} is {full:.0f} % full")
     texts = "\n".join((replica.errorMessage, *(line.message for line in log)))
-    return [*said, f'it ran out of disk, "{lack[0]}"'] if (lack := _NO_ROOM.search(texts)) else said
+    return [*parts, f'it ran out of disk, "{lack[0]}"'] if (lack := _NO_ROOM.search(texts)) else parts
 
 
 def _is_object(value: object) -> bool:
@@ -303,24 +310,27 @@ def _number(value: object) -> float:
 
 
 def secrets(found: Found) -> dict[str, str]:
-    """What is to be hidden, and what stands for it: lines that hosts wrote down with [secret] in them, as records have the same
-    lines as the trainer printed them, and the values that follow from those.
+    """Return the values to hide, each with its replacement.
+
+    A host's lines have [secret] in them where the records have the line as the trainer printed it. The result holds such
+    lines, and
+    the values that can be derived from them.
     """
     values: dict[str, str] = {}
     for replica in found.replicas:
-        told = _part(found.diagnoses.get(replica.name, {}), "trainer")
+        trainer = _part(found.diagnoses.get(replica.name, {}), "trainer")
         first = replica.firstError.message if replica.firstError else ""
-        for printed, written in (
-            (replica.errorMessage, told.get("errorMessage")),
-            (first, _part(told, "firstError").get("message")),
+        for printed, redacted in (
+            (replica.errorMessage, trainer.get("errorMessage")),
+            (first, _part(trainer, "firstError").get("message")),
         ):
-            for said, shown in zip(printed.splitlines(), str(written).splitlines(), strict=False):
-                values |= _hides(said, shown)
+            for line, redacted_line in zip(printed.splitlines(), str(redacted).splitlines(), strict=False):
+                values |= _hides(line, redacted_line)
     return values
 
 
 def _hides(said: str, shown: str) -> dict[str, str]:
-    """Of a line, and the same with [secret] in it: the line, and the value where one alone explains it."""
+    """Compare a line with its redacted form; return the line, and the secret if one value explains it."""
     first, *rest = parts = shown.split(_SECRET)
     least = len("".join(parts)) + _SHORTEST * len(rest)
     if said == shown or not rest or len(said) < least or not (said.startswith(first) and said.endswith(rest[-1])):
@@ -331,17 +341,17 @@ def _hides(said: str, shown: str) -> dict[str, str]:
 
 
 def hidden(files: Mapping[str, bytes], values: Mapping[str, str]) -> dict[str, bytes]:
-    """The files with what stands for these values in their place, however they are written in them."""
-    forms = {written(value): written(instead) for value, instead in values.items() for written in _WRITTEN}
-    found = dict(files)
+    """Replace the secret values in the files, in each encoding in which they may occur."""
+    forms = {encode(value): encode(instead) for value, instead in values.items() for encode in _WRITTEN}
+    redacted = dict(files)
     for form in sorted(forms, key=len, reverse=True):
         old, new = (text.encode("utf-8", "replace") for text in (form, forms[form]))
-        found = {name: content.replace(old, new) for name, content in found.items()}
-    return found
+        redacted = {name: content.replace(old, new) for name, content in redacted.items()}
+    return redacted
 
 
 def packed(top: str, files: Mapping[str, bytes]) -> bytes:
-    """A tar.gz with these files in a folder."""
+    """Return a tar.gz with these files in a folder."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name, content in files.items():

@@ -1,6 +1,6 @@
-"""Charts: a picture is a specification in Vega-Lite, plain data made by pure functions, and vl_convert makes SVG of it.
+"""Charts: pure functions build Vega-Lite specifications, and vl_convert renders them as SVG.
 
-The colours are names of CSS variables, which the page gives for light, dark and paper. Nothing is fetched.
+The colours are names of CSS variables, which the page defines for light, dark and paper. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart: its colour and its dashes by number, whether its points are marked, and the x where it breaks off."""
+    """A line of a chart: colour and dash by number, whether points are marked, and the x of its breaks."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -57,12 +57,12 @@ class Series:
 
 
 def svg(spec: Spec) -> str:
-    """The picture, as an element of a page; no name in it is markup."""
+    """Render the picture as an element of a page; no name in it is markup."""
     return vl_convert.vegalite_to_svg(_harmless(spec), vl_version=_VERSION, allowed_base_urls=[])
 
 
 def _harmless(value: Any) -> Any:
-    """The specification with texts that XML can hold: at others vl_convert ends the process."""
+    """Return the specification without characters that XML forbids: vl_convert would end the process."""
     if isinstance(value, str):
         return terminal.harmless(value)
     if isinstance(value, dict):
@@ -71,22 +71,22 @@ def _harmless(value: Any) -> Any:
 
 
 def curves(chart: Chart) -> Spec:
-    """The curves of a job under one name, by step."""
+    """Plot the curves of a job under one name, by step."""
     return by_step(chart.name, [_series(curve.name, curve, place, 0) for place, curve in enumerate(chart.curves)])
 
 
 def compared(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
-    """The curves of several jobs under one name, over each other: a colour for each job, dashes for each curve."""
+    """Plot the curves of several jobs under one name: a colour for each job, dashes for each curve."""
     kinds = list(dict.fromkeys(curve.name for _, chart in jobs if chart for curve in chart.curves))
     # What is evaluated is drawn whole, what a step tells dashed: it is the evaluations that one compares.
     kinds.sort(key=lambda kind: not kind.startswith("eval"))
-    found = [
+    lines = [
         _series(f"{job}: {curve.name}", curve, place, kinds.index(curve.name))
         for place, (job, chart) in enumerate(jobs)
         if chart
         for curve in chart.curves
     ]
-    return by_step(name, found)
+    return by_step(name, lines)
 
 
 def _series(name: str, curve: Curve, colour: int, dash: int) -> Series:
@@ -105,7 +105,7 @@ def by_step(name: str, series: Sequence[Series]) -> Spec:
 
 
 def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: Sequence[float]) -> Spec:
-    """Steps/s of each replica over the time; its restarts as triangles at the bottom, the job's own as lines.
+    """Plot each replica's steps/s over time, its restarts as triangles, and the job's as lines.
 
     `seconds` are those of the happenings, from the job's creation.
     """
@@ -136,12 +136,12 @@ def throughput(paces: Sequence[Pace], happenings: Sequence[Happening], seconds: 
 
 
 def ended_well(tuning: Tuning) -> list[TrialRow]:
-    """The trials that are compared: one that goes on, or was cancelled, has come to nothing yet."""
+    """Return the trials to compare: not those that still run or were cancelled."""
     return [each for each in tuning.trials if each.state == TrialState.SUCCEEDED and each.value is not None]
 
 
 def tried(tuning: Tuning) -> Spec:
-    """The metric of each trial as a dot, in the order of their numbers, and the best so far as a line."""
+    """Plot the metric of each trial as a dot, by number, and the best so far as a line."""
     points = sorted((each.trialId, each.value) for each in ended_well(tuning) if each.value is not None)
     bests = accumulate((value for _, value in points), lambda *both: Goal(tuning.goal).best(both))
     so_far = [(number, value) for (number, _), value in zip(points, bests, strict=True)]
@@ -166,14 +166,14 @@ def tried(tuning: Tuning) -> Spec:
 
 
 def by_parameter(tuning: Tuning, axis: TunedParameter) -> Spec:
-    """The metric of each trial over one of the hyperparameters; the best trial in another colour, and larger."""
-    told = ended_well(tuning)
+    """Plot the trials' metric over a hyperparameter; the best trial is larger and in another colour."""
+    trials = ended_well(tuning)
     values = [
         {
             "x": each.hyperparameters[axis.name] if axis.kind == "words" else float(each.hyperparameters[axis.name]),
             "y": each.value,
         }
-        for each in told
+        for each in trials
     ]
     kind = (
         {"type": "nominal"}
@@ -194,7 +194,7 @@ def _metric(tuning: Tuning) -> Spec:
 
 
 def time_line(spans: Sequence[Span]) -> Spec:
-    """The states of the job and of its replicas, a bar for each."""
+    """Plot the states of the job and of its replicas, a bar for each."""
     size, unit = _unit([span.end for span in spans])
     names = list(dict.fromkeys(span.who for span in spans))
     states = [state for state in _STATES if any(span.state == state for span in spans)]
@@ -253,14 +253,14 @@ def _lines(series: Sequence[Series], x_title: str, y: Spec) -> Spec:
 
 
 def _legend(names: Sequence[str]) -> Spec:
-    """As many columns as the longest name leaves room for, with some to spare, as it may be wider where it is read."""
+    """Return a legend with as many columns as fit the longest name, with a margin for wider fonts."""
     longest = _LETTER * max(map(len, names), default=0)
     columns, limit = next((each for each in _COLUMNS if longest <= each[1]), _COLUMNS[-1])
     return {"columns": columns, "labelLimit": limit, "columnPadding": 24}
 
 
 def rising(points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()) -> Iterator[list[tuple[float, float]]]:
-    """The points in pieces within each of which x rises and passes no break: what goes on from a checkpoint is another line."""
+    """Yield the points in pieces in which x rises: a restart from a checkpoint begins a new line."""
     piece: list[tuple[float, float]] = []
     for point in points:
         if piece and (point[0] < piece[-1][0] or any(piece[-1][0] <= at < point[0] for at in breaks)):
@@ -272,25 +272,25 @@ def rising(points: Sequence[tuple[float, float]], breaks: Sequence[float] = ()) 
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """As many points as can be told apart in a picture: of each stretch the lowest and the highest, and both ends."""
+    """Reduce the points to a visible number: the lowest and the highest of each stretch, and both ends."""
     if len(points) <= _MOST_POINTS:
         return list(points)
-    kept = {0, len(points) - 1}
+    places = {0, len(points) - 1}
     stretches = _MOST_POINTS // 2
     for number in range(stretches):
         stretch = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)
-        kept |= {min(stretch, key=lambda place: points[place][1]), max(stretch, key=lambda place: points[place][1])}
-    return [points[place] for place in sorted(kept)]
+        places |= {min(stretch, key=lambda place: points[place][1]), max(stretch, key=lambda place: points[place][1])}
+    return [points[place] for place in sorted(places)]
 
 
 def _unit(seconds: Sequence[float]) -> tuple[float, str]:
-    """The seconds of a unit that suits a time so long, and its name."""
+    """Return the length in seconds and the name of the unit that suits a duration."""
     longest = max(seconds, default=0.0)
     return next((size, name) for least, size, name in _UNITS if longest >= least)
 
 
 def _frame(height: int) -> Spec:
-    """What all charts have in common; the page stretches them to its width."""
+    """Return the specification common to all charts; the page stretches them to its width."""
     ink, soft = "var(--ink)", "var(--line)"
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",

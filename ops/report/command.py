@@ -19,20 +19,20 @@ _HEAD = 512
 
 
 def report(cluster: Cluster, job_ids: Sequence[str], output: str | None, json: bool) -> int:
-    """Write the report of a job, the newest where none is named, or of several that are compared; with `json` print it."""
+    """Write the report of a job, by default the newest, or of several to compare; with `json` print it."""
     check_ids(job_ids)
     if json and output:
         raise UsageError("--json prints, and --output writes a page: leave one of them out")
     if output:
         check_output(Path(output))
-    found = [make(read(cluster, job_id)) for job_id in job_ids or (None,)]
+    reports = [make(read(cluster, job_id)) for job_id in job_ids or (None,)]
     if json:
-        terminal.as_json(as_json(found))
+        terminal.as_json(as_json(reports))
         return DONE
-    target = Path(output or f"report-{'-'.join(each.job for each in found)}.html")
+    target = Path(output or f"report-{'-'.join(each.job for each in reports)}.html")
     check_output(target)
     with terminal.Step("drawing"):
-        content = page(found).encode()
+        content = page(reports).encode()
     write(target, content)
     terminal.out(f"{target}: {terminal.size(len(content))}")
     return DONE
@@ -64,7 +64,11 @@ def check_output(target: Path) -> None:
 
 
 def write(target: Path, content: bytes) -> None:
-    """A file, complete or not there; UsageError where the folder does not allow it."""
+    """Write a file atomically.
+
+    Raises:
+        UsageError: if the folder does not allow it.
+    """
     part = target.with_name(f".{uuid.uuid4().hex}")
     try:
         try:

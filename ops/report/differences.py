@@ -1,4 +1,4 @@
-"""What several jobs have in common and what not: pure functions of their reports."""
+"""Common and different inputs and results of several jobs: pure functions of their reports."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ _OTHER = "other arguments"
 
 
 def inputs(reports: Sequence[Report]) -> list[Difference]:
-    """What went in: what the jobs were made of, flag by flag, and their labels. Where the output went is no difference."""
+    """List the differences of the jobs' inputs, flag by flag, and of their labels, without output paths."""
     return _rows([_inputs(report) for report in reports])
 
 
 def results(reports: Sequence[Report]) -> list[Difference]:
-    """What came out: state, final metrics, seconds, US dollars."""
+    """List the differences of state, final metrics, seconds and US dollars."""
     return _rows([_results(report) for report in reports])
 
 
 def flags(arguments: Sequence[str]) -> dict[str, str]:
-    """Each flag with its value, `--a=b` or `--a b`, several with commas, `yes` for one without; words of no flag together."""
-    found: dict[str, list[str]] = {}
+    """Parse each flag with its value.
+
+    Takes `--a=b` and `--a b`. Several values are joined with commas, a flag without one is `yes`, and words of no flag are kept
+    together.
+    """
+    options: dict[str, list[str]] = {}
     last = None
     for word in arguments:
         if word.startswith("-") and not _is_number(word):
             last, equals, value = word.partition("=")
-            found.setdefault(last, []).extend([value] if equals else [])
+            options.setdefault(last, []).extend([value] if equals else [])
             last = None if equals else last
         else:
-            found.setdefault(last or _OTHER, []).append(word)
+            options.setdefault(last or _OTHER, []).append(word)
             last = None
-    return {name: ", ".join(values) or "yes" for name, values in found.items()}
+    return {name: ", ".join(values) or "yes" for name, values in options.items()}
 
 
 def _is_number(word: str) -> bool:
@@ -43,17 +47,17 @@ def _is_number(word: str) -> bool:
 
 
 def _inputs(report: Report) -> dict[str, str]:
-    made = {name: value for name, value in report.made.items() if name != "output"}
-    return {**made, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
+    origin = {name: value for name, value in report.made.items() if name != "output"}
+    return {**origin, **flags(report.arguments), **{f"label {name}": value for name, value in report.labels.items()}}
 
 
 def _results(report: Report) -> dict[str, str]:
-    told = {"state": report.state, **report.metrics}
+    figures = {"state": report.state, **report.metrics}
     if report.seconds is not None:
-        told["seconds"] = f"{report.seconds:.1f}"
+        figures["seconds"] = f"{report.seconds:.1f}"
     if report.cost:
-        told["US dollars"] = f"{report.cost.total:.4f}"
-    return told
+        figures["US dollars"] = f"{report.cost.total:.4f}"
+    return figures
 
 
 def _rows(told: Sequence[Mapping[str, str]]) -> list[Difference]:

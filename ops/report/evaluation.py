@@ -1,4 +1,4 @@
-"""JOB_DIR/evaluation.json: a trainer's final evaluation, of which nothing is believed before it was looked at."""
+"""JOB_DIR/evaluation.json: a trainer's final evaluation, validated before use."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ class EvaluationError(ValueError):
 
 
 def parse(content: bytes) -> Evaluation:
-    """The evaluation; EvaluationError for what docs/trainers.md does not allow. Of more mistakes the first 20 count."""
+    """Parse an evaluation; of the mistakes the first 20 count.
+
+    Raises:
+        EvaluationError: if docs/trainers.md does not allow the content.
+    """
     try:
-        told = json.loads(content)
+        document = json.loads(content)
     except (ValueError, RecursionError):
         raise EvaluationError("it is no JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         raise EvaluationError("it is no JSON object")
-    confusion = _confusion(told.get("confusion"))
-    classes = _classes(told.get("classes"), len(confusion))
-    mistakes = told.get("mistakes", [])
+    confusion = _confusion(document.get("confusion"))
+    classes = _classes(document.get("classes"), len(confusion))
+    mistakes = document.get("mistakes", [])
     if not isinstance(mistakes, list):
         raise EvaluationError("mistakes must be a list")
-    found = [_mistake(item, f"mistakes[{place}]", len(classes)) for place, item in enumerate(mistakes[:MOST_MISTAKES])]
-    step = told.get("step")
-    return Evaluation(step if _is_count(step) else None, classes, confusion, found)
+    errors = [_mistake(item, f"mistakes[{place}]", len(classes)) for place, item in enumerate(mistakes[:MOST_MISTAKES])]
+    step = document.get("step")
+    return Evaluation(step if _is_count(step) else None, classes, confusion, errors)
 
 
 def _is_count(value: Any) -> bool:

@@ -43,7 +43,7 @@ _FIRST = ("loss", "accuracy")
 
 
 def make(sources: Sources) -> Report:
-    """What there is to say of a job, up to the moment of the reading."""
+    """Build the report of a job, as of the time its sources were read."""
     record, notes = sources.record, list(sources.notes)
     end = record.endTime or sources.madeTime
     names = replica_names(record)
@@ -89,17 +89,17 @@ def make(sources: Sources) -> Report:
 
 
 def from_logs(logs: Mapping[str, Sequence[Line]], names: Sequence[str]) -> list[Chart]:
-    """The curves of Train lines, of the first of the replicas that has any, and of every replica's Eval lines.
+    """Return the curves of the first replica with Train lines, and of every replica's Eval lines.
 
     `names` are the replicas, the chief first, whose curves are called `train` and `eval`; loss and accuracy come first. A curve
-    of a single point is left out, and so is a chart of none else.
+    of a single point is left out, and so is a chart without curves.
     """
-    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
 
     def add(curve: str, told: Iterable[Told]) -> None:
         for each in told:
             for name, value in each.values.items():
-                found.setdefault(name, {}).setdefault(curve, []).append((each.step, value))
+                curves.setdefault(name, {}).setdefault(curve, []).append((each.step, value))
 
     there = [name for name in names if name in logs]
     trains = {
@@ -109,21 +109,21 @@ def from_logs(logs: Mapping[str, Sequence[Line]], names: Sequence[str]) -> list[
         add(_called("train", name, names), told)
     for name in there:
         add(_called("eval", name, names), filter(None, (progress.evaluated(line.message) for line in logs[name])))
-    return _charts(found)
+    return _charts(curves)
 
 
 def from_trials(tuned: Tuned) -> list[Chart]:
-    """What the best of the trials told of the metric by step; empty where none told more than its end."""
-    told = [trial for trial in tuned.ranked if len(trial.allMetrics) > 1][:_MOST_TRIALS]
+    """Return the best trials' curves of the metric by step; empty if no trial reported more than its end."""
+    trials = [trial for trial in tuned.ranked if len(trial.allMetrics) > 1][:_MOST_TRIALS]
     curves = [
         Curve(f"trial {trial.trialId}", [(each.trainingStep, float(each.objectiveValue)) for each in trial.allMetrics])
-        for trial in told
+        for trial in trials
     ]
     return [Chart(tuned.study.hyperparameterMetricTag, curves)] if curves else []
 
 
 def tuning(tuned: Tuned, end: str) -> Tuning:
-    """What was tuned, and what has come of it up to a moment."""
+    """Return the tuned hyperparameters and the trials' results up to a moment."""
     study = tuned.study
     return Tuning(
         study.hyperparameterMetricTag,
@@ -157,13 +157,13 @@ def _called(what: str, name: str, names: Sequence[str]) -> str:
 
 
 def from_scalars(scalars: Mapping[str, Sequence[tuple[int, float]]]) -> list[Chart]:
-    """The curves of summaries, `run/tag`: those whose names end alike, such as train/loss and validation/loss, in one chart."""
-    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    """Return the curves of summaries, `run/tag`; names with one ending, such as train/loss, share a chart."""
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for path, points in scalars.items():
         run, _, name = path.rpartition("/")
         good = [(step, value) for step, value in points if math.isfinite(value)]
-        found.setdefault(name, {})[run or name] = good
-    return _charts(found)
+        curves.setdefault(name, {})[run or name] = good
+    return _charts(curves)
 
 
 def _charts(found: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> list[Chart]:
@@ -173,17 +173,17 @@ def _charts(found: Mapping[str, Mapping[str, list[tuple[int, float]]]]) -> list[
 
 
 def paces(record: JobRecord, replicas: Sequence[ReplicaRecord], logs: Mapping[str, Sequence[Line]]) -> list[Pace]:
-    """Each replica's steps/s, as its Train lines tell its own, else as the global step rose from one line to the next."""
-    made = []
+    """Return each replica's steps/s by its Train lines, else by the rise of the global step between them."""
+    throughput = []
     for replica in replicas:
         lines = logs.get(replica.name, [])
-        told = [(_after(record, line.time), each) for line in lines if (each := progress.trained(line.message))]
-        own = [(seconds, each.rate) for seconds, each in told if each.rate is not None]
+        marks = [(_after(record, line.time), each) for line in lines if (each := progress.trained(line.message))]
+        own = [(seconds, each.rate) for seconds, each in marks if each.rate is not None]
         rates = own or _risen(record, lines)
         if rates:
             restarts = [_after(record, event.time) for event in replica.events]
-            made.append(Pace(replica.name, bool(own), rates, restarts))
-    return made
+            throughput.append(Pace(replica.name, bool(own), rates, restarts))
+    return throughput
 
 
 def _risen(record: JobRecord, lines: Iterable[Line]) -> list[tuple[float, float]]:
@@ -196,7 +196,7 @@ def _risen(record: JobRecord, lines: Iterable[Line]) -> list[tuple[float, float]
 
 
 def spans(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> Iterator[Span]:
-    """The job's states, and each replica's, until the job's end or until now."""
+    """Yield the states of the job and of each replica, until the job's end or until now."""
     last = _after(record, end)
     begin = _after(record, record.startTime) if record.startTime else last
     yield Span("job", WAITING, 0.0, begin)
@@ -221,14 +221,14 @@ def _spans(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[Sp
 
 
 def happenings(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[Happening]:
-    """Every restart and its cause, and what else happened to the job, in the order of time."""
-    told = [Happening(event.time, "job", event.cause, event.seconds) for event in record.events]
-    told += [Happening(event.time, each.name, event.cause, event.seconds) for each in replicas for event in each.events]
-    return sorted(told, key=lambda happening: happening.time)
+    """List every restart with its cause, and the job's other events, by time."""
+    events = [Happening(event.time, "job", event.cause, event.seconds) for event in record.events]
+    events += [Happening(event.time, each.name, event.cause, event.seconds) for each in replicas for event in each.events]
+    return sorted(events, key=lambda happening: happening.time)
 
 
 def cost(record: JobRecord, end: str) -> Cost | None:
-    """As the record has it once the job has ended, else so far; None where hosts have no price."""
+    """Return the recorded cost once the job has ended, else the cost so far; None if hosts have no price."""
     if record.hourlyCost is None:
         return None
     hours = max(seconds_between(record.startTime or record.createTime, end), 0) / 3600
@@ -236,19 +236,19 @@ def cost(record: JobRecord, end: str) -> Cost | None:
 
 
 def made(record: JobRecord, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What the job was made of, but its arguments: the manifest's own words where it is there, else those of the record."""
-    told = {**record.trainingInput, **manifest}
-    command = told.get("command")
+    """Return the job's inputs except its arguments, from its manifest or else its record."""
+    values = {**record.trainingInput, **manifest}
+    command = values.get("command")
     config = manifest.get("config")
     facts = {
-        "module": None if command else told.get("module") or told.get("pythonModule"),
+        "module": None if command else values.get("module") or values.get("pythonModule"),
         "command": command,
         **compare.inputs(record.manifest),
         "reproduces": manifest.get("reproduces"),
-        "output": told.get("jobDir"),
+        "output": values.get("jobDir"),
         **(config if isinstance(config, dict) else {}),
-        **{f"env {name}": value for name, value in _mapping(told.get("environment")).items()},
-        "secrets": told.get("secrets"),
+        **{f"env {name}": value for name, value in _mapping(values.get("environment")).items()},
+        "secrets": values.get("secrets"),
     }
     return {name: _shown(value) for name, value in facts.items() if value not in (None, "", [], {})}
 
@@ -264,18 +264,18 @@ def _shown(value: Any) -> str:
 
 
 def errors(record: JobRecord, replicas: Sequence[ReplicaRecord]) -> list[str]:
-    """Why the job failed, and what its replicas ended with where that is not said already."""
+    """List why the job failed, and other errors of its replicas."""
     why = record.errorMessage.rstrip()
-    said = (f"{each.name}: {each.errorMessage.rstrip()}" for each in replicas if each.errorMessage.rstrip() not in why)
-    return [*filter(None, [why]), *said]
+    messages = (f"{each.name}: {each.errorMessage.rstrip()}" for each in replicas if each.errorMessage.rstrip() not in why)
+    return [*filter(None, [why]), *messages]
 
 
 def error_lines(logs: Mapping[str, Sequence[Line]]) -> list[str]:
-    """The last lines that the replicas logged as errors, in the order of time."""
+    """Return the last lines that the replicas logged as errors, by time."""
     loud = sorted(line for log in logs.values() for line in log if line.severity in LOUD)[-_MOST_ERRORS:]
     return [f"{line.time[11:23]} {line.replica} {line.message}" for line in loud]
 
 
 def _after(record: JobRecord, moment: str) -> float:
-    """Seconds from the job's creation, as the records' clocks have them."""
+    """Return the seconds from the job's creation to a moment, by the records' clocks."""
     return round(max(seconds_between(record.createTime, moment), 0.0), 3)

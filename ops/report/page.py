@@ -1,4 +1,4 @@
-"""A report as a page: one HTML file with all that it needs, that runs no script and asks no network. Pure functions."""
+"""The HTML page of a report: one file without scripts or network access, made by pure functions."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Cell:
 
 
 def page(reports: Sequence[Report]) -> str:
-    """The page of a job, or of several that are compared. What was not UTF-8 on a command line is a question mark."""
+    """Render the page of a job, or of several to compare; bytes that are not UTF-8 become question marks."""
     reports = [_legible(report) for report in reports]
     html = _template().render(_one(reports[0]) if len(reports) == 1 else _several(reports))
     return html.encode("utf-8", "replace").decode()
 
 
 def _legible(report: Report) -> Report:
-    """The report without lone surrogates, which no picture and no file can hold."""
+    """Return the report without lone surrogates, which neither SVG nor UTF-8 can hold."""
     clean: Report = _clean(report)
     return clean
 
@@ -89,7 +89,7 @@ def _template() -> jinja2.Template:
 
 
 def _harmless(value: Any) -> Any:
-    """A text of whomever as it may be seen; what is marked as HTML is ours."""
+    """Return untrusted text in printable form; text that is marked as HTML is ours."""
     return terminal.harmless(value) if type(value) is str else value
 
 
@@ -138,25 +138,25 @@ def _differing_first(rows: Sequence[Difference]) -> list[Difference]:
 
 
 def moment(text: str | None) -> str:
-    """An RFC 3339 moment in UTC as people read it, `2026-01-31 12:00:00 UTC`: who reads the page may be anywhere."""
+    """Format an RFC 3339 moment in UTC, `2026-01-31 12:00:00 UTC`, as readers are in any time zone."""
     return f"{text[:19].replace('T', ' ')} UTC" if text else ""
 
 
 def number(value: float) -> str:
-    """To 4 digits, which are enough to read: `0.02271`, `1234`."""
+    """Format a number with 4 digits: `0.02271`, `1234`."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def curve_figure(chart: Chart) -> Figure:
-    """A chart of a job's own curves."""
+    """Return the figure of a chart of a job's own curves."""
     return _figure(chart.name, charts.svg(charts.curves(chart)), [(curve.name, curve) for curve in chart.curves])
 
 
 def compared_figure(name: str, reports: Sequence[Report]) -> Figure:
-    """A chart of several jobs' curves of one name."""
-    found = [(report.job, next((chart for chart in report.charts if chart.name == name), None)) for report in reports]
-    named = [(f"{job}: {curve.name}", curve) for job, chart in found if chart for curve in chart.curves]
-    return _figure(name, charts.svg(charts.compared(name, found)), named)
+    """Return the figure that compares several jobs' curves of one name."""
+    job_charts = [(report.job, next((chart for chart in report.charts if chart.name == name), None)) for report in reports]
+    curves = [(f"{job}: {curve.name}", curve) for job, chart in job_charts if chart for curve in chart.curves]
+    return _figure(name, charts.svg(charts.compared(name, job_charts)), curves)
 
 
 def _figure(name: str, picture: str, curves: Sequence[tuple[str, Curve]]) -> Figure:
@@ -172,14 +172,14 @@ def _at(point: tuple[int, float]) -> str:
 
 
 def some(points: Sequence[T]) -> list[T]:
-    """A few of them, evenly, the first and the last among them."""
+    """Return a few of the points, evenly spaced, with the first and the last."""
     if len(points) <= _ROWS:
         return list(points)
     return [points[round(place * (len(points) - 1) / (_ROWS - 1))] for place in range(_ROWS)]
 
 
 def pace_figure(report: Report) -> Figure | None:
-    """The throughput of the replicas; None where no line tells of it."""
+    """Return the figure of the replicas' throughput, or None if no line reports it."""
     paces = report.paces
     if not any(len(pace.points) > 1 for pace in paces):
         return None
@@ -203,27 +203,27 @@ def pace_figure(report: Report) -> Figure | None:
 
 
 def tried_figures(tuning: Tuning) -> list[Figure]:
-    """The trials in their order, and over each of the hyperparameters; none where no trial told anything."""
-    told = charts.ended_well(tuning)
-    if not told:
+    """Return the figures of the trials by number and by each hyperparameter; none if no trial reported."""
+    trials = charts.ended_well(tuning)
+    if not trials:
         return []
-    ordered = sorted(told, key=lambda each: each.trialId)
-    first = told[0]
-    words = f"{tuning.metric} of {len(told)} trials; the best is trial {first.trialId} with {number(first.value or 0.0)}"
+    ordered = sorted(trials, key=lambda each: each.trialId)
+    first = trials[0]
+    words = f"{tuning.metric} of {len(trials)} trials; the best is trial {first.trialId} with {number(first.value or 0.0)}"
     rows = [[str(each.trialId), number(each.value or 0.0)] for each in some(ordered)]
     picture = Markup(charts.svg(charts.tried(tuning)))  # noqa: S704  made by charts
     caption = "A dot is a trial, the line the best so far."
     figures = [Figure("Trials", picture, words, ["trial", tuning.metric], rows, caption)]
     for axis in tuning.parameters:
         picture = Markup(charts.svg(charts.by_parameter(tuning, axis)))  # noqa: S704  made by charts
-        values = [[each.hyperparameters[axis.name], number(each.value or 0.0)] for each in some(told)]
+        values = [[each.hyperparameters[axis.name], number(each.value or 0.0)] for each in some(trials)]
         best = f"{tuning.metric} by {axis.name}; the best has {first.hyperparameters[axis.name]}"
         figures.append(Figure(axis.name, picture, best, [axis.name, tuning.metric], values))
     return figures
 
 
 def time_figure(report: Report) -> Figure:
-    """The states of the job and of its replicas."""
+    """Return the figure of the states of the job and of its replicas."""
     picture = Markup(charts.svg(charts.time_line(report.spans)))  # noqa: S704  made by charts
     rows = [[span.who, span.state, number(span.begin), number(span.end)] for span in report.spans]
     words = ", ".join(
@@ -233,8 +233,10 @@ def time_figure(report: Report) -> Figure:
 
 
 def confusion(counts: Sequence[Sequence[int]]) -> list[list[Cell]]:
-    """The matrix: what is right in a colour as strong as its share of its row, what is wrong by the root of its share of the
-    most frequent mistake, so that rare ones show.
+    """Return the cells of the confusion matrix.
+
+    A correct cell is as strong as its share of its row. A wrong one is as strong as the root of its share of the most frequent
+    mistake, so that rare ones show.
     """
     worst = max((count for place, row in enumerate(counts) for column, count in enumerate(row) if column != place), default=0)
     return [list(_cells(place, row, worst)) for place, row in enumerate(counts)]
@@ -248,7 +250,7 @@ def _cells(place: int, row: Sequence[int], worst: int) -> Iterator[Cell]:
 
 
 def as_json(reports: Sequence[Report]) -> Mapping[str, Any]:
-    """What a page is made of, for programs: a report, or several with what differs."""
+    """Return the content of a page for programs: a report, or several with their differences."""
     if len(reports) == 1:
         return asdict(reports[0])
     rows = [(kind, row) for kind, of in (("input", differences.inputs), ("result", differences.results)) for row in of(reports)]

@@ -1,6 +1,6 @@
-"""What a report says, as plain values: `fab report --json` prints just these, under just these names.
+"""The values of a report: `fab report --json` prints them under these names.
 
-Seconds are counted from the job's creation, steps are global ones, moments are RFC 3339 in UTC. None is what is not known.
+Seconds are counted from the job's creation, steps are global ones, moments are RFC 3339 in UTC. None is an unknown value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WAITING, RUNNING, RESTARTING = "QUEUED, PREPARING", "RUNNING", "restarting"
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; `points` are (step, value) in the order of time: it falls where a job went on from a checkpoint."""
+    """One line of a chart; `points` are (step, value) by time, and fall after a restart from a checkpoint."""
 
     name: str
     points: list[tuple[int, float]]
@@ -21,7 +21,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """All that was told under one name, such as loss."""
+    """All curves under one name, such as loss."""
 
     name: str
     curves: list[Curve]
@@ -29,9 +29,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Pace:
-    """A replica's steps/s by its Train lines: `points` are (seconds, steps/s), `restarts` the seconds at which it was killed.
+    """A replica's steps/s by its Train lines.
 
-    `own` is False where its lines do not tell its own steps, and the rates are those of the global step.
+    `points` are (seconds, steps/s), `restarts` the seconds at which it was killed. `own` is False if its lines do not report
+    its own
+    steps, and the rates are those of the global step.
     """
 
     replica: str
@@ -52,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Happening:
-    """A start that was not the first, a host that was lost, or the like; recoverSeconds until it was up again."""
+    """A restart, a lost host, or another event; recoverSeconds until it was up again."""
 
     time: str
     who: str
@@ -62,7 +64,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class Replica:
-    """How a replica ended, or is; `host` is where it ran."""
+    """A replica's state or result; `host` is where it ran."""
 
     name: str
     state: str
@@ -73,7 +75,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Cost:
-    """US dollars by list price: of an hour of the job's hosts, and so far, which is all of it once the job has ended."""
+    """US dollars by list price: per hour of the job's hosts, and in total until now or its end."""
 
     hourly: float
     total: float
@@ -81,7 +83,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A picture, a PNG in base64, of the class `label` that was taken for `predicted`, both as places in the classes."""
+    """A misclassified picture, a PNG in base64: `label` and `predicted` are places in the classes."""
 
     label: int
     predicted: int
@@ -90,7 +92,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a trainer left in JOB_DIR/evaluation.json. confusion[i][j] counts records of class i that were taken for class j."""
+    """A trainer's JOB_DIR/evaluation.json; confusion[i][j] counts records of class i predicted as class j."""
 
     step: int | None
     classes: list[str]
@@ -100,7 +102,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Planned:
-    """What `fab plan` makes of the job on this cluster, and what it was: steps/s, errorPercent above 0 where it is too high."""
+    """The plan and the measured value of steps/s, and errorPercent, above 0 if the plan is too high."""
 
     createTime: str
     stepsPerSecond: float
@@ -133,8 +135,9 @@ class TunedParameter:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was tuned, MAXIMIZE or MINIMIZE `metric`; of `wanted` trials those that there are, the best first, and then those
-    that have not ended well.
+    """The hyperparameters, the trials and their goal, MAXIMIZE or MINIMIZE `metric`.
+
+    Of `wanted` trials those that exist, the best first, and then those that have not ended well.
     """
 
     metric: str
@@ -146,9 +149,9 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Report:
-    """A job. `metrics` are the final ones as they were told, `made` what went into it, `notes` what could not be read.
+    """A job: `metrics` are the final ones, `made` its inputs, `notes` the parts that could not be read.
 
-    `errors` are why the job failed and what its replicas ended with, `errorLines` the last that were logged as errors, with the
+    `errors` are why the job failed and the errors of its replicas, `errorLines` the last that were logged as errors, with the
     time of day in UTC and the replica.
     """
 

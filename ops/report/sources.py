@@ -1,4 +1,4 @@
-"""All that is known of a job, read from the bucket and its hosts; what cannot be read is a note, and the rest is there."""
+"""A job's sources, read from the bucket and its hosts; each part that cannot be read becomes a note."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ LOUD = ("ERROR", "CRITICAL")
 
 @dataclass(frozen=True)
 class Sources:
-    """What a report is made of. `logs` are each replica's lines, `scalars` those of summaries, by `run/tag`, where the logs
-    tell of no step; `madeTime` is the moment of the reading, RFC 3339. Of a job that `tuned` the output is its best trial's.
+    """The sources of a report.
+
+    `logs` are each replica's lines, `scalars` those of summaries, by `run/tag`, if the logs report no step; `madeTime` is
+    when they
+    were read, RFC 3339. If a job `tuned` hyperparameters, the output is its best trial's.
     """
 
     record: JobRecord
@@ -56,7 +59,12 @@ class Sources:
 
 
 def read(cluster: Cluster, job_id: str | None) -> Sources:
-    """A job's sources, of the newest where none is named; UsageError where it is not there, OpsError if it never started."""
+    """Read the sources of a job, by default the newest.
+
+    Raises:
+        UsageError: if there is no such job.
+        OpsError: if it never started.
+    """
     record = existing_job(cluster.ledger, job_id)
     replicas = replicas_of(cluster.ledger, record)
     check_started(record, replicas)
@@ -67,9 +75,11 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
     tuned = tried(lambda: trials.read(cluster.ledger, record), None, notes, "the trials were not read")
     if output and tuned:
         output = output.of_trial(tuned.best)
-    told = any(progress.trained(line.message) or progress.evaluated(line.message) for log in logs.values() for line in log)
+    has_curves = any(
+        progress.trained(line.message) or progress.evaluated(line.message) for log in logs.values() for line in log
+    )
     curves: dict[str, list[tuple[int, float]]] = {}
-    if output and not told:
+    if output and not has_curves:
         curves = tried(lambda: scalars(cluster, output, _POINTS), {}, notes, "the summaries were not read")
     evaluation = tried(lambda: _evaluation(output), None, notes, f"{EVALUATION} was not used") if output else None
     return Sources(
@@ -100,7 +110,7 @@ def check_started(record: JobRecord, replicas: list[ReplicaRecord]) -> None:
 
 
 def tried(read_it: Callable[[], T], otherwise: T, notes: list[str], what: str) -> T:
-    """What is read; where that fails `otherwise`, and a note that says why."""
+    """Return the result of `read_it`; if it fails, add a note with the reason and return `otherwise`."""
     try:
         return read_it()
     except (OpsError, StoreError, RecordError, EvaluationError, OSError) as error:
@@ -115,19 +125,19 @@ def _logs(cluster: Cluster, record: JobRecord) -> dict[str, list[Line]]:
 
 
 def _tells(line: Line) -> bool:
-    """Whether a page says anything of a line: a log may be of any size."""
+    """Return whether the page uses a line: a log may be of any size."""
     return line.severity in LOUD or progress.tells(line.message)
 
 
 def _metrics(cluster: Cluster, record: JobRecord, logs: dict[str, list[Line]]) -> dict[str, str]:
-    """The final metrics, of the chief's log where that has them, which spares a second reading."""
+    """Return the final metrics, from the chief's log if it has them, which saves a second read."""
     chief = next(iter(replica_names(record)), "")
-    said = progress.final_metrics(line.message for line in logs.get(chief, []))
-    return said or (final_metrics(cluster, record) if record.final else {})
+    metrics = progress.final_metrics(line.message for line in logs.get(chief, []))
+    return metrics or (final_metrics(cluster, record) if record.final else {})
 
 
 def _manifest(cluster: Cluster, job_id: str) -> dict[str, Any]:
-    """The manifest, empty for a job that has none."""
+    """Return the manifest, empty if the job has none."""
     try:
         whole = json.loads(cluster.bucket.read(paths.manifest(job_id)) or b"{}")
     except (ValueError, RecursionError):
@@ -146,13 +156,13 @@ def _evaluation(output: Output) -> Evaluation | None:
 
 
 def _planned(cluster: Cluster, record: JobRecord) -> Planned | None:
-    """What a plan that was kept says of the job; None where there is none, or where it does not fit what is up today."""
+    """Return the stored plan's forecast for the job, or None if there is none that fits the stack."""
     if record.state is not JobState.SUCCEEDED or not any(plan.PLANS.glob("*.json")):
         return None
     try:
         checked = planned.compared(cluster, record)
     except (OpsError, StoreError, OSError):
         return None
-    found = checked.found
-    figures = (round(found.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(found.speed_up, 2))
-    return Planned(checked.made["createTime"], *figures, found.bound)
+    forecast = checked.found
+    figures = (round(forecast.rate, 2), round(checked.measured, 2), round(checked.error, 1), round(forecast.speed_up, 2))
+    return Planned(checked.made["createTime"], *figures, forecast.bound)

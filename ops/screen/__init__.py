@@ -1,1 +1,1 @@
-"""What a terminal shows while something goes on: pictures, which are plain data, and the one module that draws them."""
+"""Live terminal screens: pictures, which are plain data, and the one module that draws them."""

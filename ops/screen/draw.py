@@ -1,7 +1,7 @@
-"""Draws pictures on a terminal: the one module that knows rich. Nothing of a text is taken for rich's markup.
+"""Draws pictures on a terminal: the one module that uses rich. No text is parsed as rich markup.
 
-Columns are set here and handed over as segments: rich's own tables and texts measure and wrap everything anew each time, which
-with 31 replicas took a fifth of a processor.
+Columns are laid out here and passed as segments: rich's own tables and texts measure and wrap everything each time, which with
+31 replicas took a fifth of a processor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GAP = "  "
 
 
 class Screen:
-    """The whole terminal, for as long as the block takes; what was on it before comes back. For one thread."""
+    """The whole terminal during the block; its former content is restored after. For one thread."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -45,11 +45,11 @@ class Screen:
 
     @property
     def lines(self) -> int:
-        """How many lines there are now."""
+        """The number of lines of the terminal now."""
         return self._console.size.height
 
     def show(self, picture: Picture) -> None:
-        """This in place of what is there."""
+        """Replace the picture on the screen."""
         self._live.update(Drawn(picture), refresh=True)
 
 
@@ -71,7 +71,7 @@ class Drawn:
 
 
 def lines(picture: Picture) -> Iterator[Sequence[Span]]:
-    """Its lines, those of tables with their cells padded."""
+    """Yield the lines of a picture, with the cells of tables padded."""
     for part in picture:
         if isinstance(part, Row):
             yield part.spans
@@ -96,15 +96,15 @@ def _segments(spans: Sequence[Span]) -> Iterator[Segment]:
 
 
 def _cut(spans: Sequence[Span], width: int) -> Iterator[Segment]:
-    """The spans on one line of so many columns, with … at the end where something is missing."""
+    """Cut the spans to one line of `width` columns, with … at the end if text is missing."""
     if sum(cell_len(span.text) for span in spans) <= width:
         yield from _segments(spans)
         return
-    left = width - 1
+    room = width - 1
     for span in spans:
-        text = span.text if cell_len(span.text) <= left else set_cell_size(span.text, left)
+        text = span.text if cell_len(span.text) <= room else set_cell_size(span.text, room)
         yield from _segments((Span(text, span.style),))
-        left -= cell_len(text)
-        if left <= 0:
+        room -= cell_len(text)
+        if room <= 0:
             break
     yield Segment("…")

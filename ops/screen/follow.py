@@ -1,4 +1,4 @@
-"""A job's logs as they grow, on a screen: what the follower hears is taken in as it comes, and drawn four times a second."""
+"""The live log screen of a job: events are applied as they arrive, and drawn four times a second."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ REFRESH_SECONDS = 0.25
 
 
 def follow(cluster: Cluster, record: JobRecord, replicas: Iterable[str], wanted: Wanted) -> JobRecord | None:
-    """Show the job until it ends; its final record, None where it never came to be seen. What is left says how it stood."""
+    """Show the job until it ends, then leave its last state on the terminal.
+
+    Returns:
+        The final record, or None if the job was never seen.
+    """
     names = list(replicas)
-    seen = JobScreen(record, names)
+    job_screen = JobScreen(record, names)
     follower = Follower(cluster.fleet, cluster.ledger, record, names, wanted, ticks=True)
     try:
         with Screen() as screen:
-            return _watch(follower.events(), seen, screen)
+            return _watch(follower.events(), job_screen, screen)
     finally:
-        leave(seen.left(time.time()))
+        leave(job_screen.left(time.time()))
         sys.stdout.flush()
 
 
@@ -43,7 +47,7 @@ def _watch(events: Iterator[Event], seen: JobScreen, screen: Screen) -> JobRecor
 
 
 def take(seen: JobScreen, event: Event, now: float) -> None:
-    """What was heard, to where it belongs; `now` in seconds of the epoch."""
+    """Apply an event to the screen; `now` in seconds of the epoch."""
     if isinstance(event, Line):
         seen.line(event, now)
     elif isinstance(event, JobRecord):

@@ -1,4 +1,4 @@
-"""The screen of a job: from what is heard of it to the picture that is drawn. Bounded, and with no terminal in it."""
+"""The screen of a job: events in, a picture out. Bounded, and independent of a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEADS = ("REPLICA", "STATE", "STEPS/S", "LAST LINE", "RESTARTS", "CPU", "MEMORY
 
 @dataclass
 class _Replica:
-    """What is known of one replica."""
+    """The known state of one replica."""
 
     name: str
     record: ReplicaRecord | None = None
@@ -39,7 +39,7 @@ class _Replica:
     heard: float | None = None
 
     def rate(self, now: float) -> float | None:
-        """Its steps/s, as it says itself or else by its lines."""
+        """Return its steps/s, as it reports them or else by its lines."""
         of_late = self.pace.rate(now)
         return of_late if of_late is None or self.local_rate is None else self.local_rate
 
@@ -63,16 +63,16 @@ class JobScreen:
         self._count = 0
 
     def line(self, line: Line, now: float) -> None:
-        """A line of a replica's log."""
-        shown = Line(line.time, harmless(line.severity), harmless(line.replica), harmless(line.message))
-        self._keep(shown)
+        """Add a line of a replica's log."""
+        safe_line = Line(line.time, harmless(line.severity), harmless(line.replica), harmless(line.message))
+        self._keep(safe_line)
         moment = _moment(line.time, now)
         replica = self._replicas.get(line.replica)
         if replica:
             replica.heard = max(moment, replica.heard or moment)
         if self._trials:
-            self._trials.line(shown.message, line.replica, moment, now)
-        elif reading := read(shown.message):  # of several trials at once no step is the job's
+            self._trials.line(safe_line.message, line.replica, moment, now)
+        elif reading := read(safe_line.message):  # of several trials at once no step is the job's
             self._take(reading, replica, moment, now)
 
     def note(self, text: str, now: float) -> None:
@@ -81,24 +81,24 @@ class JobScreen:
         self._keep(Line(moment, "NOTE", "", harmless(text)))
 
     def job(self, record: JobRecord) -> None:
-        """The job's record, newly read; the last one also says what became of the replicas."""
+        """Apply the job's new record; the final one also holds the results of the replicas."""
         self._record = record
         self._maximum = record.steps or self._maximum
         for item in record.replicas:
             replica = self._replicas.get(str(item.get("name")))
             if replica and record.final:
                 before = replica.record or ReplicaRecord(replica.name)
-                told = {key: item[key] for key in ("state", "exitCode", "restarts") if key in item}
-                replica.record = ReplicaRecord.from_dict({**before.to_dict(), **told})
+                result = {key: item[key] for key in ("state", "exitCode", "restarts") if key in item}
+                replica.record = ReplicaRecord.from_dict({**before.to_dict(), **result})
 
     def replicas(self, records: Mapping[str, ReplicaRecord]) -> None:
-        """The replicas' own records, newly read."""
+        """Apply the new records of the replicas."""
         for name, record in records.items():
             if name in self._replicas:
                 self._replicas[name].record = record
 
     def picture(self, now: float, lines: int) -> Picture:
-        """All that fits on so many lines: the job, its replicas, and the newest lines of the logs below."""
+        """Return a picture of at most `lines` lines: the job, its replicas, and the newest log lines below."""
         head, blank = self._head(now), [Row()]
         room = lines - height(head) - 1
         table = self._table(now, room - 2 - _LEAST_LOG)
@@ -109,10 +109,10 @@ class JobScreen:
         return [*head, *table, *(blank if log else []), *log][: max(lines, 1)]
 
     def left(self, now: float) -> Picture:
-        """What stays when the screen goes: its last state, every line that warned of those kept, and the last lines."""
-        kept = dict(self._loud) | dict(list(self._newest)[-LINES_LEFT:])
-        rows = [self._log_row(kept[number]) for number in sorted(kept)]
-        if unseen := self._count - len(kept):
+        """Return the last picture: the final state, the stored warnings, and the last lines."""
+        log_lines = dict(self._loud) | dict(list(self._newest)[-LINES_LEFT:])
+        rows = [self._log_row(log_lines[number]) for number in sorted(log_lines)]
+        if unseen := self._count - len(log_lines):
             what = f"{terminal.plural(unseen, 'line')} not shown here: fab logs {self._record.jobId} --lines all"
             rows.insert(0, Row.of(Span(what, "dim")))
         return [*self._head(now), Row(), *self._table(now, len(self._replicas)), Row(), *rows]
@@ -163,15 +163,15 @@ class JobScreen:
         pace, unit = self._pace, str(self._unit)
         if pace.count is None:
             return []
-        known = self._maximum is not None and (self._unit is Unit.EPOCH or self._maximum >= pace.count)
-        maximum = self._maximum if known else None
+        has_maximum = self._maximum is not None and (self._unit is Unit.EPOCH or self._maximum >= pace.count)
+        maximum = self._maximum if has_maximum else None
         spans = [f"{unit:<8} {pace.count}" + (f" of {maximum}" if maximum else "")]
         if maximum:
             share = pace.count / maximum
             spans.append(f"  {bar(share, _SPARK)} {share:.0%}")
-        left = None if self._record.final else pace.seconds_to(maximum, now)
-        if left is not None:
-            spans.append(f"  {terminal.duration(left)} to go")
+        seconds = None if self._record.final else pace.seconds_to(maximum, now)
+        if seconds is not None:
+            spans.append(f"  {terminal.duration(seconds)} to go")
         rows = [Row.of(*spans)]
         if self._unit is Unit.STEP and pace.mean is not None:
             rate = pace.mean if self._record.final else pace.rate(now)
@@ -187,18 +187,18 @@ class JobScreen:
         ]
         if self._learned and self._learned[1]:
             step, figures = self._learned
-            told = ", ".join(f"{key} {value}" for key, value in figures.items())
-            rows.append(Row.of(f"{'eval':<8} {told}" + (f" at step {step}" if step is not None else "")))
+            words = ", ".join(f"{key} {value}" for key, value in figures.items())
+            rows.append(Row.of(f"{'eval':<8} {words}" + (f" at step {step}" if step is not None else "")))
         return rows
 
     def _table(self, now: float, most: int) -> list[Row | Table]:
-        """One line a replica, as many as there is room for."""
+        """Return one line for each replica, as many as fit."""
         if most < 1 or not self._replicas:
             return []
         every = list(self._replicas.values())
-        shown = every if len(every) <= most else every[: most - 1]
-        rows = tuple(self._replica_row(replica, now) for replica in shown)
-        rest = every[len(shown) :]
+        replicas = every if len(every) <= most else every[: most - 1]
+        rows = tuple(self._replica_row(replica, now) for replica in replicas)
+        rest = every[len(replicas) :]
         heads = (*_HEADS[:2], "TRIAL", *_HEADS[3:]) if self._trials else _HEADS
         return [Table(heads, rows, frozenset(heads[2:])), *([Row.of(Span(_of_the_rest(rest), "dim"))] if rest else [])]
 
@@ -251,14 +251,14 @@ def _of_late(rate: float | None) -> str | None:
 
 
 def _rate(value: float | None) -> str:
-    """Three digits that mean something: `0.234`, `18.7`, `1200`."""
+    """Format a rate with three significant digits: `0.234`, `18.7`, `1200`."""
     if value is None:
         return "-"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def _moment(time: str, now: float) -> float:
-    """A line's RFC 3339 time in seconds of the epoch; now, where it has none."""
+    """Return a line's RFC 3339 time in seconds of the epoch, or now if it has none."""
     try:
         return datetime.fromisoformat(time).timestamp()
     except (ValueError, OverflowError):

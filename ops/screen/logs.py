@@ -43,7 +43,7 @@ def show_logs(
 
 
 def _follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted, as_json: bool, plain: bool) -> int:
-    """Print the logs as they grow, until the job has ended or the user has seen enough; exit code 0 where it SUCCEEDED."""
+    """Print the logs until the job ends or the user interrupts; return 0 if the job SUCCEEDED."""
     job_id = record.jobId
     try:
         end = followed(cluster, record, replicas, wanted, as_json, plain)

@@ -26,8 +26,7 @@ SEVERITIES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red", "DEBU
 
 
 def harmless(text: str) -> str:
-    """The text as `terminal.harmless` has it without colours, on one line, of LONGEST characters at most; what else cannot be
-    seen is a dot."""
+    """Return the text on one line without colours, cut to LONGEST; replace invisible characters by a dot."""
     if text.isprintable():  # as nearly all are
         return text[:_LONGEST]
     text = terminal.harmless(text[: 4 * _LONGEST]).replace("\t", "    ")[:_LONGEST]
@@ -54,12 +53,12 @@ class Row:
 
     @classmethod
     def of(cls, *texts: str | Span) -> Row:
-        """A line of plain texts and spans."""
+        """Return a line of plain texts and spans."""
         return cls(tuple(text if isinstance(text, Span) else Span(text) for text in texts))
 
     @property
     def text(self) -> str:
-        """It without its styles."""
+        """Its text without styles."""
         return "".join(span.text for span in self.spans)
 
 
@@ -76,31 +75,35 @@ Picture = Sequence[Row | Table]
 
 
 def cell(value: object, style: str = "") -> Span:
-    """A cell, its text made harmless; `-` for what is not known."""
+    """Return a cell with its text made harmless; `-` for an unknown value."""
     return Span("-", "dim") if value is None or value == "" else Span(harmless(str(value)), style)
 
 
 def state(text: str) -> Span:
-    """A state in its colour."""
+    """Return a state in its colour."""
     return Span(harmless(text), STATES.get(text, ""))
 
 
 def bar(share: float, width: int) -> str:
-    """A share from 0 to 1 as a bar of so many characters."""
+    """Draw a share from 0 to 1 as a bar of `width` characters."""
     full = round(min(max(share, 0.0), 1.0) * width)
     return "━" * full + "╌" * (width - full)
 
 
 def cut(table: Table, most: int, what: str) -> list[Row | Table]:
-    """A table of so many lines at most, its head and what is said of the rest counted; `what` its rows are, such as `hosts`."""
+    """Cut a table to `most` lines, including its head and the line that counts the rest.
+
+    Args:
+        what: the rows' plural noun, such as `hosts`.
+    """
     if 1 + len(table.rows) <= most:
         return [table]
-    shown = max(most - 2, 0)
-    rest = Row.of(Span(f"and {len(table.rows) - shown} more {what}", "dim"))
-    both: list[Row | Table] = [replace(table, rows=table.rows[:shown]), rest]
+    count = max(most - 2, 0)
+    rest = Row.of(Span(f"and {len(table.rows) - count} more {what}", "dim"))
+    both: list[Row | Table] = [replace(table, rows=table.rows[:count]), rest]
     return both[: max(most, 0)]
 
 
 def height(picture: Picture) -> int:
-    """How many lines it takes."""
+    """Return the number of lines of a picture."""
     return sum(1 if isinstance(part, Row) else 1 + len(part.rows) for part in picture)

@@ -1,4 +1,4 @@
-"""Numbers over time in bounded memory: a series that keeps its shape however long it gets, and a pace with its outlook."""
+"""Numbers over time in bounded memory: a series that keeps its shape, and a pace with an estimate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Series:
         self._open: list[float] = []
 
     def add(self, value: float) -> None:
-        """One more; what is no finite number has no place in a shape."""
+        """Add a value; ignore one that is not finite."""
         if not math.isfinite(value):
             return
         self._open.append(value)
@@ -42,21 +42,24 @@ class Series:
 
 
 def sparkline(values: Sequence[float], width: int, least: float | None = None) -> str:
-    """The values as so many blocks at most, from `least`, or the least of them, to the greatest; halfway where all are one."""
+    """Draw the values as at most `width` blocks.
+
+    They reach from `least`, or the least value, to the greatest; all are halfway if the values are equal.
+    """
     if not values or width < 1:
         return ""
-    shown = min(width, len(values))
-    edges = [len(values) * i // shown for i in range(shown + 1)]
+    blocks = min(width, len(values))
+    edges = [len(values) * i // blocks for i in range(blocks + 1)]
     means = [_mean(values[begin:end]) for begin, end in pairwise(edges)]
     low, high = min(means) if least is None else least, max(means)
     if high <= low:
-        return _BLOCKS[3] * shown
+        return _BLOCKS[3] * blocks
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[round((value - low) / (high - low) * top)] for value in means)
 
 
 class Pace:
-    """How fast a count grows, from marks of it; all in seconds of one clock, whichever."""
+    """The speed at which a count grows, by its marks; all times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=int(WINDOW_SECONDS / _APART_SECONDS) + 2)
@@ -67,7 +70,7 @@ class Pace:
         self.count: int | None = None
 
     def mark(self, moment: float, count: int, now: float) -> None:
-        """The count at a moment, heard of now. One that is lower is late news, and changes nothing."""
+        """Record the count at a moment, received now; ignore one that is not higher, as it is late."""
         if self.count is not None and count <= self.count:
             return
         self.count, self._heard = count, now
@@ -83,7 +86,7 @@ class Pace:
             self.rates.add(rate)
 
     def rate(self, now: float) -> float | None:
-        """Counts a second of late; None before two marks, and where nothing was heard for a while."""
+        """Return recent counts per second; None before two marks, and if no mark arrived for a while."""
         return None if now - self._heard > WINDOW_SECONDS * 2 else self._window()
 
     @property
@@ -92,7 +95,7 @@ class Pace:
         return _rate(self._first, self._marks[-1]) if self._first and self._marks else None
 
     def seconds_to(self, maximum: int | None, now: float) -> float | None:
-        """The seconds until the maximum at the rate of late; None where that is not known."""
+        """Return the seconds until the maximum at the recent rate, or None if unknown."""
         rate = self.rate(now)
         if not rate or maximum is None or self.count is None:
             return None

@@ -1,4 +1,4 @@
-"""The trials of a job that tunes hyperparameters, as its log tells them: how many are done, the best, and who runs which."""
+"""The trials of a tuning job, by its log: how many are done, the best, and which replica runs which."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPARK = 32
 
 
 class TrialScreen:
-    """Of a job whose `hyperparameters:` are `given`."""
+    """The trials of a job with these `hyperparameters:`."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._goal = Goal.MINIMIZE if given.get("goal") == Goal.MINIMIZE else Goal.MAXIMIZE
@@ -32,34 +32,34 @@ class TrialScreen:
         self._values, self._pace = Series(), Pace()
 
     def line(self, message: str, replica: str, moment: float, now: float) -> None:
-        """A line of a replica's log, which may be one of its trial's."""
-        if begun := _BEGUN.fullmatch(message):
-            number, self._total = int(begun[1]), int(begun[2])
-            self._words[number], self._of[replica] = begun[3], number
+        """Apply a line of a replica's log, which may belong to its trial."""
+        if start := _BEGUN.fullmatch(message):
+            number, self._total = int(start[1]), int(start[2])
+            self._words[number], self._of[replica] = start[3], number
             if self._pace.count is None:
                 self._pace.mark(moment, 0, now)
-        elif done := _DONE.match(message):
-            self._metric = done[2]
+        elif success := _DONE.match(message):
+            self._metric = success[2]
             self._of.pop(replica, None)
-            self._end(int(done[1]), _number(done[3]), moment, now)
+            self._end(int(success[1]), _number(success[3]), moment, now)
         elif failed := _FAILED.match(message):
             self._of.pop(replica, None)
             self._end(int(failed[1]), None, moment, now)
 
     def of(self, replica: str) -> int | None:
-        """The trial that a replica runs; None between two."""
+        """Return the trial that a replica runs, or None between two."""
         return self._of.get(replica)
 
     def rows(self, final: bool, now: float) -> list[Row]:
-        """How far it is, and the best so far."""
+        """Return rows with the progress and the best trial so far."""
         if self._total is None:
             return []
         total = max(self._total, len(self._ended))  # a trainer may print such lines, too
         share = len(self._ended) / total
         spans = [f"{'trials':<8} {len(self._ended)} of {total}  {bar(share, _SPARK)} {share:.0%}"]
-        left = None if final else self._pace.seconds_to(total, now)
-        if left:
-            spans.append(f"  {terminal.duration(left)} to go")
+        seconds = None if final else self._pace.seconds_to(total, now)
+        if seconds:
+            spans.append(f"  {terminal.duration(seconds)} to go")
         rows = [Row.of(*spans)]
         if self._best is not None:
             shape = Span(sparkline(self._values.values, _SPARK), "cyan")
