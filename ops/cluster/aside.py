@@ -1,6 +1,6 @@
-"""A program of fab's on a host: in a unit for as long as it runs, where it can do no harm, and takes what a job leaves.
+"""A program of fab's on a host, sandboxed in a systemd unit with the resources that a job leaves.
 
-What keeps it there the host knows: `/usr/lib/scaletier/host`.
+The host's `/usr/lib/scaletier/host` sets the sandbox.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ _LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m replica.lending", "@p
 
 
 def reading(host: Host, argv: Sequence[str]) -> str:
-    """The command line that runs a program which reads what jobs have written, and writes nothing."""
+    """Return the command line of a program that reads jobs' files, and writes nothing."""
     return asroot.command("aside", "reading", _memory(host), "--", *argv)
 
 
 def writing(host: Host, argv: Sequence[str], folder: str) -> str:
-    """The command line that runs a program of a job which writes into a folder, and sees but data besides of a bucket that is a
-    folder itself. In Google's it has the rights that the job had (`replica.lending`).
+    """Return the command line of a job's program that writes to a folder.
+
+    Besides, it sees only the data of a bucket that is a folder itself. In Google's it has the rights that the job had
+    (`replica.lending`).
     """
     if folder.startswith("/"):
         return asroot.command("aside", "writing", _memory(host), posixpath.normpath(folder), "--", *argv)

@@ -1,4 +1,4 @@
-"""What root does for `fab` on a host: one program that comes with the host, and that checks all that it is told."""
+"""Privileged operations for `fab` on a host: one program on the host that validates its arguments."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ PROGRAM = "/usr/lib/scaletier/host"
 
 
 def command(verb: str, *words: str) -> str:
-    """The command line that has it done; who logs in may have nothing else done as root."""
+    """Return the command line of an operation; the SSH user may run nothing else as root."""
     return shlex.join(["sudo", "-n", PROGRAM, verb, *words])

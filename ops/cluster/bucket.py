@@ -31,7 +31,7 @@ class Bucket:
         return f"{self._root}/{name}"
 
     def read(self, name: str) -> bytes | None:
-        """The content, None where there is no such object."""
+        """Return the content, or None if there is no such object."""
         try:
             content: bytes = self._fs.cat_file(self.path(name))
         except FileNotFoundError:
@@ -39,7 +39,7 @@ class Bucket:
         return content
 
     def read_part(self, name: str, start: int, end: int) -> bytes:
-        """These bytes of an object, or what there is of them; empty where there is no such object."""
+        """Return these bytes of an object, or as many as there are; empty if there is no such object."""
         try:
             content: bytes = self._fs.cat_file(self.path(name), start=start, end=end)
         except FileNotFoundError:
@@ -51,53 +51,56 @@ class Bucket:
         self._fs.rm_file(self.path(name))
 
     def remove(self, folder: str, last: str = "") -> None:
-        """Take away an object, or a folder with all that is in it, the object `last` at the end, so that an end that breaks off
-        can be made again; nothing happens where there is nothing.
+        """Remove an object, or a folder with its content, if it exists.
+
+        The object `last` is removed at the end, so that an interrupted removal can be repeated.
         """
         top = self.path(folder)
         if self._renames and self._fs.islink(top):
             self._fs.rm_file(top)  # and what it leads to stays
             return
-        found = self._found(folder, withdirs=True)
-        folders = [path for path, info in found.items() if info["type"] == "directory"]
-        kept = self.path(last) if last else ""
-        for path in found.keys() - set(folders) - {kept}:
+        entries = self._found(folder, withdirs=True)
+        folders = [path for path, info in entries.items() if info["type"] == "directory"]
+        last_path = self.path(last) if last else ""
+        for path in entries.keys() - set(folders) - {last_path}:
             self._fs.rm_file(path)
         if self._renames:  # elsewhere a folder is but a part of names
             for path in sorted(set(folders) - {top}, key=len, reverse=True):
                 self._fs.rmdir(path)
-        if kept in found:
-            self._fs.rm_file(kept)
+        if last_path in entries:
+            self._fs.rm_file(last_path)
         if self._renames and top in folders:
             self._fs.rmdir(top)
 
     def names(self, folder: str) -> dict[str, int]:
-        """What lies in a folder, each with its size in bytes; empty where there is no such folder."""
+        """Return the names in a folder, with their sizes in bytes; empty if there is no such folder."""
         try:
-            found = self._fs.ls(self.path(folder), detail=True)
+            entries = self._fs.ls(self.path(folder), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        names = {info["name"].rstrip("/").rpartition("/")[2]: info["size"] or 0 for info in found}
+        names = {info["name"].rstrip("/").rpartition("/")[2]: info["size"] or 0 for info in entries}
         return {name: size for name, size in names.items() if name and not name.startswith(".")}
 
     def walk(self, folder: str) -> dict[str, int]:
-        """Every object below a folder by its path from there, with its size in bytes; an object of that very name is ``.
+        """Return the objects below a folder by relative path, with their sizes; an object of that name is ``.
 
-        What TensorFlow puts into a `gs://` bucket to be a folder, an object whose name ends in /, is none.
+        An object whose name ends in /, with which TensorFlow marks a folder in a `gs://` bucket, does not count.
         """
         top = self.path(folder).lstrip("/")
-        found = {path: info for path, info in self._found(folder).items() if not path.endswith("/")}
-        return {path.lstrip("/").removeprefix(top).lstrip("/"): info["size"] or 0 for path, info in found.items()}
+        entries = {path: info for path, info in self._found(folder).items() if not path.endswith("/")}
+        return {path.lstrip("/").removeprefix(top).lstrip("/"): info["size"] or 0 for path, info in entries.items()}
 
     def _found(self, folder: str, **options: Any) -> dict[str, dict[str, Any]]:
         try:
-            found = self._fs.find(self.path(folder), detail=True, **options)
-            return {path: info or self._fs.info(path) for path, info in found.items()}  # fsspec tells nothing of a file itself
+            entries = self._fs.find(self.path(folder), detail=True, **options)
+            return {
+                path: info or self._fs.info(path) for path, info in entries.items()
+            }  # fsspec tells nothing of a file itself
         except FileNotFoundError:
             return {}
 
     def upload(self, name: str, content: bytes | Path, progress: Progress = lambda _: None) -> None:
-        """Make or replace an object with bytes, or with a file's content; `progress` is called with each piece's bytes."""
+        """Create or replace an object by bytes or a file's content; call `progress` with each piece's bytes."""
         target = self.path(name) if not self._renames else self._part_name(name)
         with self._writing(target) as out:
             for piece in _pieces(content):
@@ -126,7 +129,7 @@ class Bucket:
         return f"{folder}/.{base}.{uuid.uuid4().hex}"
 
     def _writing(self, path: str) -> Any:
-        """The object open for writing; its folder is only made where it proves missing, which saves round trips."""
+        """Open an object for writing; create its folder only if it is missing, which saves round trips."""
         try:
             out = self._fs.open(path, "wb")
         except FileNotFoundError:
@@ -138,7 +141,7 @@ class Bucket:
 
 
 def open_bucket(url: str, connect: Callable[[], Any]) -> Bucket:
-    """The bucket at a URL; `connect` gives an open Fabric connection, and is called for `sftp:///` alone."""
+    """Open the bucket at a URL; `connect` returns a Fabric connection, and is only called for `sftp:///`."""
     scheme, separator, path = url.partition("://")
     if scheme == "sftp" and separator:
         from ops.cluster.sftp import HostFileSystem
@@ -169,17 +172,17 @@ def _pieces(content: bytes | Path) -> Iterator[bytes]:
 
 
 def upload_missing(bucket: Bucket, folder: str, files: Mapping[str, Path], there: Mapping[str, int], what: str) -> list[str]:
-    """Put those files into a folder that are not `there` in their full size; their names, where `` is the folder itself."""
+    """Upload the files that are not `there` in full size; return their names, `` for the folder itself."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    wanted = missing(sizes, there)
-    if wanted:
+    names = missing(sizes, there)
+    if names:
         with terminal.Step(f"uploading {what}", always=True) as step:
-            progress = terminal.sizer(step, sum(sizes[name] for name in wanted))
-            for name in wanted:
+            progress = terminal.sizer(step, sum(sizes[name] for name in names))
+            for name in names:
                 bucket.upload(f"{folder}/{name}" if name else folder, files[name], progress)
-    return wanted
+    return names
 
 
 def missing(wanted: Mapping[str, int], there: Mapping[str, int]) -> list[str]:
-    """The names that are not there, or not in their full size."""
+    """Return the names that are not there in their full size."""
     return [name for name, size in wanted.items() if there.get(name) != size]

@@ -1,4 +1,4 @@
-"""A cluster that is up: its inventory, its fleet of connections, its bucket and its ledger, each opened when first used."""
+"""A running cluster: its inventory, connections, bucket and ledger, each opened on first use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from ops.cluster.remote import Fleet
 
 
 class Cluster:
-    """What a command works on. It is for one thread, but for `inventory`, `fleet`, `ledger` and `another_bucket`."""
+    """The target of a command.
+
+    It is for one thread, except `inventory`, `fleet`, `ledger` and `another_bucket`.
+    """
 
     def __init__(
         self, inventory: Inventory, fleet: Fleet | None = None, bucket: Bucket | None = None, ledger: Ledger | None = None
     ) -> None:
-        """What is given is used, in place of what would be opened."""
+        """Use these parts; those that are None are opened when needed."""
         self.inventory = inventory
         if fleet is not None:
             self.fleet = fleet
@@ -30,7 +33,11 @@ class Cluster:
 
     @classmethod
     def load(cls, root: Path = ROOT) -> Cluster:
-        """The cluster of the stack in use; UsageError when none is up."""
+        """Load the cluster of the stack in use.
+
+        Raises:
+            UsageError: if none is up.
+        """
         return cls(load(root))
 
     @cached_property
@@ -50,5 +57,5 @@ class Cluster:
         return open_ledger(self.inventory.operator_bucket, lambda: self.fleet.any_connection())
 
     def another_bucket(self) -> Bucket:
-        """The bucket over a channel of its own, for another thread: an SFTP client is not for two."""
+        """Open the bucket over another channel, for another thread: an SFTP client cannot be shared."""
         return open_bucket(self.inventory.operator_bucket, lambda: self.fleet.any_connection())

@@ -1,4 +1,4 @@
-"""The same work on every host at once: each ends in a result or an error, and all of them within a time limit."""
+"""Parallel work on all hosts: each returns a result or an error within a time limit."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ Done = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What became of every host, in the order in which they were asked."""
+    """The results and errors of all hosts, in the order of the names."""
 
     results: dict[str, T] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
 
 
 def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
-    """Run `work` for every name at once, a thread each, and wait until all have ended or `seconds` have passed.
+    """Run `work` for every name, a thread each, and wait until all have ended or `seconds` have passed.
 
-    `done` is called with each name that has ended. An interrupt ends the waiting at once; threads that hang hold up
-    nothing, since they are daemons.
+    `done` is called with each name that has ended. An interrupt ends the wait at once; threads that hang block nothing,
+    since they
+    are daemons.
     """
-    asked = list(names)
+    all_names = list(names)
     ended: queue.SimpleQueue[tuple[str, T | None, Exception | None]] = queue.SimpleQueue()
 
     def run(name: str) -> None:
@@ -38,12 +39,12 @@ def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done
         except Exception as error:  # noqa: BLE001  each host's error is a result
             ended.put((name, None, error))
 
-    for name in asked:
+    for name in all_names:
         threading.Thread(target=run, args=(name,), name=name, daemon=True).start()
     results: dict[str, T] = {}
     failures: dict[str, Exception] = {}
     deadline = time.monotonic() + seconds
-    while len(results) + len(failures) < len(asked):
+    while len(results) + len(failures) < len(all_names):
         try:
             name, result, error = ended.get(timeout=max(deadline - time.monotonic(), 0))
         except queue.Empty:
@@ -54,10 +55,10 @@ def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done
             failures[name] = error
         if done:
             done(name)
-    for name in asked:
+    for name in all_names:
         if name not in results and name not in failures:
             failures[name] = HostError(name, f"did not finish within {seconds:.0f} s")
-    order = {name: place for place, name in enumerate(asked)}
+    order = {name: place for place, name in enumerate(all_names)}
     return Outcome(
         dict(sorted(results.items(), key=lambda item: order[item[0]])),
         dict(sorted(failures.items(), key=lambda item: order[item[0]])),
@@ -65,9 +66,9 @@ def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done
 
 
 def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, seconds: float) -> T:
-    """The first result that any of the names gives, the next name being asked after `stagger` seconds or a failure.
+    """Return the first result; start the next name after `stagger` seconds or a failure.
 
-    Raises the first name's error when none succeeds.
+    Raises the first name's error if none succeeds.
     """
     waiting = list(names)
     ended: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
@@ -97,14 +98,14 @@ def first_of(names: Iterable[str], work: Callable[[str], T], stagger: float, sec
 
 
 class Background(Generic[T]):
-    """Work in a thread of its own, its result or its error kept for whoever joins. A daemon, so that it holds nobody up."""
+    """Work in its own daemon thread; its result or its error is returned by `join`."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
     def join(self, seconds: float) -> T:
-        """What came of it, once; its error where it failed, TimeoutError where it goes on."""
+        """Return the result once, or raise its error; TimeoutError if it still runs."""
         try:
             result, error = self._outcome.get(timeout=seconds)
         except queue.Empty:

@@ -23,9 +23,10 @@ _Listening = TypeVar("_Listening")
 
 
 def local_ports(port: str | None, first: int) -> range:
-    """The ports of this machine to try, in order: the one that was asked for, or the first hundred from `first` on.
+    """Return the local ports to try, in order: the requested one, or the first hundred from `first`.
 
-    UsageError for what is no port.
+    Raises:
+        UsageError: if the port is invalid.
     """
     if port is None:
         return range(first, first + _PORTS_TRIED)
@@ -35,7 +36,11 @@ def local_ports(port: str | None, first: int) -> range:
 
 
 def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Listening:
-    """What `listen` makes of the first of these ports of this machine that nobody has; UsageError where all are taken."""
+    """Call `listen` with these ports until one is free, and return its result.
+
+    Raises:
+        UsageError: if all are in use.
+    """
     tried = []
     for port in ports:
         try:
@@ -46,35 +51,41 @@ def first_free(ports: Iterable[int], listen: Callable[[int], _Listening]) -> _Li
             if error.errno != errno.EADDRINUSE:
                 raise
         tried.append(port)
-    taken = f"port {tried[0]} is taken" if len(tried) == 1 else f"ports {tried[0]} to {tried[-1]} are taken"
-    raise UsageError(f"{taken} on this machine: give another --port")
+    problem = f"port {tried[0]} is taken" if len(tried) == 1 else f"ports {tried[0]} to {tried[-1]} are taken"
+    raise UsageError(f"{problem} on this machine: give another --port")
 
 
 class Opens(Protocol):
-    """What opens connections at the other end, as paramiko's Transport does; SSHException, OSError, EOFError where refused."""
+    """The connections to the other end, like paramiko's Transport.
+
+    SSHException, OSError or EOFError if a connection is refused.
+    """
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], /, *, timeout: float) -> Any:
-        """A channel to that host and port, for that peer."""
+        """Open a channel to that host and port, for that peer."""
 
 
 def at_once(transport: Any) -> None:
-    """Let nothing of what goes through a connection wait for more: else what comes behind headers may wait 40 ms."""
+    """Disable Nagle's algorithm on a connection: else data behind headers may be delayed by 40 ms."""
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def open_on(fleet: Fleet, name: str, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-    """A channel to a host, by a new connection to it where the one before broke off. HostError of the fleet, and as Opens."""
+    """Open a channel to a host; reconnect if the connection broke. Raises HostError, and as Opens."""
     transport = fleet.connection(name).transport
     at_once(transport)
     return transport.open_channel(kind, there, peer, timeout=timeout)
 
 
 class Forward:
-    """Listens on the first free port of `ports`; each connection to it becomes one to `port_there` of the host's loopback.
+    """A listener on the first free port of `ports`, forwarded to `port_there` on the host's loopback.
 
-    UsageError where every port is taken. Nobody but this machine can connect.
+    Only this machine can connect.
+
+    Raises:
+        UsageError: if every port is in use.
     """
 
     def __init__(self, transport: Opens, loopback: str, ports: Iterable[int]) -> None:
@@ -118,7 +129,7 @@ class Forward:
 
 
 def _pump(source: Any, sink: Any) -> None:
-    """All bytes of one connection to the other, and then their end."""
+    """Copy all bytes of one connection to the other, and then its end."""
     with contextlib.suppress(OSError, EOFError):
         while piece := source.recv(_CHUNK):
             sink.sendall(piece)

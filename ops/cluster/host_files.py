@@ -32,31 +32,31 @@ class File:
 
 
 def idle_seconds(poll_seconds: float) -> int:
-    """How often a host without a job looks whether one waits for it."""
+    """Return the seconds between two polls of a host without a job."""
     return round(60 * max(1.0, poll_seconds))
 
 
 def beat_seconds(poll_seconds: float) -> float:
-    """How often a replica says that it lives: less often where each request costs, and hosts look less often."""
+    """Return the seconds between a replica's heartbeats: longer if requests cost, and hosts poll less."""
     return max(Plan.heartbeatSeconds, 2.5 * poll_seconds)
 
 
 def render(inventory: Inventory) -> dict[str, list[File]]:
-    """The files of every host on which jobs run, by its name: they are the same for every job."""
+    """Render the files of every host on which jobs run, by its name; they are the same for every job."""
     return {host.name: host_files(inventory, host) for host in inventory.job_hosts}
 
 
 def host_files(inventory: Inventory, host: Host) -> list[File]:
-    """The files of one host."""
+    """Return the files of one host."""
     values: dict[str, Any] = {
         "accelerator": host.accelerator,
         "memory_max": int(host.memory_bytes * MEMORY_SHARE),
         "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
         "idle_seconds": idle_seconds(inventory.poll_seconds),
     }
-    said = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
+    host_file = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
     return [
-        File("/etc/scaletier/host.json", said.to_json().decode(), 0o640, "replica"),
+        File("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),
         File(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),
         File(TRAINER_CONF, templates.render("scaletier-trainer.conf.j2", **values)),
         File(TIMER_CONF, templates.render("scaletier-timer.conf.j2", **values)),

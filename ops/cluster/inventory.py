@@ -1,4 +1,4 @@
-"""Who is where: the stack outputs as `.scaletier/<stack>/inventory.json` has them, typed and frozen."""
+"""The hosts of a stack: its outputs in `.scaletier/<stack>/inventory.json`, typed and frozen."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Host:
-    """One host, and the replica that runs on it: both have the same name. `create_time` is RFC 3339, where it is known.
+    """One host, and the replica that runs on it: both have the same name.
 
-    `start` is where, below the URL of `Powers`, one asks that it be started; None where nobody can.
+    `create_time` is RFC 3339, if known. `start` is the path below the URL of `Powers` that starts it; None if nothing can.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Host:
 
     @property
     def make(self) -> tuple[object, ...]:
-        """What another host must have the same of to be as good; a spot host costs less."""
+        """The properties that an equal host must share; a spot host costs less."""
         gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
         return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
 
 
 @dataclass(frozen=True)
 class Runtimes:
-    """Where the Pythons are that jobs bring along: here, where they are built, and as the hosts see the same folder."""
+    """The folder of jobs' Python runtimes: its path here, where they are built, and its path on the hosts."""
 
     here: Path
     on_hosts: str
@@ -64,7 +64,7 @@ class Runtimes:
 
 @dataclass(frozen=True)
 class Powers:
-    """How hosts that are off are started, by other hosts and by us: `token_command` is a command that prints our token."""
+    """The API that starts stopped hosts; `token_command` prints the operator's token."""
 
     url: str
     operator_url: str
@@ -121,7 +121,7 @@ class Inventory:
         return whole_sum(host.hourly_cost for host in self.hosts)
 
     def power(self, operator: bool = False) -> Power | None:
-        """Who starts which hosts, as a host asks or as we do; None where nobody can."""
+        """Return the API and the hosts it starts, for a host or for the operator; None if there is none."""
         powers = self.powers
         if powers is None:
             return None
@@ -130,16 +130,20 @@ class Inventory:
         return Power(starts, powers.token, powers.preempted, dict(powers.headers))
 
     def of_role(self, role: Role) -> tuple[Host, ...]:
-        """The hosts of a role, in the order of their index."""
+        """Return the hosts of a role, by index."""
         return tuple(host for host in self.hosts if host.role is role)
 
     def part(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
-        """So many hosts of each role, the first ones, as a cluster of its own; all on which jobs run without counts."""
+        """Return the first hosts of each role as a cluster of their own; without counts all that run jobs."""
         hosts = tuple(host for host in self.job_hosts if not counts or host.index < counts.get(host.role, 0))
         return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
 
     def require_runtimes(self, what: str) -> Runtimes:
-        """Where runtimes are; UsageError where the hosts can have none."""
+        """Return the folder of runtimes.
+
+        Raises:
+            UsageError: if the hosts can have none.
+        """
         if self.runtimes is None and self.operator_bucket.startswith("sftp:"):
             raise UsageError(f"{what}: the hosts of stack {self.stack} were made before they could have any: run pulumi up")
         if self.runtimes is None:
@@ -150,12 +154,20 @@ class Inventory:
         return self.runtimes
 
     def host(self, name: str) -> Host:
-        """A host of any role by its name; SpecError that lists the valid ones."""
-        wanted = parse_replica(name, self.names)
-        return next(host for host in self.hosts if host.name == wanted)
+        """Return a host of any role by its name.
+
+        Raises:
+            SpecError: with the valid names.
+        """
+        replica = parse_replica(name, self.names)
+        return next(host for host in self.hosts if host.name == replica)
 
     def select(self, text: str) -> tuple[Host, ...]:
-        """The hosts of `all` replicas, of a role such as `worker`, or of one replica; UsageError that lists what is valid."""
+        """Return the hosts of `all` replicas, of a role such as `worker`, or of one replica.
+
+        Raises:
+            UsageError: with the valid names.
+        """
         if text == EVERY:
             return self.job_hosts
         if text in JOB_ROLES and (of_role := self.of_role(Role(text))):
@@ -179,13 +191,17 @@ class Inventory:
 
 
 def whole_sum(numbers: Iterable[float | None]) -> float | None:
-    """The sum, to 4 places as prices have; None where one of the numbers is not known."""
-    known = list(numbers)
-    return None if None in known else round(sum(filter(None, known)), 4)
+    """Return the sum, to 4 places like prices; None if one of the numbers is unknown."""
+    addends = list(numbers)
+    return None if None in addends else round(sum(filter(None, addends)), 4)
 
 
 def parse(text: str | bytes, folder: Path) -> Inventory:
-    """The inventory of a stack from its JSON; UsageError for another schema, or none."""
+    """Parse the inventory of a stack from its JSON.
+
+    Raises:
+        UsageError: if the schema is another, or the content no inventory.
+    """
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
@@ -234,9 +250,13 @@ def _powers(data: Mapping[str, Any]) -> Powers:
 
 
 def choose_stack(folders: Sequence[str], wanted: str, selected: Callable[[], str | None]) -> str | None:
-    """The stack to work on: the one that is wanted, else the one that Pulumi has selected, else the only one known here.
+    """Return the stack in use: the wanted one, else Pulumi's selected one, else the only one known here.
 
-    None where that one is not known here. UsageError where there is more than one, and nobody says which.
+    Returns:
+        None if that one is not known here.
+
+    Raises:
+        UsageError: if there are several, and none is named or selected.
     """
     if stack := wanted or selected():
         return stack if stack in folders else None
@@ -246,27 +266,31 @@ def choose_stack(folders: Sequence[str], wanted: str, selected: Callable[[], str
 
 
 def load(root: Path = ROOT) -> Inventory:
-    """The inventory of the stack in use, fetched from its state where it is not here yet; UsageError where none is up."""
+    """Return the inventory of the stack in use, fetched from its state if it is not here yet.
+
+    Raises:
+        UsageError: if none is up.
+    """
     folders = sorted(path.parent.name for path in root.glob(".scaletier/*/inventory.json"))
     stack = choose_stack(folders, state.named(), lambda: state.selected(root))
     if stack is None:
-        found = state.fetch(root, parse)
+        inventory = state.fetch(root, parse)
         terminal.note(
-            f"stack {found.stack} was made elsewhere: {len(found.hosts)} hosts, by its state (fab connect looks again)"
+            f"stack {inventory.stack} was made elsewhere: {len(inventory.hosts)} hosts, by its state (fab connect looks again)"
         )
-        return found
+        return inventory
     folder = root / ".scaletier" / stack
     return parse((folder / "inventory.json").read_bytes(), folder)
 
 
 def connect(as_json: bool, root: Path = ROOT) -> int:
     """Fetch the inventory of the stack in use from its state, whatever is known of it here."""
-    found = state.fetch(root, parse)
+    stack = state.fetch(root, parse)
     if as_json:
-        names = list(found.names)
-        terminal.as_json({"stack": found.stack, "scaleTier": found.scale_tier, "hosts": names, "folder": str(found.folder)})
+        names = list(stack.names)
+        terminal.as_json({"stack": stack.stack, "scaleTier": stack.scale_tier, "hosts": names, "folder": str(stack.folder)})
         return DONE
     terminal.out(
-        f"stack {found.stack}: {found.scale_tier}, {len(found.hosts)} hosts, by its state; ssh -F {found.folder}/ssh_config"
+        f"stack {stack.stack}: {stack.scale_tier}, {len(stack.hosts)} hosts, by its state; ssh -F {stack.folder}/ssh_config"
     )
     return DONE

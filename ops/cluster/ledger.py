@@ -1,4 +1,4 @@
-"""What is said about the cluster's jobs, as `fab` reads it: over a host, or from a bucket by its URL."""
+"""The records of the cluster's jobs, as `fab` reads them: over a host, or from a bucket by its URL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def me() -> str:
 
 
 def open_ledger(url: str, connect: Callable[[], Any]) -> Ledger:
-    """The records in a bucket; `connect` gives an open Fabric connection, and is called for `sftp:///` alone."""
+    """Open the records in a bucket; `connect` returns a Fabric connection, only called for `sftp:///`."""
     store: Store
     if url.startswith(_SFTP):
         line = remote.command(url.removeprefix(_SFTP))
@@ -56,7 +56,12 @@ class SshChannel:
             self._channel.sendall(data)
 
     def line(self, seconds: float) -> bytes:
-        """The next line, TimeoutError after so many seconds, EOFError where there will be none."""
+        """Return the next line.
+
+        Raises:
+            TimeoutError: after so many seconds.
+            EOFError: if there will be none.
+        """
         deadline = time.monotonic() + seconds
         pieces = [self._rest]
         while b"\n" not in pieces[-1]:
@@ -73,12 +78,12 @@ class SshChannel:
         self._channel.close()
 
     def _last_words(self) -> str:
-        """The last line of what the command said of its end, where one has come."""
+        """Return the last line of the command's stderr, if there is one."""
         with _as_os_error():
             self._channel.settimeout(_LAST_WORDS_SECONDS)
             with suppress(TimeoutError):
-                said = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip().splitlines()[-1:]
-                return "".join(f": {line}" for line in said)
+                last_lines = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip().splitlines()[-1:]
+                return "".join(f": {line}" for line in last_lines)
         return ""
 
 
@@ -94,7 +99,11 @@ class _as_os_error:  # noqa: N801  used as a function is
 
 
 def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
-    """A job's record, None where there is none; OpsError for one that cannot be read."""
+    """Return a job's record, or None if missing.
+
+    Raises:
+        OpsError: if it cannot be read.
+    """
     try:
         stored = ledger.job(job_id)
     except RecordError as error:
@@ -103,7 +112,11 @@ def find_job(ledger: Ledger, job_id: str) -> JobRecord | None:
 
 
 def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
-    """A job's record, that of the newest where none is named; UsageError that names some of the jobs that are there."""
+    """Return a job's record, by default the newest job's.
+
+    Raises:
+        UsageError: with some of the jobs there are.
+    """
     if job_id is None and (job_id := newest_job(ledger, say=True)) is None:
         raise UsageError("no job has run on this cluster yet: start one with fab train")
     if record := find_job(ledger, job_id):
@@ -115,46 +128,46 @@ def existing_job(ledger: Ledger, job_id: str | None) -> JobRecord:
 
 
 def newest_job(ledger: Ledger, say: bool = False) -> str | None:
-    """The id of the job that has hosts, or had them last; of several the newest, which is said where it is wanted."""
-    held = [entry for entry in ledger.queue().entries if entry.held]
-    if held:
-        if say and len(held) > 1:
-            others = ", ".join(entry.jobId for entry in held[:-1])
-            terminal.note(f"this is of job {held[-1].jobId}, the newest that has hosts; {others} have hosts, too: name one")
-        return held[-1].jobId
+    """Return the id of the newest job that has hosts, else of the last that had; with `say`, note it."""
+    running = [entry for entry in ledger.queue().entries if entry.held]
+    if running:
+        if say and len(running) > 1:
+            others = ", ".join(entry.jobId for entry in running[:-1])
+            terminal.note(f"this is of job {running[-1].jobId}, the newest that has hosts; {others} have hosts, too: name one")
+        return running[-1].jobId
     jobs = ledger.jobs()[0]
     started = [job for job in jobs if job.startTime] or jobs
     return started[0].jobId if started else None
 
 
 def where_to_read_why(record: JobRecord) -> str:
-    """The command that has all that tells why a job FAILED; empty for any other job."""
+    """Return the command that collects why a job FAILED; empty for any other job."""
     return f"fab bundle {record.jobId} has all that tells why, in one file" if record.state is JobState.FAILED else ""
 
 
 def first_error(record: JobRecord, replicas: Iterable[ReplicaRecord]) -> tuple[str, FirstError] | None:
-    """The first error of a job's log, if it may be why the job is as it is; that of a cancelled one is often the end's own."""
+    """Return the first error of a job's log if it may be the cause; a cancelled job's is often not."""
     if record.state in (JobState.SUCCEEDED, JobState.CANCELLING, JobState.CANCELLED):
         return None
     return earliest((replica.name, replica.firstError) for replica in replicas)
 
 
 def replica_names(record: JobRecord) -> list[str]:
-    """The names of a job's replicas, the chief first."""
+    """Return the names of a job's replicas, the chief first."""
     return list(record.wanted) or [str(item.get("name")) for item in record.replicas]
 
 
 def replicas_of(ledger: Ledger, record: JobRecord) -> list[ReplicaRecord]:
-    """The replicas' own records, and what the job's record says of those that left none, or of whose host nothing is heard."""
+    """Return the replicas' records, from the job's record for those that left none or are lost."""
     names = replica_names(record)
-    found = ledger.replicas(record.jobId, names)
-    told = {str(item.get("name")): item for item in record.replicas}
+    own_records = ledger.replicas(record.jobId, names)
+    by_name = {str(item.get("name")): item for item in record.replicas}
     result = []
     for name in names:
-        own, said = found.get(name), told.get(name)
+        own, entry = own_records.get(name), by_name.get(name)
         if own is None:
-            own = ReplicaRecord.from_dict(said) if said else ReplicaRecord(name)
-        elif name in record.lost or (said and said.get("state") == ReplicaState.LOST):
+            own = ReplicaRecord.from_dict(entry) if entry else ReplicaRecord(name)
+        elif name in record.lost or (entry and entry.get("state") == ReplicaState.LOST):
             own = replace(own, state=ReplicaState.LOST)
         result.append(own)
     return result

@@ -1,4 +1,4 @@
-"""What a job wrote, wherever that is."""
+"""The output files of a job, in whichever bucket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXPORTS = "export/"
 
 @dataclass(frozen=True)
 class Output:
-    """A job's output. `job_dir` is where it is as the hosts see it; `files` maps each path below it to its size in bytes."""
+    """A job's output; `job_dir` is its path on the hosts; `files` maps each path below it to its bytes."""
 
     job: JobRecord
     job_dir: str
@@ -43,17 +43,17 @@ class Output:
 
     @property
     def summaries(self) -> list[str]:
-        """Those of the files that TensorBoard reads."""
+        """The files that TensorBoard reads."""
         return [name for name in self.files if _EVENTS in name.rpartition("/")[2]]
 
     @property
     def checkpoints(self) -> list[str]:
-        """Those of the files that a trainer may go on from: neither a summary, nor figures, nor below export/ or left/."""
-        told = {*self.summaries, METRICS, EVALUATION}
-        return [name for name in self.files if name not in told and not name.startswith((_EXPORTS, f"{paths.LEFT}/"))]
+        """The files from which a trainer may resume: no summaries, no figures, none below export/ or left/."""
+        figures = {*self.summaries, METRICS, EVALUATION}
+        return [name for name in self.files if name not in figures and not name.startswith((_EXPORTS, f"{paths.LEFT}/"))]
 
     def of_trial(self, trial: Trial | None) -> Output:
-        """The part of it that is a trial's, which has a folder of its own; all of it without one."""
+        """Return a trial's own folder of the output; all of it without a trial."""
         if trial is None:
             return self
         folder = str(trial.trialId)
@@ -61,13 +61,14 @@ class Output:
         return replace(self, job_dir=f"{self.job_dir}/{folder}", files=files, _folder=f"{self._folder}/{folder}".lstrip("/"))
 
     def read(self, name: str) -> bytes:
-        """One of the files, which is small."""
+        """Return the content of a small file."""
         return self._bucket.read(f"{self._folder}/{name}" if self._folder else name) or b""
 
     def fetch(self, names: Sequence[str], target: Path, below: str = "") -> None:
-        """Downloads these files into a directory, under their names without `below`; where that is all of one, as `target`.
+        """Download these files to a directory, without the prefix `below`; a single file named so to `target`.
 
-        OpsError where a file's name would lead out of the directory.
+        Raises:
+            OpsError: if a file's name would lead out of the directory.
         """
         for path in names:
             if posixpath.isabs(path) or ".." in path.split("/"):
@@ -80,7 +81,11 @@ class Output:
 
 
 def find(cluster: Cluster, record: JobRecord) -> Output:
-    """A job's output, which may have no file yet; OpsError where it is in no bucket that can be opened."""
+    """Return a job's output, which may have no file yet.
+
+    Raises:
+        OpsError: if its bucket cannot be opened.
+    """
     inventory = cluster.inventory
     job_dir = str(record.trainingInput.get("jobDir") or f"{inventory.bucket}/{paths.output(record.jobId)}").rstrip("/")
     if job_dir.startswith(f"{inventory.bucket}/"):

@@ -1,4 +1,4 @@
-"""Hosts by SSH, through Fabric: with the stack's own ssh_config, key and known_hosts, and never the user's."""
+"""Hosts by SSH, through Fabric: with the stack's ssh_config, key and known_hosts, never the user's."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ class Ran:
 
 
 class Stream:
-    """A command that runs on a host, and what it prints as it comes; no more than a window of it is ever under way.
+    """A running command on a host, and its output, of which at most one window is in flight.
 
-    HostError wherever the connection breaks.
+    Raises:
+        HostError: if the connection breaks.
     """
 
     def __init__(self, host: str, connection: Any, command: str) -> None:
@@ -60,7 +61,7 @@ class Stream:
             self._channel.exec_command(command)
 
     def pieces(self) -> Iterator[bytes]:
-        """Its output, until it has ended by itself."""
+        """Yield its output, until it ends."""
         with self._breaking():
             while data := self._channel.recv(_CHUNK):
                 yield data
@@ -74,11 +75,11 @@ class Stream:
 
     @property
     def complaint(self) -> str:
-        """What it has printed on stderr, of which little is kept."""
+        """Its stderr, cut to a small size."""
         return str(self._channel.recv_stderr(_CHUNK).decode("utf-8", "replace")) if self._channel.recv_stderr_ready() else ""
 
     def finish(self) -> None:
-        """Its stdin ends."""
+        """Close its stdin."""
         with contextlib.suppress(*_BREAKS):  # who reads it will hear of that
             self._channel.shutdown_write()
 
@@ -96,7 +97,7 @@ class Stream:
 
 
 def cut_off(channel: Any) -> str | None:
-    """What a command without an exit code lost its connection by; None where a signal ended it, and the connection is there."""
+    """Return why a command without an exit code lost its connection; None if a signal ended it."""
     transport = channel.get_transport()
     if transport.saved_exception is None and transport.is_active():
         return None
@@ -109,7 +110,7 @@ def _lost(channel: Any) -> str:
 
 
 def broke_off(error: BaseException | None) -> str:
-    """That a connection broke off, and by what."""
+    """Describe a broken connection and its cause."""
     return "broke off" if error is None else f"broke off: {str(error) or type(error).__name__}"
 
 
@@ -153,15 +154,19 @@ class Fleet:
         self._key: paramiko.PKey | None = None
 
     def connection(self, name: str) -> Any:
-        """The open connection to a host; HostError when there is none to be had."""
+        """Return the open connection to a host.
+
+        Raises:
+            HostError: if there is none and none can be opened.
+        """
         with self._lock:
             opening = self._opening[name]
             before = self._failed.get(name)
         with opening:  # whoever wants the same host meanwhile gets the same connection, or hears the same of it
             with self._lock:
-                found = self._open.get(name)
-                if found is not None and found.is_connected:
-                    return found
+                existing = self._open.get(name)
+                if existing is not None and existing.is_connected:
+                    return existing
                 failed = self._failed.get(name)
                 if failed is not None and failed is not before:
                     raise failed
@@ -227,7 +232,11 @@ class Fleet:
         stdin: bytes | tuple[bytes, ...] | None = None,
         sent: Callable[[int], None] = lambda _: None,
     ) -> str:
-        """The output of a command that has to succeed; HostError with the end of its output if it does not."""
+        """Return the output of a command that must succeed.
+
+        Raises:
+            HostError: with the end of its output, if it fails.
+        """
         ran = self.run(name, command, stdin, sent)
         if ran.exited:
             raise HostError(name, f"{what} with exit code {ran.exited}", ran.exited, ran.output)
@@ -242,11 +251,11 @@ class Fleet:
         return self.each(names, self.connection, LOOK_SECONDS, done)
 
     def any_connection(self) -> Any:
-        """A connection to whichever host answers first, the chief before others."""
+        """Return a connection to the first host that answers, the chief before others."""
         with self._lock:
-            for found in self._open.values():
-                if found.is_connected:
-                    return found
+            for existing in self._open.values():
+                if existing.is_connected:
+                    return existing
         try:
             return first_of(self.inventory.replicas, self.connection, _STAGGER_SECONDS, LOOK_SECONDS)
         except HostError as error:

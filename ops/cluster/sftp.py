@@ -1,4 +1,4 @@
-"""A host's directories as an fsspec file system, over a connection that Fabric has opened and whose host key was checked."""
+"""A host's directories as an fsspec file system, over Fabric's connection with a verified host key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
             self.ftp.remove(path)
 
     def islink(self, path: str) -> bool:
-        """True for a symbolic link."""
+        """Return True for a symbolic link."""
         try:
             return stat.S_ISLNK(self.ftp.lstat(path).st_mode or 0)
         except FileNotFoundError:
@@ -45,7 +45,7 @@ class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
         self.ftp.posix_rename(old, new)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """A small file's content in three round trips, or these bytes of any file."""
+        """Return a small file's content in three round trips, or these bytes of any file."""
         with self.ftp.open(path, "rb") as file:
             file.seek(start or 0)
             content: bytes = file.read() if end is None else file.read(end - (start or 0))

@@ -14,7 +14,7 @@ USER = "admin"
 
 
 def argv(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> list[str]:
-    """The command line of ssh. The host's shell gets each word as ours was given it, and a single one as a line of its own."""
+    """Return ssh's command line; the host's shell gets each word quoted, and a single word as a line."""
     host = inventory.host(replica)
     line = ["ssh", "-F", str(inventory.folder / "ssh_config"), "-l", USER, host.name]
     return [*line, "--", words[0] if len(words) == 1 else shlex.join(words)] if words else line

@@ -1,4 +1,4 @@
-"""What a stack's state knows of its hosts, asked of Pulumi: for a machine where no `pulumi up` has run since they changed."""
+"""A stack's hosts by Pulumi's state: for a machine where `pulumi up` has not run since they changed."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _OUTPUTS = ("stack", "output", "--json", "--show-secrets")
 
 
 def named() -> str:
-    """The stack that `--stack` or PULUMI_STACK names, without its organisation; empty where neither does."""
+    """Return the stack of `--stack` or PULUMI_STACK without its organisation; empty if neither is set."""
     return os.environ.get("PULUMI_STACK", "").rpartition("/")[2]
 
 
 def selected(root: Path) -> str | None:
-    """The stack that Pulumi has selected; None where it has none.
+    """Return Pulumi's selected stack, or None if there is none.
 
-    Read from where Pulumi keeps it, by the path of the project's file, as starting Pulumi takes longer than most commands.
+    It is read from Pulumi's file, by the path of the project's file: starting Pulumi takes longer than most commands.
     """
     project = hashlib.sha1(str(_seen(root) / "Pulumi.yaml").encode(), usedforsecurity=False).hexdigest()
     try:
         home = os.environ.get("PULUMI_HOME") or f"{pwd.getpwuid(os.getuid()).pw_dir}/.pulumi"
-        kept = Path(home, "workspaces", f"scaletier-{project}-workspace.json").read_bytes()
-        return str(json.loads(kept)["stack"]).rpartition("/")[2] or None
+        workspace = Path(home, "workspaces", f"scaletier-{project}-workspace.json").read_bytes()
+        return str(json.loads(workspace)["stack"]).rpartition("/")[2] or None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _seen(root: Path) -> Path:
-    """The project's folder as Pulumi sees it, and so with the links by which the shell came there."""
+    """Return the project's folder as Pulumi resolves it, with the links of the shell's working directory."""
     here = Path(os.environ.get("PWD") or "/")
     try:
         folders = (here, *here.parents) if here.samefile(".") else ()
@@ -53,18 +53,21 @@ def _seen(root: Path) -> Path:
 
 
 def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
-    """Write what it takes to reach the stack that is named, else selected, to its folder below `.scaletier`; parsed.
+    """Write the connection files of the named or selected stack to its folder below `.scaletier`; parsed.
 
-    UsageError for a stack that is not up; what is kept here of one that is no longer up goes.
+    The files of a stack that is no longer up are deleted.
+
+    Raises:
+        UsageError: if the stack is not up.
     """
     from infra.connection import FOLDER, files, remove, write
 
     for line in filter(None, (backend.note(root), backend.unused(root))):
         terminal.note(line)
     with terminal.Step("asking Pulumi who is where"):
-        said = _pulumi(root, *_OUTPUTS)
+        output = _pulumi(root, *_OUTPUTS)
     try:
-        outputs: Any = json.loads(said)
+        outputs: Any = json.loads(output)
     except ValueError:
         raise OpsError("Pulumi cannot say who is where: its answer is no JSON") from None
     if not outputs:
@@ -80,16 +83,20 @@ def fetch(root: Path, parse: Callable[[str, Path], _Known]) -> _Known:
         if not _NAME.fullmatch(stack):
             raise ValueError(f"stack {stack!r}")
         folder = root / FOLDER / stack
-        known = parse(inventory, folder)
+        result = parse(inventory, folder)
         contents = files(folder, inventory, key)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the stack's state was written by another version ({error!r}): run pulumi up") from None
     write(folder, contents)
-    return known
+    return result
 
 
 def _pulumi(root: Path, *arguments: str) -> str:
-    """What Pulumi prints; UsageError with its own words where it cannot say."""
+    """Return Pulumi's output.
+
+    Raises:
+        UsageError: with its own message if it fails.
+    """
     own = Path(sys.prefix, "bin", "pulumi")
     argv = [str(own) if own.exists() else "pulumi", *arguments, "--non-interactive"]
     folder = _seen(root)

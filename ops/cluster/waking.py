@@ -1,4 +1,4 @@
-"""Hosts that are stopped, started from here: as the operator, by a token that the target's own tool prints."""
+"""Starts stopped hosts from here: as the operator, by a token that the cloud's own tool prints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 300.0
 
 
 def startable(inventory: Inventory, names: Collection[str]) -> list[str]:
-    """Those of these hosts that can be started from here."""
+    """Return those of these hosts that can be started from here."""
     power = inventory.power()
     return [name for name in names if power and name in power.starts]
 
@@ -83,10 +83,14 @@ def _start(inventory: Inventory) -> Callable[[str], None]:
 
 
 def _token(powers: Powers) -> str:
-    """What the operator shows; PowerError where the tool is not there, or gives none."""
+    """Return the operator's token.
+
+    Raises:
+        PowerError: if the tool is missing, or prints none.
+    """
     command = powers.token_command
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["/bin/sh", "-c", command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -96,7 +100,7 @@ def _token(powers: Powers) -> str:
         )
     except subprocess.TimeoutExpired:
         raise PowerError(f"`{command}` gives no token within {_TOKEN_SECONDS:g} s") from None
-    if done.returncode or not done.stdout.strip():
-        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        raise PowerError(f"`{command}` gives no token ({said[0]})")
-    return done.stdout.strip()
+    if process.returncode or not process.stdout.strip():
+        error_lines = process.stderr.strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
+        raise PowerError(f"`{command}` gives no token ({error_lines[0]})")
+    return process.stdout.strip()

@@ -1,1 +1,1 @@
-"""What replicas print: read, followed, merged in the order of time."""
+"""The logs of replicas: read, followed, merged in the order of time."""

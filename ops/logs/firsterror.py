@@ -1,4 +1,4 @@
-"""Which of the lines that are shown is the job's first error."""
+"""Detects the line of a log that is the job's first error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ class FirstOf:
     """Asked of each line in turn, whether it is the one; that is true once."""
 
     def __init__(self, known: tuple[str, FirstError] | None, live: bool = False) -> None:
-        """`known` is what the replicas' records say: who, and what. With `live`, where they say nothing yet, it is the first
-        error that comes by; what a replica says of itself is none.
+        """Use the first error of the replicas' records.
+
+        Args:
+            known: the replica and the error by the records.
+            live: if the records have none yet, use the first error that is read, but not the agent's own lines.
         """
         self._known, self._told = known, False
         self._finders: dict[str, ErrorFinder] | None = {} if live and known is None else None

@@ -1,4 +1,4 @@
-"""A job's logs as they grow: one channel a host, the job's record beside them, until the job has ended."""
+"""A job's logs as they grow: one channel per host, and the job's record, until the job has ended."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ _TURN = re.compile(rf"job ({'|'.join(JobState)})\b")
 
 
 class Follower:
-    """Follows replicas of one job. Iterate over `batches` or `events`; every thread is a daemon and ends with the iteration."""
+    """Follows replicas of one job.
+
+    Iterate over `batches` or `events`; every thread is a daemon and ends with the iteration.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,13 @@ class Follower:
         wanted: Wanted,
         ticks: bool = False,
     ) -> None:
-        """With `ticks`, as a screen wants it, there is also a TICK each quarter of a second without an event, and Replicas
-        whenever the job's record was read."""
+        """Follow these replicas.
+
+        Args:
+            ticks: for a screen, also yield a TICK each quarter of a second without an event, and Replicas whenever the job's
+              record was
+                read.
+        """
         self._ticks = ticks
         self._fleet, self._ledger, self._job_id, self._wanted = fleet, ledger, record.jobId, wanted
         self._placement = record.placement
@@ -106,11 +114,11 @@ class Follower:
         self._waiting = self._start = ""
 
     def events(self) -> Iterator[Event]:
-        """Lines in the order of time, notes, and the job's record whenever its state changes; ends when the job has."""
+        """Yield lines by time, notes, and the job's record at each change of state, until the job has ended."""
         return chain.from_iterable(self.batches())
 
     def batches(self) -> Iterator[list[Event]]:
-        """The events, as many at once as there are by then."""
+        """Yield the events in batches of all that are available."""
         began = time.monotonic()
         for name in self._replicas:
             threading.Thread(target=self._guard, args=(self._tail, name), name=f"tail {name}", daemon=True).start()
@@ -119,10 +127,10 @@ class Follower:
             while not self._merge.over:
                 if time.monotonic() - began > _BACKLOG_SECONDS:
                     self._merge.window = self._window
-                found = self._merge.take(_TICK_SECONDS)
-                found += self._waits()
-                if found or self._ticks:
-                    yield found or [TICK]
+                events = self._merge.take(_TICK_SECONDS)
+                events += self._waits()
+                if events or self._ticks:
+                    yield events or [TICK]
         finally:
             self._left.set()
             self._merge.close()
@@ -131,21 +139,21 @@ class Follower:
     def _waits(self) -> list[Event]:
         """Return what is to be said of a job that has printed nothing for a while, once for each change."""
         quiet = time.monotonic() - self._heard_at
-        found: list[Event] = []
+        notes: list[Event] = []
         reading = self._reading if self._ending.is_set() else ()
         waiting = waits.at_the_end(self._job, self._records, self._replicas, reading) if quiet >= waits.SILENT_SECONDS else ""
         if waiting != self._waiting:
             self._waiting = waiting
-            found.append(Waiting(waiting))
+            notes.append(Waiting(waiting))
         if not self._steps and quiet >= waits.START_SECONDS and not waiting:
             start = waits.at_the_start(self._job, self._records, self._replicas)
             if start and start != self._start:
                 self._start, self._heard_at = start, time.monotonic()
-                found.append(Note(f"nothing was printed for {waits.START_SECONDS:.0f} s: {start}"))
-        return found
+                notes.append(Note(f"nothing was printed for {waits.START_SECONDS:.0f} s: {start}"))
+        return notes
 
     def _end(self) -> None:
-        """The job is over, or nobody wants more: the hosts print what is written by now, and end their channels."""
+        """End the channels: hosts print what is written by now. Called once the job or the iteration ends."""
         self._ending.set()
         self._placed.set()
         self._look.set()
@@ -169,8 +177,8 @@ class Follower:
         self._placed.wait()  # for its hosts, or for the end
         while not self._ending.is_set() or (tries < (_LAST_TRIES if position else 1) and not self._left.is_set()):
             try:
-                for reached in self._bring(name, position):
-                    position, tries = reached, 0
+                for place in self._bring(name, position):
+                    position, tries = place, 0
                 return
             except HostError as error:
                 if not broken:
@@ -183,8 +191,11 @@ class Follower:
             self._merge.tell(Note(f"{name}: not all of its lines were shown; fab logs {name} --job {self._job_id} looks again"))
 
     def _bring(self, name: str, position: Position | None) -> Iterator[Position]:
-        """Put lines among those that are to be shown, until the follower ends, and tell each time the place that was reached;
-        HostError where the connection ends before."""
+        """Put lines into the queue to show until the follower ends, and yield each position.
+
+        Raises:
+            HostError: if the connection ends before.
+        """
         stream = self._fleet.stream(self._placement[name], follow_command(self._job_id, self._wanted, position))
         self._streams[name] = stream
         try:
@@ -255,12 +266,12 @@ class Follower:
             self._look.wait(_LAST_LOOK_SECONDS if final_since else _LOOK_SECONDS)
 
     def _wants_replicas(self, record: JobRecord) -> bool:
-        """Return True if the replicas' own records should be read: each time at the end and for a screen, else now and then."""
+        """Return True if the replicas' records should be read: at the end, for a screen, else now and then."""
         quiet = time.monotonic() - max(self._records_read_at, self._heard_at) >= waits.SILENT_SECONDS
         return record.final or self._ticks or quiet
 
     def _queued(self) -> None:
-        """Say whom the job waits for where that has changed, and do what nobody else may be there to do for the queue."""
+        """Report a change of the hosts the job waits for, and run the queue, as no other process may do it."""
         self._tender.now_and_then()
         ahead = [entry.jobId for entry in self._ledger.queue().ahead_of(self._job_id)]
         if ahead and ahead != self._ahead:
@@ -268,7 +279,7 @@ class Follower:
         self._ahead = ahead
 
     def _stopped(self, seconds: float) -> bool:
-        """True once every followed replica has ended and looked for unsaved files, is gone, or was waited for long enough."""
+        """Return True once every replica has ended and looked for unsaved files, is gone, or timed out."""
         if seconds > _UNSAVED_SECONDS:
             return True
         if math.isinf(self._records_read_at):  # they cannot be read

@@ -1,4 +1,4 @@
-"""Log lines: the command that reads them on a host, what it prints, and how they are shown. Nothing here waits."""
+"""Log lines: the command that reads them on a host, its output, and their format. Never waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Line:
     message: str
 
     def to_json(self, first_error: bool = False) -> str:
-        """In one line, in which nothing steers a terminal; whether it is the job's first error."""
+        """Return one line without terminal controls, and whether it is the job's first error."""
         data = {"time": self.time, "severity": self.severity, "replica": self.replica, "message": self.message}
         text = json.dumps({**data, "firstError": True} if first_error else data, ensure_ascii=False)
         return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -44,9 +44,9 @@ def read_command(job_id: str, wanted: Wanted) -> str:
 
 
 def follow_command(job_id: str, wanted: Wanted, position: Position | None = None) -> str:
-    """Print what is wanted of a job's log, from a place on where one is given, and each line that is added, until stdin ends.
+    """Return the command that prints a job's log from a position, and each new line, until stdin ends.
 
-    That is how the host learns that nobody reads any more: without a terminal, a closed connection kills no process.
+    The end of stdin shows the host that there is no reader: without a terminal, a closed connection kills no process.
     """
     return _command(job_id, wanted, "follow", *([f"{position.life} {position.offset}"] if position else []))
 
@@ -57,18 +57,22 @@ def _command(job_id: str, wanted: Wanted, *arguments: str) -> str:
 
 @cache
 def _source() -> str:
-    """The program: this version's own, whichever the host has."""
+    """Return the program's source, of this version, whichever the host has."""
     return inspect.getsource(chunks)
 
 
 def parse_printed(printed: bytes, replica: str, before: str = "") -> tuple[Position, Line | None]:
-    """What the command prints in a line: a place, and the line before it, None for a place alone; ValueError for all else."""
+    """Parse a printed line: a position, and the line before it, or None for a position alone.
+
+    Raises:
+        ValueError: for all else.
+    """
     life, offset, text = printed.split(b" ", 2)
     return Position(int(life), int(offset)), parse_line(text.decode("utf-8", "replace"), replica, before) if text else None
 
 
 def parse_line(text: str, replica: str, before: str = "") -> Line:
-    """A line of a log; one that is no JSON, as half a line after a power cut, is shown as it is, at the time of the last."""
+    """Parse a line of a log; one that is no JSON, as after a power cut, is shown as is at the last time."""
     try:
         data: dict[str, Any] = json.loads(text)
         return Line(str(data["time"]), str(data["severity"]), str(data["replica"]) or replica, str(data["message"]))
@@ -77,7 +81,7 @@ def parse_line(text: str, replica: str, before: str = "") -> Line:
 
 
 def of_source(source: chunks.Source, replica: str, wanted: Wanted, position: Position | None = None) -> Iterator[Line]:
-    """What is wanted of a log, as the command on a host prints it; from a place on where one is given."""
+    """Yield the selected lines of a log, from a position if there is one, like the command on a host."""
     if position is None and wanted.lines is not None:
         entries: Iterable[chunks.Entry] = chunks.newest(source, wanted)[0]
     else:
@@ -96,13 +100,13 @@ def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
 
 
 def too_slow(wanted: Wanted) -> UsageError:
-    """A pattern that takes too long for a line."""
+    """Return the error for a pattern that takes too long on a line."""
     what = f"--grep {wanted.pattern!r} takes longer than {chunks.PATTERN_SECONDS:g} s on one line"
     return UsageError(f"{what}: a repetition of what repeats itself, as in (a+)+, is what to avoid")
 
 
 def clock(moment: str) -> str:
-    """An RFC 3339 moment as the operator's clock shows it: `12:00:00.250`."""
+    """Format an RFC 3339 moment in local time: `12:00:00.250`."""
     try:
         return f"{_second(moment[:19] + moment[23:])}.{moment[20:23]}" if moment[19] == "." else f"{_second(moment)}.000"
     except (ValueError, IndexError, OverflowError):
@@ -128,7 +132,7 @@ class Format:
         self._colours = {name: _REPLICA[i % len(_REPLICA)] for i, name in enumerate(names)} if colours else {}
 
     def __call__(self, line: Line, first_error: bool = False) -> str:
-        """The line; `first_error` says that it is the job's first, which is said behind it."""
+        """Format a line; `first_error` appends that it is the job's first error."""
         severity, replica = f"{line.severity:<7}", f"{line.replica:<{self._width}}"
         message = line.message if "\n" not in line.message else line.message.replace("\n", "␊")  # a line is one line
         message += FIRST if first_error else ""

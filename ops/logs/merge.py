@@ -1,4 +1,4 @@
-"""Several logs, as they come in, into one in the order of time: what waits is bounded, and so is how long."""
+"""Merges several logs by time as they arrive; the waiting lines and the delay are bounded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Merge(Generic[L, E]):
         self._condition = threading.Condition()
 
     def put(self, name: str, lines: Sequence[tuple[int, L]]) -> None:
-        """Lines of a log, each with its size in bytes; returns when there is room for more, or nobody wants any."""
+        """Add lines of a log, each with its size in bytes; block until there is room for more, or it closes."""
         index = self._index[name]
         log = self._logs[index]
         with self._condition:
@@ -72,14 +72,14 @@ class Merge(Generic[L, E]):
             self._condition.notify_all()
 
     def end(self, name: str) -> None:
-        """No more of that log will come."""
+        """Mark the end of a log."""
         with self._condition:
             self._open.discard(self._index[name])
             self._silent.discard(self._index[name])
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Nobody takes anything any more, and nobody waits for that."""
+        """Close the merge, and release all waiting threads."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -91,23 +91,23 @@ class Merge(Generic[L, E]):
             return not self._open and not self._heads and not self._told
 
     def take(self, seconds: float) -> list[L | E]:
-        """What is due, in order; waits for it for so long at most."""
+        """Return the due lines in order, after a wait of at most `seconds`."""
         until = time.monotonic() + seconds
         with self._condition:
             while True:
                 now = time.monotonic()
-                found: list[L | E] = [*self._told]
+                events: list[L | E] = [*self._told]
                 self._told.clear()
-                found += self._due(now)
-                if found or now >= until or (not self._open and not self._heads):
-                    return found
+                events += self._due(now)
+                if events or now >= until or (not self._open and not self._heads):
+                    return events
                 self._condition.wait(min(until, self._oldest() + self.window) - now if self._heads else until - now)
 
     def _due(self, now: float) -> list[L]:
-        found: list[L] = []
+        lines: list[L] = []
         oldest: float | None = None
         full = False
-        while self._heads and len(found) < _AT_ONCE:
+        while self._heads and len(lines) < _AT_ONCE:
             if self._silent:
                 oldest = self._oldest() if oldest is None else oldest
                 if now - oldest < self.window:
@@ -115,7 +115,7 @@ class Merge(Generic[L, E]):
             _, index = heapq.heappop(self._heads)
             log = self._logs[index]
             came, size, line = log.popleft()
-            found.append(line)
+            lines.append(line)
             full = full or self._sizes[index] >= MOST
             self._sizes[index] -= size
             if came == oldest:
@@ -126,8 +126,8 @@ class Merge(Generic[L, E]):
                 self._silent.add(index)
         if full:
             self._condition.notify_all()
-        return found
+        return lines
 
     def _oldest(self) -> float:
-        """When the line came that waits longest, which is the first of its log."""
+        """Return when the longest waiting line arrived, which is the first of its log."""
         return min(self._logs[index][0][0] for _, index in self._heads)

@@ -1,4 +1,4 @@
-"""Logs of a job: live from the hosts, from the bucket's archive for hosts that have gone, merged in the order of time."""
+"""Logs of a job, merged by time: live from the hosts, and from the bucket's archive for deleted ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _READ_SECONDS = 60.0
 
 
 def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
-    """The replicas and the job that are meant by a word, which may be one of either, in front of the other or alone."""
+    """Parse a word: the replicas and the job; it may be one of either, in front of the other or alone."""
     if word is None or _is_replica(cluster, word):
         return word or EVERY, job_id
     other = job_id if job_id is not None else EVERY
@@ -38,8 +38,8 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
         return other, word
     there = [record.jobId for record in cluster.ledger.jobs()[0]]
     valid = (*(host.name for host in cluster.inventory.job_hosts), EVERY)
-    said = f"there is no replica and no job {word!r}{meant(word, (*valid, *there))}"
-    raise UsageError(f"{said}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
+    problem = f"there is no replica and no job {word!r}{meant(word, (*valid, *there))}"
+    raise UsageError(f"{problem}; replicas are {', '.join(valid)}, and fab jobs lists the jobs")
 
 
 def _is_replica(cluster: Cluster, word: str) -> bool:
@@ -78,7 +78,7 @@ def follow(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wan
 
 
 def writer(replicas: Iterable[str], as_json: bool, first: Callable[[Line], bool]) -> Callable[[Line], None]:
-    """What prints the lines of these replicas, and marks the one that is the job's first error."""
+    """Return a printer for the lines of these replicas, which marks the job's first error."""
     if as_json:
         return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
     form = Format(replicas, terminal.colourful(sys.stdout))
@@ -86,7 +86,7 @@ def writer(replicas: Iterable[str], as_json: bool, first: Callable[[Line], bool]
 
 
 def first_of(cluster: Cluster, record: JobRecord, live: bool = False) -> FirstOf:
-    """What knows the job's first error when it is shown; nothing is marked where the bucket cannot be asked."""
+    """Return a detector of the job's first error; it marks nothing if the bucket cannot be read."""
     try:
         replicas = cluster.ledger.replicas(record.jobId, replica_names(record))
     except (StoreError, RecordError, OpsError):
@@ -95,55 +95,62 @@ def first_of(cluster: Cluster, record: JobRecord, live: bool = False) -> FirstOf
 
 
 def selected(record: JobRecord, text: str) -> list[str]:
-    """A job's replicas of `all`, of a role such as `worker`, of that name, or of several of these with commas between them;
-    UsageError that lists what is valid."""
+    """Return a job's replicas by `all`, a role such as `worker`, a name, or several with commas.
+
+    Raises:
+        UsageError: with the valid names.
+    """
     names = replica_names(record)
     chosen: set[str] = set()
     for part in text.split(","):
-        wanted = part.strip().replace("-replica-", "-")
-        found = [name for name in names if wanted in (EVERY, name, name.rpartition("-")[0])]
-        if not found:
+        name_or_role = part.strip().replace("-replica-", "-")
+        matches = [name for name in names if name_or_role in (EVERY, name, name.rpartition("-")[0])]
+        if not matches:
             valid = (*names, *dict.fromkeys(name.rpartition("-")[0] for name in names), EVERY)
-            said = f"job {record.jobId} has no replica {part!r}{meant(part, valid)}"
-            raise UsageError(f"{said}; valid are {', '.join(valid)}")
-        chosen.update(found)
+            problem = f"job {record.jobId} has no replica {part!r}{meant(part, valid)}"
+            raise UsageError(f"{problem}; valid are {', '.join(valid)}")
+        chosen.update(matches)
     return [name for name in names if name in chosen]
 
 
 def read_logs(cluster: Cluster, record: JobRecord, replicas: list[str], wanted: Wanted) -> dict[str, Iterator[Line]]:
-    """Each replica's lines, from its host or from the bucket, read as they are taken; OpsError where there is not one log."""
+    """Return each replica's lines, from its host or from the bucket, read lazily.
+
+    Raises:
+        OpsError: if there is no log.
+    """
     fleet, job_id, placement = cluster.fleet, record.jobId, record.placement
     command = read_command(job_id, wanted)
     there = [name for name in replicas if placement.get(name) in cluster.inventory.names]
     outcome = fleet.each(there, lambda name: _HostLog(fleet.stream(placement[name], command), name, wanted), _READ_SECONDS)
     failures: dict[str, Exception] = dict(outcome.failures)
-    found: dict[str, Iterator[Line]] = {}
+    logs: dict[str, Iterator[Line]] = {}
     for name in replicas:
         log = outcome.results.get(name)
         if log and log.there:
-            found[name] = log.lines(_Archived(cluster.bucket, job_id, name))
+            logs[name] = log.lines(_Archived(cluster.bucket, job_id, name))
             continue
         archived = _Archived(cluster.bucket, job_id, name)
         if archived.sizes():
-            found[name] = _searched(of_source(archived, name, wanted), wanted)
+            logs[name] = _searched(of_source(archived, name, wanted), wanted)
         if error := failures.get(name) or (log and log.error):
-            where = "its lines are the bucket's copy" if name in found else "the bucket has no log of it"
+            where = "its lines are the bucket's copy" if name in logs else "the bucket has no log of it"
             terminal.note(f"{error}; {where}")
             failures[name] = error
-    if not found:
+    if not logs:
         reasons = "".join(f"; {error}" for error in failures.values())
         if record.state is JobState.QUEUED:
             raise OpsError(f"job {job_id} is QUEUED and has printed nothing yet: --follow waits for its turn")
         if record.final:
             why = record.errorMessage.partition("\n")[0].rstrip(".")
-            said = f"job {job_id} is {record.state}{f' ({why})' if why else ''}"
-            raise OpsError(f"{said}, and left no log of {', '.join(replicas)}{reasons}: fab describe {job_id} says more")
+            problem = f"job {job_id} is {record.state}{f' ({why})' if why else ''}"
+            raise OpsError(f"{problem}, and left no log of {', '.join(replicas)}{reasons}: fab describe {job_id} says more")
         raise OpsError(f"job {job_id} has no log of {', '.join(replicas)} yet{reasons}")
-    return found
+    return logs
 
 
 class _HostLog:
-    """What a host prints of a log; no more of it is read than is taken."""
+    """A host's output of a log, read only as far as it is consumed."""
 
     def __init__(self, stream: Stream, name: str, wanted: Wanted) -> None:
         """Wait for its beginning; HostError where the host cannot say whether there is a log."""
@@ -156,7 +163,7 @@ class _HostLog:
             self.error = self._failed()
 
     def lines(self, archived: _Archived) -> Iterator[Line]:
-        """The lines; where the connection breaks, what is left of them is the bucket's."""
+        """Yield the lines; if the connection breaks, continue from the bucket."""
         position: Position | None = None
         rest, before = b"", ""
         try:

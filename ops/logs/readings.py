@@ -1,7 +1,8 @@
-"""What a line of any trainer tells of how far it is: for people's eyes, so a guess is good enough; nothing is decided by it.
+"""Heuristics that read progress from a line of any trainer, for display only.
 
-The lines of `jobs.progress` are understood exactly; besides them `step 348`, `step = 348`, `step 348/2000`, `Epoch 3/10`, and
-`loss` and `accuracy` with a number behind them, as Keras, Estimators and most scripts print them.
+No decision depends on them. The lines of `jobs.progress` are parsed exactly; besides them `step 348`, `step = 348`,
+`step 348/2000`, `Epoch 3/10`, and `loss` and `accuracy` with a number behind them, as Keras, Estimators and most scripts print
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HINTS = ("step", "Step", "STEP", "poch", "oss", "OSS", "cc")
 
 
 class Unit(StrEnum):
-    """What is counted."""
+    """The counted unit."""
 
     STEP = "step"
     EPOCH = "epoch"
@@ -36,9 +37,9 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True)
 class Reading:
-    """What one line tells: a count and its maximum, loss and accuracy as printed, the printing replica's own steps/s.
+    """The figures of one line: a count and its maximum, loss and accuracy, the replica's own steps/s.
 
-    `learned` is True for figures of an evaluation, which are not those of training. None for what is not told.
+    `learned` is True for figures of an evaluation, which are not those of training. None for an unknown value.
     """
 
     count: int | None = None
@@ -51,7 +52,7 @@ class Reading:
 
 
 def read(line: str) -> Reading | None:
-    """What a line tells, None where it tells nothing."""
+    """Return the figures of a line, or None if it has none."""
     if not any(hint in line for hint in _HINTS):
         return None
     if report := valid_report(line):
@@ -60,7 +61,7 @@ def read(line: str) -> Reading | None:
         return Reading(report.step, report.totalSteps, loss=loss, accuracy=accuracy)
     line = line[:LONGEST]
     count, maximum, unit = _count(line)
-    loss, accuracy, rate = (found[1] if (found := kind.search(line)) else None for kind in (_LOSS, _ACCURACY, _LOCAL_RATE))
+    loss, accuracy, rate = (figure[1] if (figure := kind.search(line)) else None for kind in (_LOSS, _ACCURACY, _LOCAL_RATE))
     if count is None and loss is None and accuracy is None:
         return None
     learned = _EVAL.search(line)
@@ -70,8 +71,8 @@ def read(line: str) -> Reading | None:
 
 
 def _count(line: str) -> tuple[int | None, int | None, Unit]:
-    if found := _STEP.search(line):
-        return int(found[1]), int(found[2]) if found[2] else None, Unit.STEP
-    if found := _EPOCH.search(line):
-        return int(found[1]), int(found[2]), Unit.EPOCH
+    if count := _STEP.search(line):
+        return int(count[1]), int(count[2]) if count[2] else None, Unit.STEP
+    if count := _EPOCH.search(line):
+        return int(count[1]), int(count[2]), Unit.EPOCH
     return None, None, Unit.STEP

@@ -1,4 +1,4 @@
-"""What a followed job waits for while it prints nothing: at its start for one another, at its end for the last to end."""
+"""The reason why a followed job prints nothing: replicas wait for each other at its start and its end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ _SHOWN = 6
 
 
 def at_the_end(job: JobRecord, replicas: Mapping[str, ReplicaRecord], names: Sequence[str], reading: Collection[str]) -> str:
-    """Describe what is between a job's last line and its end; empty before that. `reading` are logs with more to come."""
+    """Describe what is between a job's last line and its end; empty before that.
+
+    Args:
+        reading: logs with more to come.
+    """
     chief = replicas.get(next(iter(job.wanted), ""))
     if not (job.final or job.state is JobState.CANCELLING or (job.state is JobState.RUNNING and chief and chief.done)):
         return ""
-    known = [replicas[name] for name in names if name in replicas]
-    if running := [replica.name for replica in known if replica.state is not ReplicaState.EXITED]:
+    records = [replicas[name] for name in names if name in replicas]
+    if running := [replica.name for replica in records if replica.state is not ReplicaState.EXITED]:
         return f"waiting for {terminal.list_some(running, most=_SHOWN)} to end"
     if not job.final:
         return "waiting for the job to end: all its replicas have"
-    if looking := [replica.name for replica in known if replica.startTime and replica.unsaved is None]:
+    if looking := [replica.name for replica in records if replica.startTime and replica.unsaved is None]:
         return f"waiting for {terminal.list_some(looking, most=_SHOWN)} to look for files beside JOB_DIR"
     more = [name for name in names if name in reading]
     return f"collecting the logs of {terminal.list_some(more, most=_SHOWN)}" if more else ""

@@ -1,4 +1,4 @@
-"""Which lines of the logs are asked for, in the words of a command line."""
+"""Filters of log lines, by the flags of a command."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ def wanted(
     severity: str | None = None,
     now: datetime | None = None,
 ) -> Wanted:
-    """What the flags of those names mean; UsageError that says what is valid.
+    """Parse the flags of these names.
 
-    Without `lines` it is the last LINES, and where something else is said all that this is true of.
+    Without `lines` it is the last LINES, or with another flag all lines that match.
+
+    Raises:
+        UsageError: with the valid values.
     """
     now = now or datetime.now(UTC)
     begin = _moment(since, "--since", now) if since is not None else ""
@@ -46,16 +49,16 @@ def parse_lines(text: str) -> int | None:
 
 
 def _moment(text: str, flag: str, now: datetime) -> str:
-    """In RFC 3339, UTC, with milliseconds, as logs have it."""
+    """Parse a moment to RFC 3339, UTC, with milliseconds, as logs have it."""
     try:
         if ago := _AGO.fullmatch(text.strip()):
-            found = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+            time_of_day = now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         elif "T" in text.upper() or "-" in text:
-            found = datetime.fromisoformat(text.strip())
-            found = found if found.tzinfo else found.astimezone()
+            time_of_day = datetime.fromisoformat(text.strip())
+            time_of_day = time_of_day if time_of_day.tzinfo else time_of_day.astimezone()
         else:
-            found = datetime.combine(now.astimezone().date(), time.fromisoformat(text.strip())).astimezone()
-        return found.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            time_of_day = datetime.combine(now.astimezone().date(), time.fromisoformat(text.strip())).astimezone()
+        return time_of_day.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError):
         raise UsageError(f"{flag} {text!r} is no moment; {_VALID}") from None
 

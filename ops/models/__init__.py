@@ -1,1 +1,1 @@
-"""What a job made of its model: exported, and shown in TensorBoard."""
+"""The models of jobs: exported, deployed, asked for predictions, and shown in TensorBoard."""

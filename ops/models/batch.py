@@ -1,4 +1,4 @@
-"""`fab predict --batch`: a version of a model over files of the bucket, as a job of the cluster's master and workers."""
+"""`fab predict --batch`: a model's version on files of the bucket, as a job on master and workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _URL = re.compile(r"gs://[^/]+")
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says; `pattern` are the files of the input."""
+    """The command's arguments; `pattern` matches the input files."""
 
     model: str | None
     version: str | None
@@ -55,7 +55,11 @@ def batch(cluster: Cluster, asked: Asked, follow: bool, as_json: bool) -> int:
 
 
 def prepare(cluster: Cluster, asked: Asked) -> Submission:
-    """The job, checked as far as it can be without the hosts; UsageError for what is wrong."""
+    """Build the job, checked as far as possible without the hosts.
+
+    Raises:
+        UsageError: if an argument is invalid.
+    """
     inventory = cluster.inventory
     if asked.pattern is None:
         raise UsageError(f"--input is missing: files in the bucket, such as {inventory.bucket}/data/digits/*.json")
@@ -85,14 +89,14 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
 
 
 def program(request: Request) -> Program:
-    """The shipped package, with what it needs of the model server, and what it is asked for."""
-    found = package.find(PACKAGE)
-    files = {**found.files, **{path: (HERE / path).read_bytes() for path in _SERVER}, FILE: request.to_json()}
-    return Program(package.Source(found.name, files, None, found.folder))
+    """Return the shipped package, with the model server's modules and the request."""
+    source = package.find(PACKAGE)
+    files = {**source.files, **{path: (HERE / path).read_bytes() for path in _SERVER}, FILE: request.to_json()}
+    return Program(package.Source(source.name, files, None, source.folder))
 
 
 def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:
-    """How many hosts predict, as `Flags` has it: as many as are asked for, else as an input of so many bytes pays for."""
+    """Return the number of predicting hosts: as requested, else by the size of the input in bytes."""
     there = 1 + len(inventory.of_role(Role.WORKER))
     if asked is not None and not (asked.isdecimal() and 1 <= int(asked) <= there):
         raise UsageError(f"--replicas {asked!r} is no number of the hosts that predict: stack {inventory.stack} has {there}")
@@ -105,12 +109,16 @@ def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:
 
 
 def paid_for(size: int, there: int, shared_cpus: int | None) -> int:
-    """How many replicas an input of so many bytes is worth; where hosts share processors, not more than these."""
+    """Return how many replicas an input of `size` bytes is worth; `shared_cpus` is the limit on shared CPUs."""
     return max(1, min(there, size // _PAYS, shared_cpus or there))
 
 
 def _version(model: Model, name: str | None) -> Version:
-    """The version that is meant, the default where none is named; UsageError unless it is READY."""
+    """Return the named version, or the default.
+
+    Raises:
+        UsageError: if it is not READY.
+    """
     ready = [version.name for version in model.there if version.state is VersionState.READY]
     if name is None and not model.default:
         raise UsageError(f"model {model.name} has no default: say --version; READY are {', '.join(ready) or 'none'}")
@@ -127,34 +135,35 @@ def _check_signature(bucket: Bucket, source: str, name: str | None) -> None:
     if name is None:
         return
     try:
-        found = signatures(bucket.read(f"{source}/{MODEL}") or b"")
+        available = signatures(bucket.read(f"{source}/{MODEL}") or b"")
     except ValueError as error:
         raise UsageError(f"{source}/{MODEL}: {error}") from None
-    if name not in found:
+    if name not in available:
         raise UsageError(
-            f"--signature {name!r} is none of the model{meant(name, found)}; there are {', '.join(found) or 'none'}"
+            f"--signature {name!r} is none of the model{meant(name, available)}; there are {', '.join(available) or 'none'}"
         )
 
 
 def matching(cluster: Cluster, pattern: str) -> dict[str, int]:
-    """The files that a pattern means, as the hosts see them, in the order of their names, each with its size in bytes.
+    """Return the files that match a pattern, as the hosts see them, by name, with their sizes in bytes.
 
-    UsageError where there is none.
+    Raises:
+        UsageError: if there is none.
     """
-    if (reached := _bucket_of(cluster, pattern)) is None:
+    if (location := _bucket_of(cluster, pattern)) is None:
         raise UsageError(
             f"--input {pattern!r} is not in the bucket, where hosts find it: fab data put PATH puts a file or a folder there, "
             f"and --input {cluster.inventory.bucket}/data/… names it"
         )
-    bucket, top = reached
+    bucket, top = location
     parts = pattern.removeprefix(f"{top}/").split("/")
     fixed = next((place for place, part in enumerate(parts) if _GLOB.search(part)), len(parts))
     folder = "/".join(parts[:fixed])
     there = {f"{folder}/{path}".strip("/"): size for path, size in bucket.walk(folder).items()}
     whole = [re.compile(translate(part)) for part in parts]
-    found = sorted(path for path in there if _matches(path.split("/"), whole, parts))
-    if found:
-        return {f"{top}/{path}": there[path] for path in found}
+    names = sorted(path for path in there if _matches(path.split("/"), whole, parts))
+    if names:
+        return {f"{top}/{path}": there[path] for path in names}
     if there and fixed == len(parts):
         raise UsageError(f"--input {pattern} is a folder: say which of its files, such as {pattern.rstrip('/')}/*")
     raise UsageError(
@@ -163,7 +172,7 @@ def matching(cluster: Cluster, pattern: str) -> dict[str, int]:
 
 
 def _matches(path: Sequence[str], whole: Sequence[re.Pattern[str]], parts: Sequence[str]) -> bool:
-    """As a shell has it: a * ends at a /, and means no name that begins with a point."""
+    """Match like a shell: * ends at a /, and matches no name that begins with a point."""
     return len(path) == len(whole) and all(
         pattern.match(name) and (part.startswith(".") or not name.startswith("."))
         for name, pattern, part in zip(path, whole, parts, strict=True)
@@ -171,7 +180,7 @@ def _matches(path: Sequence[str], whole: Sequence[re.Pattern[str]], parts: Seque
 
 
 def _bucket_of(cluster: Cluster, path: str) -> tuple[Bucket, str] | None:
-    """The bucket that a path is in, and its own path or URL; None for what hosts and we cannot both reach."""
+    """Return a path's bucket, and its own path or URL; None unless both the hosts and we can reach it."""
     here = cluster.inventory.bucket
     if path.startswith(f"{here}/") and ".." not in path.split("/"):
         return cluster.bucket, here
@@ -185,16 +194,23 @@ def _check_output(cluster: Cluster, output: str, inputs: Sequence[str]) -> None:
     for path in inputs:
         if shared(path, output):
             raise UsageError(f"--input {path} is in --output {output}: give another --output")
-    found = _bucket_of(cluster, output)
-    if found and found[0].walk(output.removeprefix(f"{found[1]}/")):
+    location = _bucket_of(cluster, output)
+    if location and location[0].walk(output.removeprefix(f"{location[1]}/")):
         raise UsageError(f"--output {output} is not empty: give another, as what is there is left as it is")
 
 
 def check_flags(batch: bool, instances: str | None, with_batch: Mapping[str, object]) -> None:
-    """UsageError for a flag that goes with --batch alone, of which `with_batch` has the values, or without it alone."""
+    """Check that flags of --batch come with it, and others without it.
+
+    Args:
+        with_batch: the values of the flags that need --batch.
+
+    Raises:
+        UsageError: for a flag of the other kind.
+    """
     if batch and instances is not None:
         raise UsageError(
             "--json-instances is asked of the model server, and --batch is a job: --input names its files in the bucket"
         )
-    if not batch and (given := [flag for flag, value in with_batch.items() if value]):
-        raise UsageError(f"{given[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH")
+    if not batch and (batch_flags := [flag for flag, value in with_batch.items() if value]):
+        raise UsageError(f"{batch_flags[0]} goes with --batch only: fab predict --batch --input PATTERN --output PATH")

@@ -1,4 +1,4 @@
-"""`fab deploy`: a SavedModel is copied into the bucket, becomes a version, and is one once every server has loaded it."""
+"""`fab deploy`: copy a SavedModel into the bucket as a version, READY once every server has loaded it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _TENSORFLOW_BYTES = 400_000_000
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a version comes from: `model` is its saved_model.pb, `bring` puts all its files, `size` bytes, into a folder."""
+    """The source of a version.
+
+    `model` is its saved_model.pb; `bring` puts all its files, `size` bytes, into a folder.
+    """
 
     said: str
     model: bytes
@@ -48,7 +51,7 @@ class _Origin:
 def deploy(
     cluster: Cluster, model: str | None, version: str | None, job_id: str | None, origin: str | None, as_json: bool = False
 ) -> int:
-    """Make a SavedModel a version of a model that the cluster's servers answer for; the first version is the default."""
+    """Deploy a SavedModel as a version of a model on the cluster's servers; the first one is the default."""
     name, version = _name("--model", model), _name("--version", version)
     catalog = catalog_of(cluster)
     token = os.urandom(8).hex()
@@ -63,16 +66,16 @@ def deploy(
             if before:
                 check_change(lambda: before.begun(Version(version, token=token)))  # before anything is copied
             if origin is None and job_id is None:
-                kept = ", ".join(v.name for v in before.there if v.may_be_again) if before else ""
+                versions = ", ".join(v.name for v in before.there if v.may_be_again) if before else ""
                 raise UsageError(
                     f"version {version} of what? --job ID takes a job's model, --origin PATH one that is here"
-                    + (f"; kept, and to be deployed again without these, are {kept}" if kept else "")
+                    + (f"; kept, and to be deployed again without these, are {versions}" if versions else "")
                 )
             source = _origin(cluster, job_id, origin)
             _check(cluster, catalog, source)
             starting = _start(cluster)
             files = _fetched(source, Path(scratch, "model"))
-            made = Version(
+            new_version = Version(
                 version,
                 origin=source.said,
                 jobId=source.job_id,
@@ -80,7 +83,7 @@ def deploy(
                 manifest=source.manifest or {},
                 token=token,
             )
-            changed(catalog, name, lambda record: record.begun(made), create=True)
+            changed(catalog, name, lambda record: record.begun(new_version), create=True)
         with _undone(catalog, name, version, token):
             if files:
                 _upload(cluster, catalog, name, version, token, files)
@@ -111,22 +114,22 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
         record = existing_job(cluster.ledger, job_id)
         if trial := best_of(cluster.ledger, record):
             say_which(record, trial)
-        found = find(cluster, record).of_trial(trial)
-        folder = newest(found)
+        output = find(cluster, record).of_trial(trial)
+        folder = newest(output)
         if folder is None and not record.final:
-            has = f"has no SavedModel in {found.job_dir} yet"
+            has = f"has no SavedModel in {output.job_dir} yet"
             raise UsageError(f"job {record.jobId} is {record.state}, and {has}: fab wait {record.jobId}")
         if folder is None:
             raise UsageError(
-                f"job {record.jobId} ({record.state}) has no SavedModel in {found.job_dir}: fab export {record.jobId} makes "
+                f"job {record.jobId} ({record.state}) has no SavedModel in {output.job_dir}: fab export {record.jobId} makes "
                 "one of its latest checkpoint where its trainer can, and --origin names another"
             )
         below = f"{folder}/" if folder else ""
-        paths = [path for path in found.files if path.startswith(below)]
-        where = f"{found.job_dir}/{folder}".rstrip("/")
-        size = sum(found.files[path] for path in paths)
-        content = found.read(f"{below}{MODEL}")
-        return _Origin(where, content, size, lambda to: found.fetch(paths, to, below), record.jobId, dict(record.manifest))
+        paths = [path for path in output.files if path.startswith(below)]
+        where = f"{output.job_dir}/{folder}".rstrip("/")
+        size = sum(output.files[path] for path in paths)
+        content = output.read(f"{below}{MODEL}")
+        return _Origin(where, content, size, lambda to: output.fetch(paths, to, below), record.jobId, dict(record.manifest))
     if job_id is not None:
         raise UsageError("--job takes the model of a job, and --origin another: leave one of them out")
     here = Path(origin)
@@ -142,12 +145,12 @@ def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin
 
 
 def _start(cluster: Cluster) -> Background[Outcome[str]]:
-    """Servers have TensorFlow to import, while files are copied; one that gets nothing to serve ends by itself."""
+    """Start the servers, which import TensorFlow while files are copied; without a model they end."""
     return Background(lambda: server.start(cluster))
 
 
 def _fetched(source: _Origin, folder: Path) -> dict[str, Path]:
-    """The files, in a folder of ours, each by its path below it."""
+    """Download the files to a local folder, and return each by its path below it."""
     folder.mkdir()
     source.bring(folder)
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -173,10 +176,10 @@ def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: 
 def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
     """UsageError for what no server could answer for."""
     try:
-        found = signatures(source.model)
+        available = signatures(source.model)
     except ValueError as error:
         raise UsageError(f"{source.said}/{MODEL}: {error}") from None
-    if not found:
+    if not available:
         raise UsageError(f"the model in {source.said} {NO_SIGNATURE}")
     others = sum(version.size for model in all_models(catalog)[0] for version in model.there if version.wanted)
     host = min(server.servers_of(cluster.inventory), key=server.memory_of)
@@ -202,9 +205,9 @@ def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[N
             return record.failed(version, token, why) if mine and mine.state is VersionState.CREATING else record
 
         with contextlib.suppress(OpsError, StoreError, Conflict):
-            left = next((v for v in changed(catalog, name, failed).there if v.name == version), None)
-            if left and left.state is VersionState.FAILED:
-                again = f"fab deploy --model {name} --version {version} tries it again, and " if left.may_be_again else ""
+            remainder = next((v for v in changed(catalog, name, failed).there if v.name == version), None)
+            if remainder and remainder.state is VersionState.FAILED:
+                again = f"fab deploy --model {name} --version {version} tries it again, and " if remainder.may_be_again else ""
                 terminal.note(
                     f"version {version} of model {name} is FAILED: {again}fab delete-version {name} {version} clears it away"
                 )

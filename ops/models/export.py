@@ -1,4 +1,4 @@
-"""`fab export`: the newest SavedModel of a job, fetched; made first where the job left only checkpoints."""
+"""`fab export`: download a job's newest SavedModel; make it first if the job left only checkpoints."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ def export(cluster: Cluster, job_id: str | None, dest: str | None, as_json: bool
         check_free(Path(dest))
     if trial := best_of(cluster.ledger, record):
         say_which(record, trial)
-    found = find(cluster, record).of_trial(trial)
-    folder = newest(found)
+    output = find(cluster, record).of_trial(trial)
+    folder = newest(output)
     if folder is None:
-        exporter = _make(cluster, found, words(trial.hyperparameters) if trial else [])
-        found = find(cluster, record).of_trial(trial)
-        folder = newest(found)
+        exporter = _make(cluster, output, words(trial.hyperparameters) if trial else [])
+        output = find(cluster, record).of_trial(trial)
+        folder = newest(output)
         if folder is None:
-            raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {found.job_dir}")
+            raise OpsError(f"{exporter} of job {job_id} left no SavedModel in {output.job_dir}")
     target = Path(dest) if dest is not None else Path("export", job_id, folder.rpartition("/")[2] or "model")
     check_free(target)
-    _fetch(found, folder, target)
-    _show(target, f"{found.job_dir}/{folder}".rstrip("/"), as_json)
+    _fetch(output, folder, target)
+    _show(target, f"{output.job_dir}/{folder}".rstrip("/"), as_json)
     return DONE
 
 
 def newest(found: Output) -> str | None:
-    """The folder of an output's newest SavedModel, by its name in seconds since 1970; half of one does not count."""
+    """Return the folder of an output's newest complete SavedModel, by its name in seconds since 1970."""
     folders = {path.rpartition("/")[0] for path in found.files if path.rpartition("/")[2] == MODEL}
     whole = [folder for folder in folders if not folder.rpartition("/")[2].startswith("temp-")]
 
@@ -96,14 +96,14 @@ def _make(cluster: Cluster, found: Output, more: list[str]) -> str:
 
 
 def _bring_lender(cluster: Cluster, host: Host) -> None:
-    """What lends a program its job's rights comes with jobs, and this host may have had none of this version yet."""
+    """Install the credential lender, which comes with jobs, on a host that may lack this version's."""
     code, version = push.code(HERE)
     stream = push.shared_stream(code) + push.host_stream(host_files(cluster.inventory, host))
     cluster.fleet.must(host.name, push.take_in_command(version), "could not take the replica's code, it ended", stream)
 
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
-    """Run that, of the package that comes by stdin, on the chief's host, where it writes into a folder alone."""
+    """Return the command that runs a package from stdin on the chief's host, with one writable folder."""
     return aside.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
 
 
@@ -120,14 +120,14 @@ def _fetch(found: Output, folder: str, target: Path) -> None:
 
 def _show(target: Path, source: str, as_json: bool) -> None:
     try:
-        found = signatures((target / MODEL).read_bytes())
+        available = signatures((target / MODEL).read_bytes())
     except ValueError as error:
         raise OpsError(f"{target / MODEL}: {error}") from None
     if as_json:
-        terminal.as_json({"path": str(target), "source": source, "signatures": found})
+        terminal.as_json({"path": str(target), "source": source, "signatures": available})
         return
     terminal.out(str(target))
-    for name, signature in found.items():
+    for name, signature in available.items():
         terminal.out()
         rows = [(kind[:-1], tensor, shape) for kind, tensors in signature.items() for tensor, shape in tensors.items()]
         terminal.table((name, "TENSOR", "SHAPE"), rows)

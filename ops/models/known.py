@@ -1,4 +1,4 @@
-"""The models of a cluster as commands name them: looked up, changed, and what is wrong in a line of words."""
+"""Look-up and change of the cluster's models by name, with one-line errors."""
 
 from __future__ import annotations
 
@@ -15,26 +15,34 @@ NONE = "no model is deployed yet: fab deploy --job ID --model mnist --version v1
 
 
 def catalog_of(cluster: Cluster) -> Catalog:
-    """The models of a cluster."""
+    """Return the catalog of a cluster's models."""
     return Catalog(cluster.ledger.store)
 
 
 def existing_model(catalog: Catalog, name: str | None) -> Model:
-    """A model, the only one where none is named; UsageError that lists those that there are."""
-    found, _ = all_models(catalog)
-    names = [model.name for model in found]
+    """Return a model, or the only one if none is named.
+
+    Raises:
+        UsageError: with the list of models, if it is not among them.
+    """
+    present, _ = all_models(catalog)
+    names = [model.name for model in present]
     if name is None:
-        if len(found) == 1:
-            return found[0]
+        if len(present) == 1:
+            return present[0]
         raise UsageError(f"which model? There are {', '.join(names)}" if names else NONE)
-    for model in found:
+    for model in present:
         if model.name == name:
             return model
     raise UsageError(f"there is no model {name!r}{meant(name, names)}; " + (f"there are {', '.join(names)}" if names else NONE))
 
 
 def served_model(catalog: Catalog, name: str | None) -> Model:
-    """As `existing_model`, one of which the server has a version; UsageError where it has none."""
+    """Return a model like `existing_model`, of which the server has a version.
+
+    Raises:
+        UsageError: if the server has none.
+    """
     record = existing_model(catalog, name)
     if not any(version.state is VersionState.READY for version in record.there):
         states = ", ".join(f"{version.name} is {version.state}" for version in record.there)
@@ -45,7 +53,11 @@ def served_model(catalog: Catalog, name: str | None) -> Model:
 
 
 def existing_version(record: Model, name: str) -> Version:
-    """A version of a model; UsageError that says which one may be meant, and which there are."""
+    """Return a version of a model.
+
+    Raises:
+        UsageError: with the closest name and the versions there are.
+    """
     try:
         return record.version(name)
     except ModelError as error:
@@ -53,16 +65,20 @@ def existing_version(record: Model, name: str) -> Version:
 
 
 def all_models(catalog: Catalog) -> tuple[list[Model], list[str]]:
-    """The models that have a version; what is left of others is which names were used."""
+    """Return the models with a version; records of others only keep their used names."""
     try:
-        found, bad = catalog.models()
-        return [model for model in found if model.there], bad
+        records, bad = catalog.models()
+        return [model for model in records if model.there], bad
     except StoreError as error:
         raise OpsError(f"the bucket does not answer: {error}") from error
 
 
 def find_model(catalog: Catalog, name: str) -> Model | None:
-    """A model by its name, None where there is none; OpsError where its record cannot be read."""
+    """Return a model by its name, or None if missing.
+
+    Raises:
+        OpsError: if its record cannot be read.
+    """
     try:
         return catalog.model(name)
     except RecordError as error:
@@ -70,7 +86,11 @@ def find_model(catalog: Catalog, name: str) -> Model | None:
 
 
 def changed(catalog: Catalog, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
-    """The model after a change; UsageError for what the record refuses."""
+    """Change a model, and return it.
+
+    Raises:
+        UsageError: if the record refuses the change.
+    """
     try:
         return catalog.change(name, change, create)
     except ModelError as error:

@@ -20,9 +20,12 @@ _POLL_SECONDS = 0.2
 
 
 def everywhere(cluster: Cluster, name: str, version: str, token: str, started: Outcome[str]) -> None:
-    """Until all servers that could be started have loaded this deployment of it, and one at least; OpsError where one cannot.
+    """Wait until all servers that can be started, and at least one, have loaded this deployment.
 
-    A server that is down is named, and keeps nobody waiting for long: it loads what was deployed when it comes back.
+    A server that is down is reported and waited for only briefly: it loads the deployed versions when it comes back.
+
+    Raises:
+        OpsError: if a server cannot load it.
     """
     down = dict(started.failures)
     servers = reach.Servers(cluster)
@@ -43,33 +46,40 @@ def everywhere(cluster: Cluster, name: str, version: str, token: str, started: O
 
 
 def _on(cluster: Cluster, servers: reach.Servers, host: str, name: str, version: str, token: str) -> None:
-    """Until one server has loaded it; HostError where it is down, OpsError where it is not, and the version cannot be had."""
+    """Wait until one server has loaded it.
+
+    Raises:
+        HostError: if the server is down.
+        OpsError: if it is up, and the version cannot be loaded.
+    """
     journal = f"fab shell {host} -- journalctl -u scaletier-serving"
-    began = heard = started = time.monotonic()
+    began = last_answer = started = time.monotonic()
     while True:
-        status, said = _asked(servers, host, f"/v1/models/{name}/versions/{version}")
+        status, body = _asked(servers, host, f"/v1/models/{name}/versions/{version}")
         now = time.monotonic()
         if status != reach.NOBODY:
-            heard = started = now
-        elif now - heard > _DOWN_SECONDS:
+            last_answer = started = now
+        elif now - last_answer > _DOWN_SECONDS:
             raise HostError(host, f"has no model server that answers ({journal})")
         elif now - started > _AGAIN_SECONDS:
             server.start(cluster, [host])  # it had nothing to serve for long, and ended just when something came
             started = now
-        found = said["model_version_status"][0] if status == 200 else {}
-        if found.get("deployment") == token:  # else it has not looked yet
-            if found["state"] == LoadState.AVAILABLE:
+        status_entry = body["model_version_status"][0] if status == 200 else {}
+        if status_entry.get("deployment") == token:  # else it has not looked yet
+            if status_entry["state"] == LoadState.AVAILABLE:
                 return
-            if found["state"] == LoadState.END:
+            if status_entry["state"] == LoadState.END:
                 where = f" on {host}" if len(servers.names) > 1 else ""
-                raise OpsError(f"version {version} of model {name} cannot be loaded{where}: {found['status']['error_message']}")
+                raise OpsError(
+                    f"version {version} of model {name} cannot be loaded{where}: {status_entry['status']['error_message']}"
+                )
         if now - began > _LOAD_SECONDS:
             raise OpsError(f"the model server on {host} has not loaded {name} {version} in {_LOAD_SECONDS:.0f} s: {journal}")
         time.sleep(_POLL_SECONDS)
 
 
 def _asked(servers: reach.Servers, host: str, path: str) -> reach.Answer:
-    """What a server says; one that takes the question and says nothing is as one that is down."""
+    """Return a server's answer; one that accepts the request and never answers counts as down."""
     try:
         return servers.ask_one(host, "GET", path)
     except HostError:
@@ -79,7 +89,7 @@ def _asked(servers: reach.Servers, host: str, path: str) -> reach.Answer:
 
 
 def nowhere(cluster: Cluster, name: str, version: str) -> None:
-    """Until all servers that answer have dropped it, or for as long as anybody would wait."""
+    """Wait until all servers that answer have unloaded it, for a limited time."""
     servers, deadline = reach.Servers(cluster), time.monotonic() + _GONE_SECONDS
 
     def gone(host: str) -> None:

@@ -30,13 +30,13 @@ def predict(
     cluster: Cluster, model: str | None, version: str | None, instances: str | None, signature: str | None, as_json: bool
 ) -> int:
     """Print what the model says of each instance of a file: a JSON value on each line."""
-    asked = read_instances(instances)
+    inputs = read_instances(instances)
     record = served_model(catalog_of(cluster), model)
     name = record.name
     if version is not None and existing_version(record, version).state is VersionState.UNDEPLOYED:
         how = f"fab deploy --model {name} --version {version} brings it back"
         raise UsageError(f"version {version} of model {name} is UNDEPLOYED: {how}")
-    requests = [*bodies(asked, {} if signature is None else {"signature_name": signature})]
+    requests = [*bodies(inputs, {} if signature is None else {"signature_name": signature})]
     if len(requests) > 1:
         version = version or record.default or None  # one answers all of them, also where the default changes meanwhile
     where = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
@@ -49,7 +49,7 @@ def predict(
 
 
 def bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterator[bytes]:
-    """Requests that together ask for all of the instances, in their order, each no larger than the server takes."""
+    """Yield requests for all of the instances, in order, each within the server's size limit."""
     rows = [json.dumps(instance).encode() for instance in instances]
     head, most = json.dumps(more)[1:-1].encode(), _MOST_BYTES - len(json.dumps(more))
     while rows:
@@ -60,7 +60,11 @@ def bodies(instances: Sequence[Any], more: Mapping[str, Any]) -> Iterator[bytes]
 
 
 def read_instances(path: str | None) -> list[Any]:
-    """A JSON value from each line of a file, `-` for stdin; UsageError that names the first line that is none."""
+    """Read a JSON value from each line of a file, `-` for stdin.
+
+    Raises:
+        UsageError: with the first invalid line.
+    """
     if path is None:
         raise UsageError("--json-instances is missing: a file with a JSON value on each line")
     try:
@@ -70,14 +74,14 @@ def read_instances(path: str | None) -> list[Any]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{path} cannot be read ({why}): give a file with a JSON value on each line") from None
     name = "stdin" if path == _STDIN else path
-    found = whole if (whole := _whole(text)) is not None else list(_lines(text, name))
-    if not found:
+    values = whole if (whole := _whole(text)) is not None else list(_lines(text, name))
+    if not values:
         raise UsageError(f"{name} has no instance: give a JSON value on each line")
-    return found
+    return values
 
 
 def _whole(text: str) -> list[Any] | None:
-    """The instances of a file that is one JSON value: a list of objects, or a request of the REST API; None for another."""
+    """Return the instances of a file with one JSON list of objects or REST request, or None for another."""
     try:
         value = json.loads(text, parse_constant=_no_number)
         json.dumps(value, allow_nan=False)
@@ -96,8 +100,8 @@ def _lines(text: str, name: str) -> Iterator[Any]:
                 json.dumps(value, allow_nan=False)
             except ValueError as error:
                 why = str(error).removesuffix(": line 1 column 1 (char 0)")
-                said = "has a number that is too large" if "Out of range" in why else f"is no JSON: {why}"
-                raise UsageError(f"{name}, line {number} {said}; each line is a JSON value of its own") from None
+                problem = "has a number that is too large" if "Out of range" in why else f"is no JSON: {why}"
+                raise UsageError(f"{name}, line {number} {problem}; each line is a JSON value of its own") from None
             yield value
 
 
@@ -106,47 +110,48 @@ def _no_number(word: str) -> Any:
 
 
 def _ask(cluster: Cluster, path: str, requests: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The answers, one request after the other. Hosts that are new get their server, and need no deployment."""
+    """Send the requests in order, and return the answers. Hosts that are new get their server first."""
     servers = reach.Servers(cluster)
     with terminal.Step("asking the model server") as step:
         servers.bring()
-        done = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
-        found = []
+        advance = terminal.counter(step, len(requests)) if len(requests) > 1 else lambda _: None
+        answers = []
         for body in requests:
-            found.append(_answer(servers, path, body))
-            done(body)
+            answers.append(_answer(servers, path, body))
+            advance(body)
         servers.settle()
-        return found
+        return answers
 
 
 def _answer(servers: reach.Servers, path: str, body: bytes) -> dict[str, Any]:
-    """The answer; asked again while servers load the model."""
+    """Return the answer; retry while servers load the model."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
-        status, said = servers.ask("POST", path, body)
+        status, content = servers.ask("POST", path, body)
         if status == 200:
-            found: dict[str, Any] = said
-            return found
-        why = said.get("error", "") if isinstance(said, dict) else ""
+            answer: dict[str, Any] = content
+            return answer
+        why = content.get("error", "") if isinstance(content, dict) else ""
         if status not in (503, reach.NOBODY) or time.monotonic() > deadline:
             raise (UsageError if 400 <= status < 500 else OpsError)(f"{why or f'the model server answers {status}'}")
         time.sleep(_POLL_SECONDS)
 
 
 def show(predictions: list[Any]) -> None:
-    """A table with a column for each output, as gcloud printed it; the key that came with an instance first."""
+    """Print a table with a column for each output, like gcloud; an instance's key comes first."""
     if not all(isinstance(row, dict) for row in predictions):
         terminal.table(("PREDICTIONS",), [(_cell(row),) for row in predictions])
         return
     names = sorted({name for row in predictions for name in row}, key=lambda name: (name != "key", name))
     # A signature may give the same values under two names, for clients of two kinds: once is enough for the eye.
-    kept = [
+    columns = [
         name
         for index, name in enumerate(names)
         if not any(all(row.get(name) == row.get(other) for row in predictions) for other in names[:index] if other != "key")
     ]
     terminal.table(
-        [re.sub(r"[^A-Z0-9]", "_", name.upper()) for name in kept], [[_cell(row.get(n)) for n in kept] for row in predictions]
+        [re.sub(r"[^A-Z0-9]", "_", name.upper()) for name in columns],
+        [[_cell(row.get(n)) for n in columns] for row in predictions],
     )
 
 

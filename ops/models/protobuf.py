@@ -18,12 +18,12 @@ def entry_of(entry: bytes) -> tuple[str, bytes]:
 
 
 def all_of(message: bytes, field: int) -> list[Any]:
-    """The values of a field, in order: numbers as int, everything else as bytes."""
+    """Return the values of a field, in order: numbers as int, everything else as bytes."""
     return [value for number, value in _fields(message) if number == field]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message in order: numbers as int, everything else as bytes."""
+    """Yield the fields of a message in order: numbers as int, everything else as bytes."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -45,7 +45,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits a byte, and where it ends."""
+    """Decode a number, seven bits a byte; return it and where it ends."""
     value = shift = 0
     while True:
         byte = message[at]

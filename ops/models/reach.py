@@ -1,4 +1,4 @@
-"""The model servers of a cluster, asked from here through SSH: one for as long as it answers, and then the next."""
+"""SSH access to a cluster's model servers: each is used as long as it answers, then the next."""
 
 from __future__ import annotations
 
@@ -39,10 +39,13 @@ Answer = tuple[int, Any]
 
 
 class Servers:
-    """For many threads. A request may come to more than one server, as predictions change nothing."""
+    """Client of the model servers, for many threads.
+
+    A request may reach several of them, as predictions change nothing.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
-        """Nothing is connected yet."""
+        """Connect to nothing yet."""
         self.names = server.names_of(cluster.inventory)
         self._cluster = cluster
         self._first = self.names[0]
@@ -50,19 +53,27 @@ class Servers:
         self._listens_by = 0.0
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        """The answer of the first server that has one; NOBODY where none does, not even once it was brought. As `ask_one`."""
-        found = self._ask_any(method, path, body)
-        if found[0] == NOBODY and self._brought:
-            brought = self._brought.result()
-            if brought.failures and not any(brought.results.values()):
-                raise next(iter(brought.failures.values()))
-            while found[0] == NOBODY and time.monotonic() < self._listens_by:
+        """Return the first server's answer, or NOBODY if none answers, even after it was installed.
+
+        See `ask_one` for the errors.
+        """
+        answer = self._ask_any(method, path, body)
+        if answer[0] == NOBODY and self._brought:
+            start = self._brought.result()
+            if start.failures and not any(start.results.values()):
+                raise next(iter(start.failures.values()))
+            while answer[0] == NOBODY and time.monotonic() < self._listens_by:
                 time.sleep(_POLL_SECONDS)
-                found = self._ask_any(method, path, body)
-        return found
+                answer = self._ask_any(method, path, body)
+        return answer
 
     def ask_one(self, name: str, method: str, path: str, body: bytes | None = None) -> Answer:
-        """A server's answer; HostError where its host cannot be reached, OpsError where what listens there does not answer."""
+        """Return a server's answer.
+
+        Raises:
+            HostError: if its host cannot be reached.
+            OpsError: if the process that listens there does not answer.
+        """
         nobody = NOBODY, {"error": f"no model server answers on {name}"}
         try:
             channel = open_on(self._cluster.fleet, name, "direct-tcpip", (LOOPBACK, SERVING_PORT), (LOOPBACK, 0), _OPEN_SECONDS)
@@ -80,7 +91,7 @@ class Servers:
                 return nobody
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-        """A connection to a server, for a `Forward`: to the one that answered last, and where that refuses to the next."""
+        """Open a connection for a `Forward` to the server that answered last, or to the next if it refuses."""
         failed: Exception | None = None
         for name in self._order():
             try:
@@ -98,14 +109,14 @@ class Servers:
         threading.Thread(target=self._bring, args=(self._brought,), daemon=True).start()
 
     def settle(self) -> None:
-        """A server answers: wait a little for what `bring` began, say what it could not reach, and end the master's."""
+        """Wait briefly for the start by `bring` once a server answers; report failures, and end the master's."""
         if self._brought is None:
             return
         with contextlib.suppress(TimeoutError):
-            brought = self._brought.result(_SETTLE_SECONDS)
-            for error in brought.failures.values():
+            start = self._brought.result(_SETTLE_SECONDS)
+            for error in start.failures.values():
                 terminal.note(str(error))
-            if any(brought.results.values()):
+            if any(start.results.values()):
                 server.hand_over(self._cluster)
 
     def _ask_any(self, method: str, path: str, body: bytes | None) -> Answer:
@@ -139,7 +150,7 @@ class Servers:
         brought.set_result(outcome)
 
     def _bring_to(self, name: str) -> bool:
-        """True where it was missing."""
+        """Install the server on a host; return True if it was missing."""
         if self.ask_one(name, "GET", HEALTH)[0] != NOBODY:
             return False
         for error in server.start(self._cluster, [name]).failures.values():
@@ -148,10 +159,10 @@ class Servers:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP through a channel of an SSH connection: no port of this machine leads there, which any web site could use."""
+    """HTTP through a channel of an SSH connection, without a local port, which any web site could use."""
 
     def __init__(self, channel: Any) -> None:
-        """Whoever has opened the channel closes it."""
+        """Use an open channel, which the caller closes."""
         super().__init__(LOOPBACK, SERVING_PORT)
         self._channel = channel
 
@@ -167,7 +178,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def hold(servers: Servers, what: str) -> NoReturn:
-    """For as long as a server's host can be reached, with one in front that answers; then OpsError, with the command to run."""
+    """Wait while an answering server's host can be reached; then raise OpsError with the next command."""
     servers.settle()
     while True:
         try:

@@ -28,17 +28,21 @@ _TYPES = {
 
 
 def signatures(content: bytes) -> dict[str, dict[str, dict[str, str]]]:
-    """Each signature's `inputs` and `outputs`, tensors by name, such as `float32 [?, 784]`; ValueError for no SavedModel."""
-    found = {}
+    """Return each signature's `inputs` and `outputs`, tensors by name, such as `float32 [?, 784]`.
+
+    Raises:
+        ValueError: if the content is no SavedModel.
+    """
+    by_name = {}
     try:
         for graph in all_of(content, 2):  # SavedModel.meta_graphs
             for entry in all_of(graph, 5):  # MetaGraphDef.signature_def
                 name, signature = entry_of(entry)
                 if name != _INTERNAL:
-                    found[name] = {"inputs": _tensors(signature, 1), "outputs": _tensors(signature, 2)}
+                    by_name[name] = {"inputs": _tensors(signature, 1), "outputs": _tensors(signature, 2)}
     except (IndexError, TypeError, ValueError) as error:
         raise ValueError(f"not a SavedModel ({error})") from None
-    return dict(sorted(found.items()))
+    return dict(sorted(by_name.items()))
 
 
 def _tensors(signature: bytes, field: int) -> dict[str, str]:
@@ -46,7 +50,7 @@ def _tensors(signature: bytes, field: int) -> dict[str, str]:
 
 
 def _tensor(info: bytes) -> str:
-    """A TensorInfo as `int64 [?]`."""
+    """Format a TensorInfo as `int64 [?]`."""
     (number,) = all_of(info, 2) or [0]
     (shape,) = all_of(info, 3) or [b""]
     kind = _TYPES.get(number, f"type {number}")

@@ -1,4 +1,4 @@
-"""What each server has of the models that were deployed: asked of all at once, as the bucket knows only what is wanted."""
+"""The deployed models' state on each server, polled in parallel: the bucket has the desired state."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ Seen = dict[tuple[str, str], list[OnServer]]
 
 def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
     """Ask all servers of what they are to have."""
-    wanted = [(model.name, version) for model in models for version in model.there if version.wanted]
+    deployed = [(model.name, version) for model in models for version in model.there if version.wanted]
     servers = Servers(cluster)
     with terminal.Step("asking the model servers"):
-        outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, wanted), LOOK_SECONDS)
+        outcome = cluster.fleet.each(servers.names, lambda name: _said(servers, name, deployed), LOOK_SECONDS)
         failed = {name: one_line(error) for name, error in outcome.failures.items()}
     return {
         (model, version.name): [
             OnServer(name, SILENT, failed[name]) if name in failed else outcome.results[name][model, version.name]
             for name in servers.names
         ]
-        for model, version in wanted
+        for model, version in deployed
     }
 
 
 def _said(servers: Servers, name: str, wanted: Sequence[tuple[str, Version]]) -> dict[tuple[str, str], OnServer]:
-    """What one server says of all its models."""
-    found: dict[str, tuple[int, Any]] = {}
+    """Return one server's state of all its models."""
+    answers: dict[str, tuple[int, Any]] = {}
     for model, _ in wanted:
-        if model not in found:
-            found[model] = servers.ask_one(name, "GET", f"/v1/models/{model}")
-    return {(model, version.name): _seen_on(name, version, *found[model]) for model, version in wanted}
+        if model not in answers:
+            answers[model] = servers.ask_one(name, "GET", f"/v1/models/{model}")
+    return {(model, version.name): _seen_on(name, version, *answers[model]) for model, version in wanted}
 
 
 def _seen_on(name: str, version: Version, status: int, said: Any) -> OnServer:
@@ -71,7 +71,7 @@ def told(seen: Sequence[OnServer]) -> str:
 
 
 def complaints(seen: Seen) -> list[str]:
-    """A line for each server that does not answer, and for each version that a server could not load, or is loading."""
+    """Return a line for each silent server, and each version that a server is loading or could not load."""
     silent = {each.errorMessage for servers in seen.values() for each in servers if each.state == SILENT}
     broken = [
         f"version {version} of model {model} on {each.server}: {each.errorMessage}"

@@ -23,9 +23,9 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
         with Forward(servers, LOOPBACK, ports) as forward:
             forward.port_there = SERVING_PORT
             servers.bring()
-            status, said = servers.ask("GET", f"/v1/models/{record.name}")
+            status, body = servers.ask("GET", f"/v1/models/{record.name}")
             if status == reach.NOBODY:
-                raise OpsError(f"{said['error']}: fab deploy starts it")
+                raise OpsError(f"{body['error']}: fab deploy starts it")
             terminal.out(f"http://{LOOPBACK}:{forward.port}/v1/models/{record.name}")
             sys.stdout.flush()
             terminal.note(

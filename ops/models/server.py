@@ -1,4 +1,4 @@
-"""The model server of a cluster, from here: which hosts are to have it, what they receive, and how it is started and ended."""
+"""The model server of a cluster, managed from here: its hosts, files, start and end."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ MEMORY_SHARE_BESIDE_JOBS, MEMORY_SHARE = 0.4, 0.9
 
 
 def servers_of(inventory: Inventory) -> tuple[Host, ...]:
-    """The hosts that answer for the cluster's models: those that are for nothing else, and the master where there are none."""
+    """Return the hosts of the model servers: those for nothing else, or the master if there are none."""
     return inventory.of_role(Role.SERVING) or (inventory.chief,)
 
 
 def names_of(inventory: Inventory) -> list[str]:
-    """Their names."""
+    """Return the names of the hosts of the model servers."""
     return [host.name for host in servers_of(inventory)]
 
 
 def memory_of(host: Host) -> int:
-    """The bytes that the server may have of a host."""
+    """Return the bytes of a host that the server may use."""
     return int(host.memory_bytes * (MEMORY_SHARE_BESIDE_JOBS if host.role.runs_jobs else MEMORY_SHARE))
 
 
 def conf(inventory: Inventory, host: Host) -> str:
-    """What the server is told on a host. Only where no job runs others than that host itself may ask it."""
+    """Return a host's server configuration. If jobs run on the cluster, only the host itself may query it."""
     return templates.render(
         "scaletier-serving.conf.j2",
         bucket=inventory.bucket,
@@ -57,7 +57,7 @@ def conf(inventory: Inventory, host: Host) -> str:
 
 
 def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
-    """See that the server runs, with the code that is here, on these hosts; on all that are to have it where none is named."""
+    """Start the server with the local code on these hosts, by default on all that should have it."""
     inventory, fleet = cluster.inventory, cluster.fleet
 
     def on(name: str) -> str:
@@ -71,7 +71,7 @@ def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
 
 
 def hand_over(cluster: Cluster) -> None:
-    """End the server of the master where others answer now; where that does not succeed, whoever comes next does it again."""
+    """End the master's server once others answer; a failure is left to the next caller."""
     chief = cluster.inventory.chief.name
     if chief not in names_of(cluster.inventory):
         with contextlib.suppress(OpsError):

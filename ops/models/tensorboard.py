@@ -1,4 +1,4 @@
-"""`fab tensorboard`: TensorBoard on the chief's host, where the data is, and a port of this machine that leads to it."""
+"""`fab tensorboard`: TensorBoard on the chief's host, where the data is, and a local port to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ run_main()
 
 
 def command(host: Host, logdir: str, title: str) -> str:
-    """The command line of TensorBoard on a host; it takes a free port, and says which."""
+    """Return the command line of TensorBoard on a host; it takes a free port, and prints it."""
     flags = ["--logdir", logdir, "--window_title", title, "--host", _LOOPBACK, "--port", "0"]
     loading = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
     scheme, is_url, _ = logdir.partition("://")
@@ -65,18 +65,18 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
     chief = _Chief(cluster.fleet, inventory.chief.name)
     line = command(inventory.chief, logdir, title)
     with contextlib.suppress(KeyboardInterrupt), Forward(chief, _LOOPBACK, ports) as forward:
-        shown = serves = False
+        visible = serves = False
         while True:
             try:
                 with chief.serving(line) as server:
                     with terminal.Step(f"starting TensorBoard on {chief.name}"):
                         forward.port_there = server.await_port()
                     serves = True
-                    if not shown:
+                    if not visible:
                         terminal.out(f"http://{_LOOPBACK}:{forward.port}/")
                         sys.stdout.flush()
                         terminal.note(f"TensorBoard on {chief.name} shows {logdir}; Ctrl-C ends it")
-                    shown = True
+                    visible = True
                     server.await_end()
             except _CutOffError as error:
                 if not serves:
@@ -87,13 +87,17 @@ def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str
 
 
 def _logdir(cluster: Cluster, job_id: str | None) -> tuple[str, str]:
-    """Where a job's summaries are, as the hosts see it, and its id; an error where there are none."""
+    """Return the hosts' path of a job's summaries, and its id.
+
+    Raises:
+        OpsError: if there are no summaries.
+    """
     record = existing_job(cluster.ledger, job_id)
-    found = find(cluster, record)
-    if not found.summaries:
+    output = find(cluster, record)
+    if not output.summaries:
         later = "" if record.final else ", try again in a moment"
-        raise OpsError(f"job {record.jobId} ({record.state}) has no summaries in {found.job_dir}{later}")
-    return found.job_dir, record.jobId
+        raise OpsError(f"job {record.jobId} ({record.state}) has no summaries in {output.job_dir}{later}")
+    return output.job_dir, record.jobId
 
 
 class _CutOffError(HostError):
@@ -107,7 +111,7 @@ class _Chief:
         self.name, self._fleet = name, fleet
 
     def open_channel(self, kind: str, there: tuple[str, int], peer: tuple[str, int], timeout: float) -> Any:
-        """For a `Forward`."""
+        """Open a channel for a `Forward`."""
         try:
             return open_on(self._fleet, self.name, kind, there, peer, timeout)
         except HostError as error:
@@ -115,7 +119,11 @@ class _Chief:
 
     @contextlib.contextmanager
     def serving(self, line: str) -> Iterator[_Server]:
-        """TensorBoard by this command line; it loses its stdin with the context. HostError where the host cannot be reached."""
+        """Run TensorBoard by this command line; its stdin closes with the context.
+
+        Raises:
+            HostError: if the host cannot be reached.
+        """
         connection = self._fleet.connection(self.name)
         try:
             channel = connection.create_session()
@@ -134,13 +142,17 @@ class _Server:
         self.name, self._channel, self._said = name, channel, ""
 
     def await_port(self) -> int:
-        """The port of the host that it serves on; HostError where it does not come to that."""
+        """Return the host's port on which it serves.
+
+        Raises:
+            HostError: if it never serves.
+        """
         deadline = time.monotonic() + _START_SECONDS
-        while not (found := re.search(r" at http://\S+:(\d+)/", self._said)):
+        while not (announcement := re.search(r" at http://\S+:(\d+)/", self._said)):
             if time.monotonic() > deadline:
                 raise HostError(self.name, f"has not started TensorBoard in {_START_SECONDS:.0f} s", output=self._said)
             self._listen(1.0)
-        return int(found[1])
+        return int(announcement[1])
 
     def await_end(self) -> NoReturn:
         """HostError when TensorBoard has ended, _CutOffError when the connection to it has."""
@@ -151,16 +163,16 @@ class _Server:
         """Takes in what it says, for so long at most, and tells it that somebody is here."""
         self._channel.settimeout(seconds)
         try:
-            heard = self._channel.recv(1 << 15)
+            received = self._channel.recv(1 << 15)
         except TimeoutError:
-            heard = None
-        if heard == b"":
+            received = None
+        if received == b"":
             if self._channel.recv_exit_status() >= 0:
                 raise HostError(self.name, "has ended TensorBoard", output=self._said)
             if why := cut_off(self._channel):
                 raise _CutOffError(self.name, why)
             raise HostError(self.name, "has killed TensorBoard, as where memory is short")
-        if heard:
-            self._said = (self._said + heard.decode("utf-8", "replace"))[-2000:]
+        if received:
+            self._said = (self._said + received.decode("utf-8", "replace"))[-2000:]
         with contextlib.suppress(OSError):  # the next turn says that it has ended
             self._channel.sendall(b"\n")

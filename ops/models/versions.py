@@ -17,20 +17,20 @@ from serving.records import NAME, Model, Version, VersionState, folder_of
 
 def models(cluster: Cluster, as_json: bool) -> int:
     """List the models."""
-    found, bad = _read(cluster)
+    present, bad = _read(cluster)
     for line in bad:
         terminal.note(line)
-    seen_by = seen.look(cluster, found)
+    seen_by = seen.look(cluster, present)
     if as_json:
-        listed = [(m, [shown(m, v, seen_by) for v in m.there]) for m in found]
+        listed = [(m, [shown(m, v, seen_by) for v in m.there]) for m in present]
         terminal.as_json([{"name": m.name, "default": m.default, "versions": versions} for m, versions in listed])
         return DONE
-    if not found:
+    if not present:
         terminal.note(NONE)
         return DONE
     rows = [
         (m.name, m.default, seen.told(seen_by.get((m.name, m.default), [])), len(m.there), terminal.local_time(m.createTime))
-        for m in found
+        for m in present
     ]
     terminal.table(("MODEL", "DEFAULT", "SERVERS", "VERSIONS", "CREATED"), rows)
     for line in seen.complaints(seen_by):
@@ -67,14 +67,17 @@ def versions(cluster: Cluster, model: str | None, as_json: bool) -> int:
 
 
 def set_default(cluster: Cluster, model: str | None, version: str | None, as_json: bool = False) -> int:
-    """Make a version the one that answers where none is named; it takes over at once, and no request fails."""
+    """Make a version the default; it takes over at once, and no request fails."""
     catalog = catalog_of(cluster)
     record, chosen = _of(catalog, model, version)
     return _done(changed(catalog, record.name, lambda record: record.with_default(chosen.name)), chosen.name, as_json)
 
 
 def undeploy(cluster: Cluster, model: str | None, version: str | None, as_json: bool = False) -> int:
-    """Take a version off the server; its files stay, and fab deploy without --job or --origin brings it back."""
+    """Remove a version from the servers.
+
+    Its files stay, and fab deploy without --job or --origin restores it.
+    """
     catalog = catalog_of(cluster)
     record, chosen = _of(catalog, model, version)
     after = changed(catalog, record.name, lambda record: record.undeployed(chosen.name))
@@ -130,7 +133,7 @@ def _done(record: Model, version: str, as_json: bool) -> int:
 
 
 def shown(model: Model, version: Version, seen_by: seen.Seen | None = None) -> dict[str, Any]:
-    """A version as programs read it, with what servers have of it where they were asked."""
+    """Return a version for programs, with its state on the servers if they were queried."""
     servers = [asdict(each) for each in seen_by.get((model.name, version.name), [])] if seen_by is not None else None
     return {
         "model": model.name,

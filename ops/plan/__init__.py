@@ -1,1 +1,1 @@
-"""How quick a job would be on a scale tier, told before it runs and checked after."""
+"""Predict a job's throughput on a scale tier before it runs, and compare it after."""

@@ -1,8 +1,9 @@
-"""How many steps a job takes to a target, by the number of its replicas: two numbers, pure; docs/plan.md explains them.
+"""Steps of a job to a target, by its replicas: a pure model of two numbers; see docs/plan.md.
 
 Source: McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", equation 2.11: a job that takes S
-steps of batches of E/S samples has (S/S_min - 1)(E/E_min - 1) = 1. So many replicas, each with a batch of its own, are taken
-for one with a batch so many times as large: then S = S_min + noise/replicas.
+steps of batches of E/S samples has (S/S_min - 1)(E/E_min - 1) = 1. N replicas, each with a batch of its own, count as one
+with a
+batch N times as large: then S = S_min + noise/N.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SMALLER = re.compile(
 
 @dataclass(frozen=True)
 class Target:
-    """A metric of the Eval lines, and the value that it is to reach: from above where less of it is better."""
+    """A metric of the Eval lines and its target value: an upper limit if less of it is better."""
 
     metric: str
     value: float
@@ -47,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a target is reached: `step`, of all replicas together, between the last line `before` it and the first `after`."""
+    """The `step`, of all replicas together, at which a target is reached, between `before` and `after`."""
 
     step: float
     before: Told
@@ -56,7 +57,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Law:
-    """The law: each of n replicas takes `least` + `noise` / n steps to the target; neither number is below 0."""
+    """Each of n replicas takes `least` + `noise` / n steps to the target; neither number is below 0."""
 
     least: float
     noise: float
@@ -66,13 +67,13 @@ class Law:
         return self.least * replicas + self.noise
 
     def seconds(self, replicas: int, rate: float) -> float:
-        """Seconds to the target, of replicas that together take `rate` steps/s."""
+        """Return the seconds to the target if the replicas together take `rate` steps/s."""
         return self.steps(replicas) / rate
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What runs to a target came to: the law for jobs by this strategy, and the largest number of replicas that was tried."""
+    """The law measured by runs to a target, for jobs by one strategy, and the largest number of replicas."""
 
     target: Target
     strategy: str
@@ -81,58 +82,67 @@ class Learned:
 
     @classmethod
     def of(cls, made: Mapping[str, Any]) -> Learned:
-        """Of a plan's `until`."""
+        """Parse a plan's `until`."""
         law = Law(made["leastSteps"], made["noiseSteps"])
         most = max(run["replicas"] for run in made["runs"])
         return cls(Target(made["metric"], made["value"]), made["strategy"], law, most)
 
     def by(self, strategy: str) -> Learned | None:
-        """This, for the strategy that was measured; nothing is known of another."""
+        """Return this for the strategy that was measured, else None."""
         return self if strategy == self.strategy else None
 
     def seconds(self, found: Prediction) -> float:
-        """Seconds to the target at a predicted rate."""
+        """Return the seconds to the target at a predicted rate."""
         return self.law.seconds(found.replicas, found.rate)
 
     def speed_up(self, found: Prediction) -> float:
-        """By how many times one process on the master's machine takes longer to the target."""
+        """Return how many times as long one process on the master's machine takes to the target."""
         return self.law.seconds(1, found.alone) / self.seconds(found)
 
 
 def target(text: str) -> Target:
-    """Of `accuracy=0.97`; UsageError for what is no name and no finite number."""
-    metric, equals, told = (part.strip() for part in text.rpartition("="))
+    """Parse `accuracy=0.97`.
+
+    Raises:
+        UsageError: if the name is invalid or the value is no finite number.
+    """
+    metric, equals, number = (part.strip() for part in text.rpartition("="))
     if not equals or not metric:
         raise UsageError(f"--until {text!r} is not of the form METRIC=VALUE, such as accuracy=0.97 or loss=0.2")
     try:
-        value = float(told)
+        value = float(number)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(f"--until {text!r}: {told!r} is no finite number")
+        raise UsageError(f"--until {text!r}: {number!r} is no finite number")
     return Target(metric, value)
 
 
 def replicas(text: str) -> list[int]:
-    """Of `1,2,5`, in order; UsageError for anything but two whole numbers or more."""
+    """Parse `1,2,5`, and sort it.
+
+    Raises:
+        UsageError: for anything but two whole numbers or more.
+    """
     words = [word.strip() for word in text.split(",")]
     wrong = next(
         (word for word in words if not (word.isascii() and word.isdecimal() and 0 < int(word) <= _MOST_REPLICAS)), None
     )
     if wrong is not None:
         raise UsageError(f"--replicas {text!r}: {wrong!r} is no whole number from 1 to {_MOST_REPLICAS}")
-    found = sorted({int(word) for word in words})
-    if len(found) < 2:
+    counts = sorted({int(word) for word in words})
+    if len(counts) < 2:
         raise UsageError(
             f"--replicas {text!r}: two different numbers at least tell what more replicas gain, such as {REPLICAS}"
         )
-    return found
+    return counts
 
 
 def crossing(wanted: Target, told: Sequence[Told]) -> Crossing | None:
-    """The first time that evaluations come to the target, in proportion between two of them.
+    """Return when the evaluations first reach the target, interpolated between two of them.
 
-    None where they do not, and where the first one is there already, of which nobody knows since when.
+    Returns:
+        None if they do not reach it, or if the first one is there already, since when is then unknown.
     """
     points = [point for point in told if wanted.metric in point.values]
     for before, after in pairwise(points):
@@ -146,16 +156,16 @@ def crossing(wanted: Target, told: Sequence[Told]) -> Crossing | None:
 
 
 def best(wanted: Target, told: Sequence[Told]) -> Told | None:
-    """The evaluation that came nearest to a target which none reached, None where there is none with the metric."""
+    """Return the evaluation nearest to a target that none reached, or None if none has the metric."""
     points = [point for point in told if wanted.metric in point.values]
     sign = -1 if wanted.smaller else 1
     return max(points, key=lambda point: sign * point.values[wanted.metric], default=None)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Law:
-    """The law nearest to measurements: numbers of replicas, two different ones at least, and steps of them all together.
+    """Fit the law to measurements: pairs of replicas and steps of them all together.
 
-    Non-negative least squares of the relative error of the steps.
+    Non-negative least squares of the relative error of the steps. At least two numbers of replicas must differ.
     """
     # Each measurement says p * least + q * noise = 1.
     rows = [(count / steps, 1 / steps) for count, steps in points]
@@ -173,5 +183,5 @@ def fit(points: Sequence[tuple[int, float]]) -> Law:
 
 
 def largest_error(law: Law, points: Sequence[tuple[int, float]]) -> float:
-    """By how many percent the law is off one of the measurements, at most."""
+    """Return the largest deviation of the law from a measurement, in percent."""
     return max(100 * abs(law.steps(count) / steps - 1) for count, steps in points)

@@ -1,4 +1,4 @@
-"""`fab plan`: what a cluster would make of a job, from a minute of it on this machine; and how right that was."""
+"""`fab plan`: predict a job's throughput from a minute of it on this machine, and check predictions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LOOK_STEPS = 25
 
 @dataclass(frozen=True)
 class Until:
-    """A target, for how many replicas it is measured how many steps lead there, and seconds that a run may take at most."""
+    """A target, the numbers of replicas with which it is measured, and the most seconds of a run."""
 
     target: Target
     replicas: Sequence[int]
@@ -59,7 +59,7 @@ class Until:
 
 @dataclass(frozen=True)
 class Call:
-    """What is to be planned, as `fab train` would be told; `parameters_mb` in MB as float32, None to count them."""
+    """The arguments of a plan, as of `fab train`; `parameters_mb` in MB as float32, None to count them."""
 
     folder: str | None
     module: str | None
@@ -72,7 +72,11 @@ class Call:
 
 
 def number(text: str, flag: str) -> float:
-    """A flag's number above 0; UsageError for anything else."""
+    """Parse a flag's number above 0.
+
+    Raises:
+        UsageError: for anything else.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -83,9 +87,13 @@ def number(text: str, flag: str) -> float:
 
 
 def until_of(target: str | None, replicas: str | None, seconds: str | None) -> Until | None:
-    """What `--until`, `--replicas` and `--until-seconds` ask for; UsageError for what is wrong, and for a target left out."""
+    """Parse `--until`, `--replicas` and `--until-seconds`.
+
+    Raises:
+        UsageError: if one is invalid, or if the target is left out.
+    """
     if target is None:
-        if alone := [name for name, given in (("--replicas", replicas), ("--until-seconds", seconds)) if given is not None]:
+        if alone := [name for name, value in (("--replicas", replicas), ("--until-seconds", seconds)) if value is not None]:
             raise UsageError(f"{alone[0]} says how a target is measured: give --until, such as --until accuracy=0.97")
         return None
     counts = learning.replicas(learning.REPLICAS if replicas is None else replicas)
@@ -99,14 +107,14 @@ def plan(call: Call, as_json: bool) -> int:
         raise UsageError(
             f"--seconds {call.seconds:g} is too short to see a step; valid are {_SHORTEST_SECONDS:g} and above, such as 60"
         )
-    found = program.find(call.folder, call.module, None, None).source
-    given = read_config(call.config).get("trainingInput", {})
-    module = call.module or given.get("pythonModule") or f"{found.name}.task"
-    typed, written = arguments_of(given, call.args, call.more_args)
-    args = typed or written
-    if asked := [key for key in RUNTIME_KEYS if key in given]:
-        terminal.note(f"{', '.join(asked)} in {call.config}: ignored, a plan is made with the Python that is here")
-    built = package.build(found, module)
+    source = program.find(call.folder, call.module, None, None).source
+    training_input = read_config(call.config).get("trainingInput", {})
+    module = call.module or training_input.get("pythonModule") or f"{source.name}.task"
+    typed, config_args = arguments_of(training_input, call.args, call.more_args)
+    args = typed or config_args
+    if runtime_keys := [key for key in RUNTIME_KEYS if key in training_input]:
+        terminal.note(f"{', '.join(runtime_keys)} in {call.config}: ignored, a plan is made with the Python that is here")
+    built = package.build(source, module)
     declared = built.declared
     if (data := declared.data_for(args)) and not data.local_files(ROOT):
         raise data.missing()
@@ -116,7 +124,7 @@ def plan(call: Call, as_json: bool) -> int:
     work = measure(built, module, args, call)
     until = measure_learning(built, module, args, call.until) if call.until else None
     learned = Learned.of(until) if until else None
-    made = {
+    content = {
         "module": module,
         "args": args,
         "package": built.sha256,
@@ -126,24 +134,24 @@ def plan(call: Call, as_json: bool) -> int:
         "work": asdict(work),
         "until": until,
     }
-    known = models(declared)
-    predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in known.items()} for tier in TIERS}
-    made["predictions"] = {
-        tier: {name: as_dict(each, learned.by(name) if learned else None) for name, each in known.items()}
-        for tier, known in predicted.items()
+    predictors = models(declared)
+    predicted = {tier: {name: model(work, tier_shape(preset(tier))) for name, model in predictors.items()} for tier in TIERS}
+    content["predictions"] = {
+        tier: {name: as_dict(each, learned.by(name) if learned else None) for name, each in predictors.items()}
+        for tier, predictors in predicted.items()
     }
     PLANS.mkdir(parents=True, exist_ok=True)
-    kept = {**made, "ignoredFlags": _no_work(declared)}
-    path(module, args, declared).write_text(json.dumps(kept, indent=1) + "\n")
+    stored = {**content, "ignoredFlags": _no_work(declared)}
+    path(module, args, declared).write_text(json.dumps(stored, indent=1) + "\n")
     if as_json:
-        terminal.as_json(made)
+        terminal.as_json(content)
         return DONE
     show(work, vcpus_per_cpu(), predicted, until, learned)
     return DONE
 
 
 def measure(built: package.Package, module: str, args: Sequence[str], call: Call) -> Work:
-    """What a step of the job costs, by running it here; see ops.plan.rehearsal for what can go wrong."""
+    """Measure the cost of a step by running the job here; see ops.plan.rehearsal for the errors."""
     declared, pace = built.declared, built.declared.plan
     with _unpacked(built) as folder:
         output = folder / "output"
@@ -160,32 +168,32 @@ def measure(built: package.Package, module: str, args: Sequence[str], call: Call
 
 
 def measure_learning(built: package.Package, module: str, args: Sequence[str], until: Until) -> dict[str, Any]:
-    """How many steps lead to a target, by running the job to it with each number of replicas; the `until` of a plan.
+    """Measure the steps to a target with each number of replicas, for the `until` of a plan.
 
-    See ops.plan.runs for what can go wrong.
+    See ops.plan.runs for the errors.
     """
-    declared, pace, wanted = built.declared, built.declared.plan, until.target
+    declared, pace, goal = built.declared, built.declared.plan, until.target
     strategy = strategy_of(declared, chosen_strategy(args))
     most = steps(args, pace)
     every = max(1, (most or _LOOKS * _LOOK_STEPS) // _LOOKS)
     often = any(name == pace.evaluate for name, _ in flags(args))
-    found: list[runs.Run] = []
+    results: list[runs.Run] = []
     with _unpacked(built) as folder:
         for replicas in until.replicas:
             output = folder / f"output-{replicas}"
-            given = redirected(_alone(args, declared) if replicas == 1 else args, str(output))
-            argv = [module, *given, *(() if often else (str(pace.evaluate), str(every)))]
+            job_args = redirected(_alone(args, declared) if replicas == 1 else args, str(output))
+            argv = [module, *job_args, *(() if often else (str(pace.evaluate), str(every)))]
             servers = models(declared)[strategy] is asynchronous
-            course = runs.Course(wanted, argv, _environment(folder, output, declared), servers, until.seconds)
-            found.append(runs.run(course, replicas, folder))
-    points = [(run.replicas, run.crossing.step) for run in found]
+            course = runs.Course(goal, argv, _environment(folder, output, declared), servers, until.seconds)
+            results.append(runs.run(course, replicas, folder))
+    points = [(run.replicas, run.crossing.step) for run in results]
     law = learning.fit(points)
     return {
-        "metric": wanted.metric,
-        "value": wanted.value,
+        "metric": goal.metric,
+        "value": goal.value,
         "strategy": strategy,
         "jobSteps": most,
-        "runs": [run.as_dict(wanted.metric) for run in found],
+        "runs": [run.as_dict(goal.metric) for run in results],
         "leastSteps": law.least,
         "noiseSteps": law.noise,
         "errorPercent": round(learning.largest_error(law, points), 1),
@@ -202,7 +210,7 @@ def _check_declared(name: str, pace: Pace) -> None:
 
 @contextmanager
 def _unpacked(built: package.Package) -> Iterator[Path]:
-    """A folder with the package, for as long as it is needed."""
+    """Unpack the package to a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="scaletier-plan-", ignore_cleanup_errors=True) as place:
         with tarfile.open(fileobj=io.BytesIO(built.archive)) as tar:
             tar.extractall(place)  # noqa: S202  we have just packed it
@@ -210,7 +218,7 @@ def _unpacked(built: package.Package) -> Iterator[Path]:
 
 
 def _environment(folder: Path, output: Path, declared: Declared) -> dict[str, str]:
-    """What every process of a job finds, whichever replica it is."""
+    """Return the environment of every process of a job."""
     env = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     files = declared.data.local_files(ROOT) if declared.data else {}
     data = next((path.parent for path in files.values()), Path.cwd())
@@ -218,32 +226,33 @@ def _environment(folder: Path, output: Path, declared: Declared) -> dict[str, st
 
 
 def _alone(args: Sequence[str], declared: Declared) -> Sequence[str]:
-    """The arguments of one process, which has nobody to be in step with."""
+    """Return the arguments of a single process, without those for replicas in step."""
     return dropped(args, [STRATEGY]) if declared.strategies else args
 
 
 def strategy_of(declared: Declared, chosen: str | None) -> str:
-    """The strategy that a job goes by, of those that there is a model of; UsageError for another.
+    """Return the strategy of a job. A trainer that declares no strategies uses parameter servers.
 
-    A trainer that declares no strategies is one with parameter servers.
+    Raises:
+        UsageError: if there is no model of the strategy.
     """
-    known = models(declared)
-    name = (chosen or declared.default or next(iter(known))) if declared.strategies else next(iter(known))
-    if name not in known:
-        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(known)}")
+    predictors = models(declared)
+    name = (chosen or declared.default or next(iter(predictors))) if declared.strategies else next(iter(predictors))
+    if name not in predictors:
+        raise UsageError(f"there is no model of --strategy {name}; there is one of {', '.join(predictors)}")
     return name
 
 
 def models(declared: Declared) -> dict[str, Model]:
-    """What there is a model of: the trainer's strategies of which it says how they exchange, else every way of exchanging."""
-    known = {name: MODELS[strategy.exchange] for name, strategy in declared.strategies.items() if strategy.exchange}
-    return known or MODELS
+    """Return the models of the trainer's strategies that declare their exchange, else all models."""
+    declared_models = {name: MODELS[strategy.exchange] for name, strategy in declared.strategies.items() if strategy.exchange}
+    return declared_models or MODELS
 
 
 def period_of(args: Sequence[str], lines: Sequence[str], pace: Pace) -> int:
     """Local steps between two exchanges: as the log says, else as the arguments do, else as is usual."""
-    told = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
-    return progress.period(lines) or int(told or pace.usual_period)
+    flag_value = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
+    return progress.period(lines) or int(flag_value or pace.usual_period)
 
 
 def vcpus_per_cpu() -> int:
@@ -256,20 +265,19 @@ def vcpus_per_cpu() -> int:
 
 
 def tier_shape(spec: ClusterSpec) -> Shape:
-    """A cluster of Google's machine types."""
+    """Return the shape of a cluster of Google's machine types."""
 
     def machines(role: Role) -> list[Machine]:
-        made = spec.roles.get(role)
-        return [Machine.of(vcpus(made.machine_type), network_gbits(made.machine_type))] * made.count if made else []
+        pool = spec.roles.get(role)
+        return [Machine.of(vcpus(pool.machine_type), network_gbits(pool.machine_type))] * pool.count if pool else []
 
     return Shape([*machines(Role.MASTER), *machines(Role.WORKER)], machines(Role.PS))
 
 
 def path(module: str, args: Sequence[str], declared: Declared) -> Path:
-    """Where the plan of a job is kept: the same for arguments that change nothing of its work.
+    """Return the path of a job's plan: the same if arguments differ only where a step costs the same.
 
-    How long a job runs, how it shares the work, how often it evaluates and where its files are changes nothing of what a step
-    costs.
+    Those are the job's length, how it shares the work, how often it evaluates, and its paths.
     """
     return _path(module, args, _no_work(declared))
 
@@ -286,31 +294,33 @@ def _path(module: str, args: Sequence[str], ignored: Sequence[str]) -> Path:
 
 
 def read(module: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return the plan of a job, known by the flags that it was kept without: no package is needed to find it.
+    """Return the plan of a job, found by its arguments without its package.
+
+    The plan holds the flags that do not count for its path.
 
     Raises:
         UsageError: no plan was made of the same work, or it is invalid.
     """
     for file in sorted(PLANS.glob(f"{glob.escape(module)}-*.json")):
         try:
-            made: dict[str, Any] = json.loads(file.read_bytes())
-            if _path(module, args, made["ignoredFlags"]) != file:
+            content: dict[str, Any] = json.loads(file.read_bytes())
+            if _path(module, args, content["ignoredFlags"]) != file:
                 continue
-            Work(**made["work"])
-            if made["until"]:
-                Learned.of(made["until"])
-            if not made.keys() >= {"args", "createTime", "package", "vcpusPerCpu"}:
+            Work(**content["work"])
+            if content["until"]:
+                Learned.of(content["until"])
+            if not content.keys() >= {"args", "createTime", "package", "vcpusPerCpu"}:
                 raise ValueError("it lacks a key")
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the plan {file} is invalid: {error!r}. Run fab plan again") from None
-        return made
+        return content
     raise UsageError(
         f"no plan was made of {module} with these arguments: run fab plan with the job's --package, --module and --args"
     )
 
 
 def as_dict(found: Prediction, learned: Learned | None = None) -> dict[str, Any]:
-    """A prediction for programs, rates in steps/s, and seconds to a target where something is known of that."""
+    """Return a prediction for programs: rates in steps/s, and the seconds to a target if that is known."""
     return {
         "stepsPerSecond": round(found.rate, 2),
         "alone": round(found.alone, 2),

@@ -47,27 +47,31 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """By how many percent the prediction is too high."""
+        """How many percent the prediction is too high."""
         return 100 * (self.found.rate / self.measured - 1)
 
 
 def check(cluster: Cluster, job_id: str, as_json: bool) -> int:
-    """Predict the job's steps/s on this cluster from the plan that was made of it, and compare with what it did."""
+    """Compare the job's measured steps/s with the prediction of its plan for this cluster."""
     record = existing_job(cluster.ledger, job_id)
     _show(job_id, compared(cluster, record), as_json)
     return DONE
 
 
 def compared(cluster: Cluster, record: JobRecord) -> Checked:
-    """A job and its plan; UsageError where none was made, where the cluster is another today, or for too few Train lines."""
+    """Return a job and its plan.
+
+    Raises:
+        UsageError: if there is no plan, if the cluster has changed since, or if there are too few Train lines.
+    """
     job_id = record.jobId
     whole = read_manifest(cluster.bucket, job_id)
     then = whole["cluster"]
     inventory = cluster.inventory.part(then.get("replicas", {}), then.get("scaleTier"))
     if then != (today := manifest.cluster(inventory)):
-        lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
+        lines = (manifest.cluster_line({"cluster": content}) for content in (then, today))
         raise UsageError(f"{job_id} ran on another cluster: {' - now it is '.join(lines)}")
-    made = read(whole["module"], whole["args"])
+    content = read(whole["module"], whole["args"])
     declared = read_package(cluster.bucket, job_id, whole).declared
     chief = inventory.chief.name
     log = read_logs(cluster, record, [chief], Wanted())[chief]
@@ -75,18 +79,21 @@ def compared(cluster: Cluster, record: JobRecord) -> Checked:
     measured = rehearsal.mean_rate(rehearsal.marks(messages))
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
-    planned = Work(**made["work"])
+    planned = Work(**content["work"])
     # A period that was chosen as the job ran is known from its log alone.
     work = replace(planned, period=period_of(whole["args"], messages, declared.plan))
-    found = predict(work, inventory, chosen_strategy(whole["args"]), made["vcpusPerCpu"], declared)
-    learned = learned_of(made, whole["args"], declared)
-    return Checked(made, found, measured, learned, reached(learned, messages) if learned else None)
+    prediction = predict(work, inventory, chosen_strategy(whole["args"]), content["vcpusPerCpu"], declared)
+    learned = learned_of(content, whole["args"], declared)
+    return Checked(content, prediction, measured, learned, reached(learned, messages) if learned else None)
 
 
 def learned_of(made: Mapping[str, Any], args: Sequence[str], declared: Declared) -> Learned | None:
-    """What a plan knows of a job's way to a target; None where it has none, and where the job learns by other arguments.
+    """Return a plan's law of the job's way to a target.
 
-    A step costs the same whatever number of them a job has. What is learned by one depends on that: learning rates fall by it.
+    A step costs the same however many a job has, but a law depends on that number: learning rates fall by it.
+
+    Returns:
+        None if the plan has none, or if the job learns by other arguments.
     """
     if not made.get("until"):
         return None
@@ -97,28 +104,34 @@ def learned_of(made: Mapping[str, Any], args: Sequence[str], declared: Declared)
 
 
 def reached(learned: Learned, messages: Sequence[str]) -> float | None:
-    """Seconds of training after which a job was at the target, by its chief's Eval and Train lines; None where they do not
-    tell, and for a job that was started again, whose seconds began anew.
+    """Return the seconds of training to the target, by the chief's Eval and Train lines.
+
+    Returns:
+        None if the lines do not report it, or if the job was restarted, as its seconds then begin at 0 again.
     """
     marks = [mark for message in messages if (mark := progress.mark(message))]
-    found = crossing(learned.target, [told for message in messages if (told := progress.evaluated(message))])
-    if found is None or any(after.seconds < before.seconds for before, after in pairwise(marks)):
+    point = crossing(learned.target, [evaluation for message in messages if (evaluation := progress.evaluated(message))])
+    if point is None or any(after.seconds < before.seconds for before, after in pairwise(marks)):
         return None
     for before, after in pairwise(marks):
-        if before.step <= found.step <= after.step and after.step > before.step:
-            part = (found.step - before.step) / (after.step - before.step)
+        if before.step <= point.step <= after.step and after.step > before.step:
+            part = (point.step - before.step) / (after.step - before.step)
             return before.seconds + part * (after.seconds - before.seconds)
     return None
 
 
 def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: float, declared: Declared) -> Prediction:
-    """The job's steps/s on a cluster that is up. A trainer that declares no strategies is one with parameter servers."""
+    """Predict the job's steps/s on this cluster. A trainer without strategies uses parameter servers."""
     return models(declared)[strategy_of(declared, strategy)](work, shape(inventory, per_cpu))
 
 
 def shape(inventory: Inventory, per_cpu: float) -> Shape:
-    """A cluster that is up. Hosts that share processors share this machine's, of `per_cpu` vCPUs each, and have no network
-    between them but its memory; others have vCPUs and the network of their machine type."""
+    """Return the shape of a running cluster.
+
+    Hosts that share processors share this machine's, of `per_cpu` vCPUs each, and their network is its memory. Others have
+    the vCPUs
+    and the network of their machine type.
+    """
     shared = inventory.shared_cpus
 
     def machine(host: Host) -> Machine:
@@ -130,11 +143,11 @@ def shape(inventory: Inventory, per_cpu: float) -> Shape:
 
 
 def _show(job_id: str, checked: Checked, as_json: bool) -> None:
-    made, found, measured, error = checked.made, checked.found, checked.measured, checked.error
+    content, prediction, measured, error = checked.made, checked.found, checked.measured, checked.error
     if as_json:
-        plan = {key: made[key] for key in ("createTime", "package", "work")}
+        plan = {key: content[key] for key in ("createTime", "package", "work")}
         figures = {
-            "predicted": as_dict(found, checked.learned),
+            "predicted": as_dict(prediction, checked.learned),
             "measured": round(measured, 2),
             "errorPercent": round(error, 1),
         }
@@ -142,15 +155,20 @@ def _show(job_id: str, checked: Checked, as_json: bool) -> None:
         terminal.as_json({"job": job_id, "plan": plan, **figures, "untilSeconds": seconds})
         return
     heads: tuple[str, ...] = ("", "STEPS/S", "SPEED-UP", "EFFICIENCY")
-    predicted: tuple[str, ...] = ("predicted", f"{found.rate:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}")
-    gain = measured / found.alone
-    had: tuple[str, ...] = ("measured", f"{measured:.1f}", f"{gain:.2f}", f"{gain / found.replicas:.2f}")
+    predicted: tuple[str, ...] = (
+        "predicted",
+        f"{prediction.rate:.1f}",
+        f"{prediction.speed_up:.2f}",
+        f"{prediction.efficiency:.2f}",
+    )
+    gain = measured / prediction.alone
+    had: tuple[str, ...] = ("measured", f"{measured:.1f}", f"{gain:.2f}", f"{gain / prediction.replicas:.2f}")
     if checked.learned and checked.reached is not None:
         heads = (*heads, f"TO {checked.learned.target}")
-        predicted = (*predicted, time_to(checked.learned.seconds(found)))
+        predicted = (*predicted, time_to(checked.learned.seconds(prediction)))
         had = (*had, time_to(checked.reached))
     terminal.table(heads, [predicted, had])
     terminal.out()
     terminal.out(
-        f"{job_id}: the prediction is {abs(error):.0f} % too {'high' if error >= 0 else 'low'}, bound by {found.bound}"
+        f"{job_id}: the prediction is {abs(error):.0f} % too {'high' if error >= 0 else 'low'}, bound by {prediction.bound}"
     )

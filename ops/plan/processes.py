@@ -1,4 +1,4 @@
-"""Processes of a trainer on this machine: started together, read line by line, and all ended in the end, whatever happens."""
+"""Processes of a trainer on this machine: started together, read line by line, and always ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DRAIN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Start:
-    """A process to be started, `python -m ARGV`, by the name of its replica; `env` is all of its environment."""
+    """The command of a process, `python -m ARGV`, with the name of its replica and its whole environment."""
 
     name: str
     argv: Sequence[str]
@@ -35,7 +35,7 @@ class Start:
 
 
 class Running:
-    """Processes that run; of the first one the others are helpers. `failed` is the first to end with a code that is not 0."""
+    """Running processes: the first and its helpers; `failed` is the first with an exit code other than 0."""
 
     def __init__(self, names: Sequence[str], processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self.failed: tuple[str, int] | None = None
@@ -60,13 +60,13 @@ class Running:
             self._lines.put((index, line.decode("utf-8", "replace").rstrip("\n")))
 
     def lines(self, until: Callable[[], float]) -> Iterator[str]:
-        """Yield what all of them print until the first has ended, any has failed, or the monotonic clock is at `until()`.
+        """Yield the output of all until the first ends, any fails, or the monotonic clock is at `until()`.
 
-        `last` has what each printed last, by its name.
+        `last` has the last line of each, by its name.
         """
-        while (left := until() - time.monotonic()) > 0:
+        while (seconds := until() - time.monotonic()) > 0:
             try:
-                index, line = self._lines.get(timeout=left)
+                index, line = self._lines.get(timeout=seconds)
             except queue.Empty:
                 return
             name = self._names[index]
@@ -83,9 +83,10 @@ class Running:
 
 @contextmanager
 def running(starts: Sequence[Start], folder: Path, grace: float = END_SECONDS) -> Iterator[Running]:
-    """Start them in `folder`, and end them with all that they started: SIGTERM, and SIGKILL `grace` seconds later.
+    """Start processes in `folder`, and end their groups: SIGTERM, and SIGKILL `grace` seconds later.
 
-    UsageError where no Python here has TensorFlow.
+    Raises:
+        UsageError: if no Python here has TensorFlow.
     """
     python, processes = python_here(), list[subprocess.Popen[bytes]]()
     try:
@@ -107,8 +108,9 @@ def running(starts: Sequence[Start], folder: Path, grace: float = END_SECONDS) -
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
-    """SIGTERM, upon which a trainer may save a checkpoint, and SIGKILL for what is left of their process groups, also where
-    the wait for them is interrupted.
+    """Send SIGTERM to the process groups, which then may save, and SIGKILL after `grace` seconds.
+
+    SIGKILL is also sent if the wait is interrupted.
     """
     try:
         _signal(processes, signal.SIGTERM)
@@ -132,7 +134,11 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
 
 
 def python_here() -> str:
-    """The Python that has TensorFlow: this one, or the hosts' where it was made here; UsageError where neither has."""
+    """Return the Python with TensorFlow: this one, or the hosts' if it was made here.
+
+    Raises:
+        UsageError: if neither has it.
+    """
     if find_spec("tensorflow"):
         return sys.executable
     there = [python for python in HOSTS_PYTHONS.glob("runtime-*/bin/python") if python.exists()]

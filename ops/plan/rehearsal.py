@@ -34,16 +34,19 @@ print(sum(4 * tf.TensorShape(shape).num_elements() for shape in travel))
 
 
 def marks(lines: Iterable[str]) -> list[Mark]:
-    """The Train lines of one replica after its last start, without those of its warm-up."""
-    found: list[Mark] = []
+    """Return the Train lines of one replica after its last start, without those of its warm-up."""
+    latest: list[Mark] = []
     for line in lines:
         if mark := progress.mark(line):
-            found = [*found, mark] if not found or mark.seconds >= found[-1].seconds else [mark]
-    return found[_WARM_UP_LINES:]
+            latest = [*latest, mark] if not latest or mark.seconds >= latest[-1].seconds else [mark]
+    return latest[_WARM_UP_LINES:]
 
 
 def step_seconds(found: Sequence[Mark]) -> float | None:
-    """Seconds a step between two lines, the median: evaluations and checkpoints fall into few of them; None for too few."""
+    """Return the median seconds per step between two lines, or None if there are too few.
+
+    Few intervals include an evaluation or a checkpoint, so that the median has none.
+    """
     rates = [(b.step - a.step) / (b.seconds - a.seconds) for a, b in pairwise(found) if b.seconds > a.seconds]
     return 1 / median(rates) if rates and median(rates) > 0 else None
 
@@ -88,7 +91,7 @@ def rehearse(argv: Sequence[str], env: Mapping[str, str], folder: Path, seconds:
 
 
 def failure(module: str, process: Running, seconds: float) -> str:
-    """What to say of a trainer of which a process failed after so long."""
+    """Describe the failure of a trainer's process after `seconds`."""
     assert process.failed
     name, code = process.failed
     who = module if name == "master/0" else f"{module} as {name}"
@@ -96,12 +99,16 @@ def failure(module: str, process: Running, seconds: float) -> str:
 
 
 def parameter_bytes(folder: Path) -> int:
-    """Bytes of the float32 variables in the newest checkpoint below a folder; UsageError where there is none."""
+    """Return the bytes of the float32 variables in the newest checkpoint below a folder.
+
+    Raises:
+        UsageError: if there is none.
+    """
     # An exported model has more: what its optimizer keeps has no names there.
-    found = sorted(folder.rglob("*.index"), key=lambda path: (not _exported(path), path.stat().st_mtime))
-    if not found:
+    checkpoints = sorted(folder.rglob("*.index"), key=lambda path: (not _exported(path), path.stat().st_mtime))
+    if not checkpoints:
         raise UsageError("the trainer left no checkpoint below its --job-dir to count its parameters in: give --parameters-mb")
-    command = [python_here(), "-c", _COUNT, str(found[-1].with_suffix(""))]
+    command = [python_here(), "-c", _COUNT, str(checkpoints[-1].with_suffix(""))]
     with terminal.Step("counting the parameters"):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_COUNT_SECONDS, check=False)
     if ran.returncode:

@@ -1,6 +1,6 @@
-"""A job as real processes on loopback, with so many replicas, until it reaches a target: how many steps that takes.
+"""Runs of a job as processes on loopback with N replicas until a target, which count its steps.
 
-How fast they are does not matter, as they share the processors of this machine: what is counted is steps, not seconds.
+The processes share this machine's processors, which does not matter: steps are counted, not seconds.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ _LATE = 0.25
 
 @dataclass(frozen=True)
 class Run:
-    """A run with so many replicas that reached its target, `late` steps of which were taken before the last replica began."""
+    """A run that reached its target; `late` steps were taken before the last replica began."""
 
     replicas: int
     crossing: Crossing
     late: int
 
     def as_dict(self, metric: str) -> dict[str, Any]:
-        """For programs: steps of all replicas together, and the two evaluations between which they lie."""
+        """Return for programs the steps of all replicas together, and the two evaluations around them."""
         ends = {
-            name: {"step": told.step, "value": told.values[metric]}
-            for name, told in (("before", self.crossing.before), ("after", self.crossing.after))
+            name: {"step": evaluation.step, "value": evaluation.values[metric]}
+            for name, evaluation in (("before", self.crossing.before), ("after", self.crossing.after))
         }
         return {"replicas": self.replicas, "steps": round(self.crossing.step, 1), **ends, "lateSteps": self.late}
 
 
 @dataclass(frozen=True)
 class Course:
-    """How a job is run to its target: `argv` of each process, `env` of all, `servers` where replicas meet at a parameter
-    server; `seconds` at most.
+    """How a job is run to its target.
+
+    `argv` of each process, `env` of all, `servers` if replicas meet at a parameter server; `seconds` at most.
     """
 
     target: Target
@@ -62,38 +63,43 @@ class Course:
 
 
 def run(course: Course, replicas: int, folder: Path) -> Run:
-    """Run it in `folder`, where the package is; UsageError where it does not reach the target, OpsError where it fails."""
-    module, wanted = course.argv[0], course.target
-    told: list[Told] = []
-    begun: dict[str, int] = {}
+    """Run the job in `folder`, which has the package.
+
+    Raises:
+        UsageError: if it does not reach the target.
+        OpsError: if it fails.
+    """
+    module, goal = course.argv[0], course.target
+    evaluations: list[Told] = []
+    first_steps: dict[str, int] = {}
     began = time.monotonic()
     with running(starts(course, replicas), folder, _GRACE_SECONDS) as processes:
         here = "one process" if replicas == 1 else f"{replicas} replicas"
-        with terminal.Step(f"{module} as {here} here, to {wanted}:", always=True) as step:
+        with terminal.Step(f"{module} as {here} here, to {goal}:", always=True) as step:
             for line in processes.lines(lambda: began + course.seconds):
                 if train := _TRAIN.search(line):
-                    begun.setdefault(train[1], int(train[2]))
+                    first_steps.setdefault(train[1], int(train[2]))
                 if point := progress.evaluated(line):
-                    told.append(point)
-                    _check(module, wanted, told)
-                    step.count = f"{point.values[wanted.metric]:g} at step {point.step}"
-                    if wanted.reached(point.values[wanted.metric]):
+                    evaluations.append(point)
+                    _check(module, goal, evaluations)
+                    step.count = f"{point.values[goal.metric]:g} at step {point.step}"
+                    if goal.reached(point.values[goal.metric]):
                         break
         took = time.monotonic() - began
-    found = crossing(wanted, told)
-    if found is None:
-        raise _missed(course, replicas, told, processes, took)
-    late = max(begun.values(), default=0) if replicas > 1 else 0
-    return Run(replicas, found, late)
+    target_crossing = crossing(goal, evaluations)
+    if target_crossing is None:
+        raise _missed(course, replicas, evaluations, processes, took)
+    late = max(first_steps.values(), default=0) if replicas > 1 else 0
+    return Run(replicas, target_crossing, late)
 
 
 def too_late(late: int, steps: float) -> bool:
-    """Whether the last replica began so late that a run hardly was one of so many replicas."""
+    """Return whether the last replica began too late for the run to count."""
     return late > _LATE * steps
 
 
 def starts(course: Course, replicas: int) -> list[Start]:
-    """The processes of so many replicas, the chief first; one replica has no cluster."""
+    """Return the start commands of the replicas, the chief first; a single replica has no cluster."""
     if replicas == 1:
         return [Start("master/0", course.argv, _environment(course, Role.MASTER, 0))]
     roles = [(Role.MASTER, 0), *((Role.WORKER, index) for index in range(replicas - 1))]
@@ -102,12 +108,12 @@ def starts(course: Course, replicas: int) -> list[Start]:
     cluster: dict[str, list[str]] = {}
     for (role, _), port in zip(roles, _free_ports(len(roles)), strict=True):
         cluster.setdefault(_task_type(role), []).append(f"127.0.0.1:{port}")
-    made = []
+    commands = []
     for role, index in roles:
         config = {"cluster": cluster, "task": {"type": _task_type(role), "index": index}}
         env = {**_environment(course, role, index), "TF_CONFIG": json.dumps(config)}
-        made.append(Start(f"{role}/{index}", course.argv, env))
-    return made
+        commands.append(Start(f"{role}/{index}", course.argv, env))
+    return commands
 
 
 def _task_type(role: Role) -> str:
@@ -142,15 +148,15 @@ def _check(module: str, wanted: Target, told: Sequence[Told]) -> None:
 
 
 def _missed(course: Course, replicas: int, told: Sequence[Told], processes: Running, took: float) -> OpsError:
-    """Why a run did not come to its target."""
+    """Return the error of a run that did not reach its target."""
     module = course.argv[0]
     if processes.failed:
         return OpsError(failure(module, processes, took))
     by = f"with {terminal.plural(replicas, 'replica')}"
     if not (nearest := best(course.target, told)):
         return UsageError(f"{module} {by} printed no line of the form {_EVAL_LINE!r} in {terminal.duration(took)}")
-    reached = f"the best was {nearest.values[course.target.metric]:g} at step {nearest.step}"
+    best_value = f"the best was {nearest.values[course.target.metric]:g} at step {nearest.step}"
     over = took < course.seconds
     where = f"by its end at step {told[-1].step}" if over else f"in {terminal.duration(took)}"
     fix = "give it more steps" if over else "give --until-seconds more"
-    return UsageError(f"{module} {by} did not reach {course.target} {where}, {reached}: {fix}, or an easier target")
+    return UsageError(f"{module} {by} did not reach {course.target} {where}, {best_value}: {fix}, or an easier target")

@@ -1,7 +1,7 @@
-"""How fast a job would be on a cluster: a model of its compute and its transfers, pure; docs/plan.md explains it.
+"""The speed of a job on a cluster: a pure model of its compute and transfers; see docs/plan.md.
 
-Compute is divided by the vCPUs of a machine (no serial part), a vCPU being half a core; transfers wait for nothing but the
-slowest network on their way, and do not overlap with compute. Both err for different reasons; `fab plan --job` says how much.
+Compute is divided by the vCPUs of a machine (no serial part), a vCPU being half a core. Transfers wait only for the slowest
+network on their way, and do not overlap with compute. Both err for different reasons; `fab plan --job` shows by how much.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GIGA = 1e9
 
 @dataclass(frozen=True)
 class Work:
-    """What one process was measured to need.
+    """The measured needs of one process.
 
     `cpu_seconds` of one vCPU a step, `parameters` in bytes as float32. Between two exchanges are `period` local steps; one
     with the parameter servers moves `share` of the parameters' bytes each way, half of them as numbers of 16 bits. The
@@ -43,7 +43,7 @@ class Machine:
 
     @classmethod
     def of(cls, cpus: float, gbits: float) -> Machine:
-        """With a network in Gbit/s."""
+        """Return a machine with a network in Gbit/s."""
         return cls(cpus, gbits * _GIGA / _BITS)
 
 
@@ -61,7 +61,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Prediction:
-    """`rate` in steps/s of all replicas together, `alone` that of one process on the master; `bound` is what limits it."""
+    """`rate` in steps/s of all replicas together, `alone` of one process on the master, `bound` the limit."""
 
     rate: float
     alone: float
@@ -78,7 +78,7 @@ class Prediction:
 
 
 def asynchronous(work: Work, shape: Shape) -> Prediction:
-    """Every replica for itself: a round of `period` steps, then an exchange of the parameters, once each way."""
+    """Model independent replicas: a round of `period` steps, then parameters once each way."""
     each_way = work.parameters * work.share if shape.servers else 0.0
     compute = [work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers]
     hops = _EXCHANGE_HOPS * HOP_SECONDS if each_way else 0.0
@@ -96,7 +96,7 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
 
 
 def synchronous(work: Work, shape: Shape) -> Prediction:
-    """All replicas together: `period` steps each, then a ring all-reduce, as float32, of how far each came."""
+    """Model replicas in step: `period` steps each, then a float32 ring all-reduce of their deltas."""
     count = len(shape.trainers)
     sent = 2 * (count - 1) / count * work.parameters
     compute = max(work.period * work.cpu_seconds / machine.cpus for machine in shape.trainers)

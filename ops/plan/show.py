@@ -1,4 +1,4 @@
-"""What `fab plan` says on a terminal: what was measured here, and a table of what the tiers would make of it."""
+"""The terminal output of `fab plan`: the local measurements, and a table of predictions for the tiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def show(
     until: Mapping[str, Any] | None,
     learned: Learned | None,
 ) -> None:
-    """All of it; a processor of this machine is `per_cpu` vCPUs, and `until` the plan's own where it has a target."""
+    """Print the plan.
+
+    A processor of this machine is `per_cpu` vCPUs; `until` is the plan's own if it has a target.
+    """
     kind = "hyperthreads" if per_cpu == 1 else "whole cores"
     here = len(os.sched_getaffinity(0))
     seconds = work.cpu_seconds / (here * per_cpu)
@@ -39,14 +42,19 @@ def show(
     for tier, of_tier in predicted.items():
         spec = preset(tier)
         servers = spec.roles[Role.PS].count if Role.PS in spec.roles else 0
-        for strategy, found in of_tier.items():
-            figures = (f"{found.rate:.1f}", f"{found.alone:.1f}", f"{found.speed_up:.2f}", f"{found.efficiency:.2f}")
-            row: tuple[object, ...] = (tier, strategy, found.replicas, servers, *figures, found.bound)
+        for strategy, prediction in of_tier.items():
+            figures = (
+                f"{prediction.rate:.1f}",
+                f"{prediction.alone:.1f}",
+                f"{prediction.speed_up:.2f}",
+                f"{prediction.efficiency:.2f}",
+            )
+            row: tuple[object, ...] = (tier, strategy, prediction.replicas, servers, *figures, prediction.bound)
             if learned:
                 there = learned.by(strategy)
                 row = (
                     *row,
-                    *((time_to(there.seconds(found)), f"{there.speed_up(found):.2f}") if there else ("", "")),
+                    *((time_to(there.seconds(prediction)), f"{there.speed_up(prediction):.2f}") if there else ("", "")),
                 )
             rows.append(row)
     heads = ("TIER", "STRATEGY", "REPLICAS", "PS", "STEPS/S", "MASTER ALONE", "SPEED-UP", "EFFICIENCY", "BOUND BY")
@@ -81,7 +89,11 @@ def _note_late(until: Mapping[str, Any]) -> None:
 
 
 def _note_extrapolated(learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
-    further = [tier for tier, known in predicted.items() if any(found.replicas > learned.most for found in known.values())]
+    further = [
+        tier
+        for tier, predictions in predicted.items()
+        if any(prediction.replicas > learned.most for prediction in predictions.values())
+    ]
     if further:
         tiers = " and ".join(further)
         verb = "has" if len(further) == 1 else "have"
@@ -91,7 +103,7 @@ def _note_extrapolated(learned: Learned, predicted: Mapping[ScaleTier, Mapping[s
 def _note_short(until: Mapping[str, Any], learned: Learned, predicted: Mapping[ScaleTier, Mapping[str, Prediction]]) -> None:
     if until["jobSteps"] is None:
         return
-    for tier, known in predicted.items():
-        needed = [learned.law.steps(found.replicas) for name, found in known.items() if learned.by(name)]
+    for tier, predictions in predicted.items():
+        needed = [learned.law.steps(prediction.replicas) for name, prediction in predictions.items() if learned.by(name)]
         if needed and max(needed) > until["jobSteps"]:
             terminal.note(f"{tier} would take {max(needed):.0f} steps to {learned.target}, and the job has {until['jobSteps']}")

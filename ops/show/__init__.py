@@ -1,1 +1,1 @@
-"""What a person or a program gets to see, and files that they fetch."""
+"""Status, cost and records for people and programs, and downloads of files."""

@@ -32,7 +32,7 @@ class Share:
 
 
 def share(hosts: Sequence[Host], moment: str) -> Share:
-    """What these hosts cost an hour, and have cost until a moment."""
+    """Return the cost of these hosts per hour, and until a moment."""
     hours = [max(seconds_between(host.create_time, moment), 0) / 3600 if host.create_time else None for host in hosts]
     costs = [
         None if price is None or up is None else price * up
@@ -48,7 +48,7 @@ def share(hosts: Sequence[Host], moment: str) -> Share:
 
 
 def cost(cluster: Cluster, as_json: bool) -> int:
-    """The cost of each role, of the stack, and of its jobs; the bucket is not asked where there are no prices."""
+    """Print the cost of each role, of the stack and of its jobs; without prices, do not query the bucket."""
     inventory = cluster.inventory
     moment, priced = now(), inventory.hourly_cost is not None
     of_role: dict[str, list[Host]] = {}

@@ -1,6 +1,6 @@
-"""`fab doctor`: what may be wrong with the cluster, a line each with the command that mends it; `--fix` does what is safe.
+"""`fab doctor`: list problems of the cluster with the command that fixes each; `--fix` runs safe ones.
 
-What is to be asked of hosts is here, by ssh; all else infra asks, in a process of its own, and only shows here.
+The checks of hosts, by ssh, are here; infra runs all others in a process of its own, and their results are only shown here.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def doctor(fix: bool, as_json: bool, root: Path = ROOT) -> int:
     """Look at all there is; FAILED where something is broken."""
     before = _look(root, fix=True, what="mending what is safe") if fix else []
     mended = [finding for finding in before if finding.mended]
-    found = [*mended, *_look(root, fix=False, what="looking")]
-    still = [finding for finding in found if finding.severity is Severity.BROKEN and not finding.mended]
+    findings = [*mended, *_look(root, fix=False, what="looking")]
+    still = [finding for finding in findings if finding.severity is Severity.BROKEN and not finding.mended]
     if as_json:
-        terminal.as_json({"broken": len(still), "findings": [finding.to_dict() for finding in found]})
+        terminal.as_json({"broken": len(still), "findings": [finding.to_dict() for finding in findings]})
     else:
-        for finding in found:
+        for finding in findings:
             terminal.out(line(finding))
-        warnings = sum(finding.severity is Severity.WARNING and not finding.mended for finding in found)
+        warnings = sum(finding.severity is Severity.WARNING and not finding.mended for finding in findings)
         terminal.note(f"{len(still)} broken, {terminal.plural(warnings, 'warning')}")
     return FAILED if still else DONE
 
 
 def line(finding: Finding) -> str:
-    """A finding as a line."""
+    """Format a finding as a line."""
     word = "mended" if finding.mended else str(finding.severity)
     colour = "green" if finding.mended else _COLOURS[finding.severity]
     mend = f": {finding.mend}" if finding.mend and not finding.mended else ""
@@ -59,14 +59,14 @@ def line(finding: Finding) -> str:
 
 
 def _look(root: Path, fix: bool, what: str) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with terminal.Step(what) as step:
         for finding in look(_checks(root, fix), SECONDS, fix):
-            found.append(finding)
-            step.count = f"({terminal.plural(len(found), 'finding')})"
+            findings.append(finding)
+            step.count = f"({terminal.plural(len(findings), 'finding')})"
     # In the order of severity, and of what belongs together.
     order = list(Severity)
-    return sorted(found, key=lambda finding: (-order.index(finding.severity), finding.check))
+    return sorted(findings, key=lambda finding: (-order.index(finding.severity), finding.check))
 
 
 def _checks(root: Path, fix: bool) -> Mapping[str, Check]:
@@ -86,7 +86,7 @@ def _no_stack(why: str) -> Iterator[Finding]:
 
 
 def keys(folder: Path) -> Iterator[Finding]:
-    """The files by which hosts are reached: there, and for nobody else to read."""
+    """Check that the SSH keys of the hosts exist, and that only their owner can read them."""
     wrong = 0
     for path in (folder, folder / "id_ed25519", folder / "known_hosts", folder / "ssh_config"):
         try:
@@ -98,14 +98,14 @@ def keys(folder: Path) -> Iterator[Finding]:
         if mode & _PRIVATE and path.name not in ("known_hosts", "ssh_config"):
             wrong += 1
             right = 0o700 if path.is_dir() else 0o600
-            said = f"{path} has mode {mode:04o}, and others may read it: ssh refuses such a key"
-            yield broken(said, f"chmod {right:04o} {path}", partial(path.chmod, right))
+            problem = f"{path} has mode {mode:04o}, and others may read it: ssh refuses such a key"
+            yield broken(problem, f"chmod {right:04o} {path}", partial(path.chmod, right))
     if not wrong:
         yield ok("the stack's key is there, and private")
 
 
 def hosts(cluster: Cluster) -> Iterator[Finding]:
-    """Each host by ssh: whether it answers, its clock against this one, its disk, its units."""
+    """Check each host by ssh: that it answers, its clock against this one, its disk, its units."""
     names = cluster.inventory.names
 
     def ask(name: str) -> tuple[float, float, str]:
@@ -135,7 +135,14 @@ def hosts(cluster: Cluster) -> Iterator[Finding]:
 
 
 def clock(output: str, moment: float) -> float:
-    """How many ms a host's clock is ahead of this one's, which showed `moment` at the same time; ValueError for no answer."""
+    """Return the milliseconds by which a host's clock is ahead of this one's.
+
+    Args:
+        moment: this clock at the time of the output.
+
+    Raises:
+        ValueError: if the output is no answer.
+    """
     return (float(output.splitlines()[0]) - moment) * 1000
 
 
@@ -144,14 +151,14 @@ def _state(name: str, output: str) -> Iterator[Finding]:
     _, full, *failed = output.splitlines()
     percent = int(full.strip().removesuffix("%"))
     if percent >= _NEARLY:
-        said = broken if percent >= _FULL else warning
-        yield said(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
+        severity = broken if percent >= _FULL else warning
+        yield severity(f"the disk of {name} is {percent} % full", f"fab shell {name} -- sudo du -xh --max-depth 3 /var")
     for unit in filter(None, map(str.strip, failed)):
         yield broken(f"{unit} failed on {name}", f"fab shell {name} -- sudo systemctl restart {unit}")
 
 
 def of_infra(stack: str | None, fix: bool) -> Iterator[Finding]:
-    """What infra finds, of the stack's target and of this machine."""
+    """Yield infra's findings about the stack's target and this machine."""
     argv = [sys.executable, "-m", "infra.doctor", *([stack] if stack else []), *(["--fix"] if fix else [])]
     env = {**os.environ, **({"PULUMI_STACK": stack} if stack else {})}
     env["PATH"] = f"{Path(sys.prefix, 'bin')}{os.pathsep}{env.get('PATH', os.defpath)}"

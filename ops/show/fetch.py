@@ -48,13 +48,13 @@ def get(cluster: Cluster, job_id: str | None, path: str | None, dest: str | None
 
 
 def _below(output: Output, path: str) -> list[str]:
-    """The file of that path, or all files of the folder."""
+    """Return the file of that path, or all files of the folder."""
     path = path.strip("/") or "."
     return [name for name in output.files if name == path or name.startswith(f"{path}/")]
 
 
 def _places(output: Output) -> set[str]:
-    """Every file, and every folder that has one."""
+    """Return every file, and every folder that has one."""
     return {"/".join(name.split("/")[:depth]) for name in output.files for depth in range(1, name.count("/") + 2)}
 
 

@@ -1,4 +1,4 @@
-"""All that the bucket says of who does what now, in one read of it."""
+"""The bucket's records of the queue and its jobs, in one read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.store import Item
 
 @dataclass(frozen=True)
 class Glance:
-    """The queue, the records of the jobs in it, and those of the replicas that have a host, by job and name."""
+    """The queue, the records of its jobs, and those of the replicas that have a host, by job and name."""
 
     queue: Queue
     jobs: Mapping[str, JobRecord]
@@ -24,22 +24,25 @@ class Glance:
 
 
 class Looker:
-    """Looks at the bucket again and again. What the look before has seen is asked for at once, in one call of the store; only
-    what is new takes a second one."""
+    """Polls the bucket. The objects of the poll before are read in one call; only new ones need a second."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._known: set[str] = set()
 
     def look(self) -> Glance:
-        """How it is now, a record that cannot be read as one that is not there. StoreError where the bucket fails, RecordError
-        for the queue of a newer version."""
+        """Return the state now; an unreadable record counts as missing.
+
+        Raises:
+            StoreError: if the bucket fails.
+            RecordError: if the queue is of a newer version.
+        """
         items = self._ledger.store.read_all([paths.QUEUE, *sorted(self._known)])
         queue = self._queue(items.pop(paths.QUEUE, None))
-        wanted = {name for entry in queue.entries for name in _concerning(entry)}
-        if new := wanted - self._known:
+        names = {name for entry in queue.entries for name in _concerning(entry)}
+        if new := names - self._known:
             items |= self._ledger.store.read_all(sorted(new))
-        self._known = wanted
+        self._known = names
         return Glance(queue, dict(_jobs(queue, items)), dict(_replicas(queue, items)))
 
     def _queue(self, item: Item | None) -> Queue:
@@ -52,7 +55,7 @@ class Looker:
 
 
 def _concerning(entry: Entry) -> Iterator[str]:
-    """The objects that say how a job in the queue is."""
+    """Yield the objects with the state of a job in the queue."""
     yield paths.job(entry.jobId)
     if entry.held:
         yield from (paths.replica(entry.jobId, name) for name in entry.placement)

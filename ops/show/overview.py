@@ -1,4 +1,4 @@
-"""The whole cluster at one moment: from what the bucket says to JSON and to the picture that `fab top` shows. Nothing waits."""
+"""The whole cluster at one moment: from the bucket's records to JSON and `fab top`. Never waits."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _RIGHT = frozenset({"CPU", "CPUS", "MEMORY", "LIMIT", "RESTARTS", "REPORT", "HOS
 
 @dataclass(frozen=True)
 class HostNow:
-    """A host, the job and the replica that have it, or the job for which it is kept, and what the replica told last.
+    """A host, the job and replica on it or the job it is kept for, and the replica's last report.
 
-    `usage` is of that time, None where no trainer runs; reportSeconds is how long ago it was, by the clocks of two machines.
+    `usage` is of that report, None if no trainer runs; reportSeconds is its age, by the clocks of two machines.
     """
 
     name: str
@@ -46,8 +46,12 @@ class HostNow:
 
 @dataclass(frozen=True)
 class JobNow:
-    """A job that has hosts or waits for them. `seconds` since it started, or else since it was made; cost is what its hosts
-    have cost so far in US dollars, None where they have no price or it has none of them yet."""
+    """A job that has hosts or waits for them.
+
+    `seconds` since it started, or else since it was made; cost is that of its hosts so far in US dollars, None if they have
+    no price
+    or it has none of them yet.
+    """
 
     jobId: str
     state: str
@@ -63,7 +67,7 @@ class JobNow:
 
 @dataclass(frozen=True)
 class Overview:
-    """The cluster at one moment; costs are by list price in US dollars, since the hosts were made, None where there is none."""
+    """The cluster at one moment; costs are US dollars by list price since the hosts were made, or None."""
 
     time: str
     stack: str
@@ -74,16 +78,16 @@ class Overview:
     jobs: list[JobNow]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """Return the overview as `--json` prints it."""
         return asdict(self)
 
 
 def overview(inventory: Inventory, glance: Glance, moment: str) -> Overview:
-    """How the cluster is; `moment` is RFC 3339."""
+    """Return the state of the cluster; `moment` is RFC 3339."""
     whole = share(inventory.hosts, moment)
-    kept = glance.queue.kept()
-    held = {host: (entry, name) for entry in glance.queue.entries if entry.held for name, host in entry.placement.items()}
-    hosts = [_host(host, held.get(host.name), kept.get(host.name), glance, moment) for host in inventory.hosts]
+    reserved = glance.queue.kept()
+    placements = {host: (entry, name) for entry in glance.queue.entries if entry.held for name, host in entry.placement.items()}
+    hosts = [_host(host, placements.get(host.name), reserved.get(host.name), glance, moment) for host in inventory.hosts]
     jobs = [_job(entry, glance, moment) for entry in sorted(glance.queue.entries, key=lambda e: (not e.held, -e.priority))]
     return Overview(moment, inventory.stack, inventory.scale_tier, whole.hourlyCost, whole.accruedCost, hosts, jobs)
 
@@ -92,7 +96,7 @@ def _host(host: Host, held: tuple[Entry, str] | None, kept: str | None, glance: 
     job_id, name = (held[0].jobId, held[1]) if held else (None, None)
     record = glance.replicas.get((job_id, name)) if job_id and name else None
     job = glance.jobs.get(job_id) if job_id else None
-    heard = record if record and record.life else None
+    report = record if record and record.life else None
     what = _state(job, name, record)
     return HostNow(
         name=host.name,
@@ -106,8 +110,8 @@ def _host(host: Host, held: tuple[Entry, str] | None, kept: str | None, glance: 
         state=what,
         restarts=record.restarts if record else None,
         usage=record.usage if record and what == ReplicaState.RUNNING else None,
-        reportTime=heard.heartbeatTime if heard else None,
-        reportSeconds=round(max(seconds_between(heard.heartbeatTime, moment), 0.0), 3) if heard else None,
+        reportTime=report.heartbeatTime if report else None,
+        reportSeconds=round(max(seconds_between(report.heartbeatTime, moment), 0.0), 3) if report else None,
     )
 
 
@@ -143,7 +147,7 @@ def _cost(record: JobRecord | None, seconds: float) -> float | None:
 
 
 def picture(seen: Overview, said: str = "", lines: int | None = None) -> Picture:
-    """What `fab top` shows on so many lines, all of it without a number; with what is wrong, where something is."""
+    """Return `fab top`'s picture with `lines` lines, or whole if None; `said` is an error to show."""
     head = [Row.of(*_title(seen)), *([Row.of(Span(harmless(said), "yellow"))] if said else [])]
     hosts = Table(_HOST_HEADS, tuple(map(_host_row, seen.hosts)), _RIGHT)
     jobs = Table(_JOB_HEADS, tuple(map(_job_row, seen.jobs)), _RIGHT)

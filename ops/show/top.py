@@ -21,7 +21,7 @@ _LOOKING = 0.1
 
 
 def top(cluster: Cluster, once: bool, as_json: bool) -> int:
-    """Show it until Ctrl-C, which is exit code 0 as well; once, where that or JSON is wanted or there is no terminal."""
+    """Show the cluster until Ctrl-C, with exit code 0; only once for `once`, JSON or without a terminal."""
     looker = Looker(cluster.ledger)
     with terminal.Step("looking at the cluster"):
         first = _look(cluster, looker)
@@ -40,28 +40,28 @@ def _look(cluster: Cluster, looker: Looker) -> Overview:
 
 
 def _stay(cluster: Cluster, looker: Looker, seen: Overview) -> None:
-    """Until Ctrl-C; what was seen last is left behind."""
+    """Refresh until Ctrl-C; leave the last state on the terminal."""
     from ops.screen.draw import Screen, leave
 
-    said, took = "", 0.0
+    problem, took = "", 0.0
     try:
         with Screen() as screen:
             while True:
-                screen.show(picture(seen, said, screen.lines))
+                screen.show(picture(seen, problem, screen.lines))
                 time.sleep(pause(took))
                 began = time.monotonic()
                 try:
-                    seen, said = _look(cluster, looker), ""
+                    seen, problem = _look(cluster, looker), ""
                 except (StoreError, RecordError, OpsError) as error:
-                    said = f"the bucket does not answer ({one_line(error)}): this is of {terminal.local_time(seen.time)}"
+                    problem = f"the bucket does not answer ({one_line(error)}): this is of {terminal.local_time(seen.time)}"
                 took = time.monotonic() - began
     except KeyboardInterrupt:
-        leave(picture(seen, said))
+        leave(picture(seen, problem))
         sys.stdout.flush()
 
 
 def pause(took: float) -> float:
-    """Seconds until the next look, where the last one took so long."""
+    """Return the seconds until the next poll, by the duration of the last."""
     return max(REFRESH_SECONDS - took, took * (1 / _LOOKING - 1))
 
 

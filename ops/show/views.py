@@ -1,4 +1,4 @@
-"""What reads a job or the cluster: `fab jobs`, `describe`, `hosts`."""
+"""The commands that read jobs or the cluster: `fab jobs`, `describe`, `hosts`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ops.train.tuning import HYPERPARAMETERS
 
 
 def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool) -> int:
-    """Every job, or those that are wanted, the newest first."""
+    """List the jobs, or those that match the filter, the newest first."""
     chosen, most = _filter(wanted or ""), _limit(limit)
     with terminal.Step("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
@@ -62,13 +62,13 @@ def jobs(cluster: Cluster, wanted: str | None, limit: str | None, as_json: bool)
 
 
 def _filter(text: str) -> Callable[[JobRecord], bool]:
-    """Which jobs `--filter` means: `state=FAILED,owner=ann`, all of which must be so, or parts of the id."""
+    """Parse `--filter`: `state=FAILED,owner=ann`, all of which must match, or parts of the id."""
     conditions: list[Callable[[JobRecord], bool]] = []
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if key == "state" and equals and value.upper() not in list(JobState):
-            said = f"--filter state={value} is no state of a job{meant(value.upper(), JobState)}"
-            raise UsageError(f"{said}; valid are {', '.join(JobState)}")
+            problem = f"--filter state={value} is no state of a job{meant(value.upper(), JobState)}"
+            raise UsageError(f"{problem}; valid are {', '.join(JobState)}")
         conditions.append(partial(_is, key, value) if equals else partial(_named, part))
     return lambda record: all(condition(record) for condition in conditions)
 
@@ -94,18 +94,18 @@ def _limit(text: str | None) -> int | None:
 
 
 def _cancelled(cluster: Cluster, record: JobRecord) -> str | None:
-    """Who asked for the end of a job, and why where that was said."""
+    """Return the user who cancelled a job, with the reason if one was stated."""
     if record.state is not JobState.CANCELLED or (item := cluster.ledger.store.read(paths.cancel(record.jobId))) is None:
         return None
     try:
-        asked = CancelRequest.from_json(item.content)
+        request = CancelRequest.from_json(item.content)
     except RecordError:
         return None
-    return f"by {asked.requestedBy}" + (f": {asked.reason}" if asked.reason else "")
+    return f"by {request.requestedBy}" + (f": {request.reason}" if request.reason else "")
 
 
 def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
-    """All that is known of a job."""
+    """Print everything that is recorded of a job."""
     job = Client(cluster).get(job_id)
     if as_json:
         tuned = trials.read(cluster.ledger, job.record)
@@ -119,16 +119,16 @@ def describe(cluster: Cluster, job_id: str | None, as_json: bool) -> int:
 
 
 def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[ReplicaRecord]) -> None:
-    """The same for people."""
+    """Print the description of a job for people."""
     tuned = trials.read(cluster.ledger, record)
     first = first_error(record, replicas)
     queue = cluster.ledger.queue() if record.state is JobState.QUEUED else Queue()
     ahead = queue.ahead_of(record.jobId)
-    kept = sum(job == record.jobId for job in queue.kept().values())
+    reserved = sum(job == record.jobId for job in queue.kept().values())
     facts = {
         "job": record.jobId,
         "state": terminal.state(record.state) + (f" behind {', '.join(entry.jobId for entry in ahead)}" if ahead else ""),
-        "waits for": f"{len(record.wanted)} hosts, of which {kept} are free and kept for it" if ahead else None,
+        "waits for": f"{len(record.wanted)} hosts, of which {reserved} are free and kept for it" if ahead else None,
         "priority": record.priority or None,
         "created": f"{terminal.local_time(record.createTime)} by {record.submittedBy}",
         "started": terminal.local_time(record.startTime),
@@ -161,18 +161,18 @@ def describe_to_stdout(cluster: Cluster, record: JobRecord, replicas: list[Repli
     if events := _events(record, replicas):
         terminal.out()
         terminal.table(("TIME", "WHO", "WHAT", "SECONDS TO RECOVER"), events)
-    if left := outcome.unsaved(replicas):
+    if unsaved_lines := outcome.unsaved(replicas):
         terminal.out()
-        terminal.out("\n".join(left))
+        terminal.out("\n".join(unsaved_lines))
     if record.errorMessage:
         terminal.out()
         terminal.out(record.errorMessage.rstrip("\n"))
 
 
 def _wrote_nothing(replicas: list[ReplicaRecord]) -> bool:
-    """Return True if all replicas that looked say so: one that looks early may miss what another writes last."""
-    told = [replica.unsaved.jobDirEmpty for replica in replicas if replica.unsaved and replica.startTime]
-    return bool(told) and all(told)
+    """Return True if all replicas that looked report so: one that looks early may miss a later write."""
+    reports = [replica.unsaved.jobDirEmpty for replica in replicas if replica.unsaved and replica.startTime]
+    return bool(reports) and all(reports)
 
 
 def _progress(progress: Progress | None) -> str | None:
@@ -197,33 +197,33 @@ def _metrics(progress: Progress | None) -> str | None:
 
 def _notify(record: JobRecord) -> str | None:
     """Describe what became of the report of a job's end."""
-    if (told := record.notification) is None:
+    if (notice := record.notification) is None:
         return None
-    if told.time is None:
-        return f"{told.target} {'is not reported yet' if record.final else 'when it ends'}"
-    tries = f" ({terminal.plural(told.attempts, 'attempt')})" if told.attempts > 1 else ""
-    return f"{told.target} {f'failed: {told.error}' if told.error else terminal.local_time(told.time)}{tries}"
+    if notice.time is None:
+        return f"{notice.target} {'is not reported yet' if record.final else 'when it ends'}"
+    tries = f" ({terminal.plural(notice.attempts, 'attempt')})" if notice.attempts > 1 else ""
+    return f"{notice.target} {f'failed: {notice.error}' if notice.error else terminal.local_time(notice.time)}{tries}"
 
 
 def _replica_row(record: JobRecord, replica: ReplicaRecord) -> tuple[object, ...]:
     alive = not record.final and replica.state != ReplicaState.EXITED
-    heard = alive and replica.life
-    beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if heard else None
+    reported = alive and replica.life
+    beat = f"{terminal.duration(max(seconds_between(replica.heartbeatTime), 0))} ago" if reported else None
     code = None if replica.exitCode is None else str(replica.exitCode)
     last = terminal.local_time(replica.lastStartTime or replica.startTime)
     return (replica.name, record.placement.get(replica.name), replica.state, code, str(replica.starts), last, beat)
 
 
 def _events(record: JobRecord, replicas: list[ReplicaRecord]) -> list[tuple[object, ...]]:
-    """Every restart and its cause, and what the job goes on without, in the order of time."""
-    told = [("job", event) for event in record.events]
-    told += [(replica.name, event) for replica in replicas for event in replica.events]
-    told.sort(key=lambda who_and_event: who_and_event[1].time)
-    return [(terminal.local_time(event.time), who, event.cause, event.seconds) for who, event in told]
+    """List every restart with its cause, and dropped replicas, by time."""
+    events = [("job", event) for event in record.events]
+    events += [(replica.name, event) for replica in replicas for event in replica.events]
+    events.sort(key=lambda who_and_event: who_and_event[1].time)
+    return [(terminal.local_time(event.time), who, event.cause, event.seconds) for who, event in events]
 
 
 def took(record: JobRecord) -> str | None:
-    """How long a job has run, or ran; None for one that never did."""
+    """Return how long a job has run, or None if it never did."""
     return terminal.duration(seconds_between(record.startTime, record.endTime or now())) if record.startTime else None
 
 
@@ -234,13 +234,13 @@ def _shown(value: Any) -> str:
 
 
 def _as_in_inventory(host: Host) -> dict[str, Any]:
-    """A host with the keys of inventory.json: `machineType`, not `machine_type`."""
+    """Return a host with the keys of inventory.json: `machineType`, not `machine_type`."""
     words = {key: key.split("_") for key in asdict(host)}
     return {head + "".join(word.title() for word in tail): getattr(host, key) for key, (head, *tail) in words.items()}
 
 
 def hosts(cluster: Cluster, as_json: bool) -> int:
-    """The hosts of the cluster, and whether each answers; the exit code is 0 where one of them does."""
+    """List the hosts and whether each answers; the exit code is 0 if one does."""
     inventory, fleet = cluster.inventory, cluster.fleet
     with terminal.Step(f"asking {len(inventory.hosts)} hosts"):
         outcome = fleet.each(
@@ -283,15 +283,15 @@ def hosts(cluster: Cluster, as_json: bool) -> int:
 
 
 def _who_has(cluster: Cluster) -> dict[str, tuple[str, str]]:
-    """By host the job that has it, or for which it is kept, and the replica that it is; empty where that cannot be seen."""
+    """Map each host to its job and replica, or to the job it is kept for; empty if the queue is unknown."""
     try:
         queue = cluster.ledger.queue()
     except (StoreError, RecordError, OpsError) as error:
         terminal.note(f"which job has which host cannot be seen: {error}")
         return {}
-    kept = {host: (f"kept for {job_id}", "") for host, job_id in queue.kept().items()}
-    held = (entry for entry in queue.entries if entry.held)
-    return kept | {host: (entry.jobId, replica) for entry in held for replica, host in entry.placement.items()}
+    reserved = {host: (f"kept for {job_id}", "") for host, job_id in queue.kept().items()}
+    entries = (entry for entry in queue.entries if entry.held)
+    return reserved | {host: (entry.jobId, replica) for entry in entries for replica, host in entry.placement.items()}
 
 
 def _of(host: Host, jobs: Mapping[str, tuple[str, str]]) -> dict[str, str | None]:
