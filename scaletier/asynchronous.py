@@ -36,7 +36,7 @@ from scaletier.runtime import (
     say,
     say_device,
 )
-from scaletier.walk import DivergedError, Round, State, initial_own, numbers
+from scaletier.walk import DivergedError, Round, State, begin_own, numbers
 
 tf = import_tensorflow()
 
@@ -101,9 +101,10 @@ class Asynchronous:
 
     def _begin_at(self, reader: checkpoint.Reader | None) -> int:
         """Fills the local copy, of a checkpoint where there is one; the global step."""
-        begun = State.initial(self._network)
-        self._copy.assign(*begun, 0)
-        return self._copy.restore(reader) if reader else 0
+        self._copy.assign(*State.initial(self._network), 0)
+        step = self._copy.restore(reader) if reader else 0
+        self._state = State(*(tuple(map(tf.convert_to_tensor, part)) for part in (self.shared, self.own)))
+        return step
 
     def _make_centre(self, step: int) -> Centre:
         devices = [f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(len(self._cluster.jobs["ps"]))]
@@ -192,19 +193,22 @@ class Asynchronous:
     def _begin(self, replica: Replica, index: int) -> State:
         """What a replica begins with. A round of no steps brings the graph to its host, which takes a moment."""
         if replica.leads:
-            others = initial_own(self._network, numbers(index, 1 + self._workers, replica.devices)[1:])
-            own = tuple(map(tf.convert_to_tensor, [*self.own, *others]))
-            begun = self._state = State(tuple(map(tf.convert_to_tensor, self.shared)), own)
+            own = tuple(map(tf.constant, self._begin_own(index, replica.devices)))
             if not self._workers:
-                return begun
+                return State(self._state.shared, own)
         else:
             own = self._own(index, replica.devices)
         state: State = replica.take(State((), own), 0, 0, 0.0)[0]
         return state
 
+    def _begin_own(self, index: int, devices: int) -> list[Any]:
+        """Return the `own` values with which a replica begins: the optimizer continues as the master's, also in mid-job."""
+        values, step = self._state.own[: len(self._network.own)], self._progress.claims.global_step
+        return begin_own(self._network, values, numbers(index, 1 + self._workers, devices), step)
+
     def _own(self, index: int, devices: int) -> tuple[Any, ...]:
-        """What a worker begins with alone, made there: what is not zero, as few things are, is sent there."""
-        values = initial_own(self._network, numbers(index, 1 + self._workers, devices))
+        """Return a worker's `own` values, on the worker: only those that are not zero are sent there."""
+        values = self._begin_own(index, devices)
         zeros = list(self._zeros()) * devices
         with here():
             pairs = zip(values, zeros, strict=True)

@@ -193,6 +193,11 @@ def has_value(variable: Any) -> bool:
     return variable._value is not None
 
 
+def is_seed(variable: Any) -> bool:
+    """Return whether a variable is the state of a random generator; the public class SeedGenerator gives it this name."""
+    return "seed_generator_state" in variable.path
+
+
 def rate_of(optimizer: Any) -> Any:
     """The optimizer's learning rate: a schedule, a function, or the variable that a number is kept in. It has no public name
     that is not a value.

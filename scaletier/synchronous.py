@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from scaletier.runtime import (
     say,
     say_device,
 )
-from scaletier.walk import DivergedError, Round, State, figures, initial_own, numbers, walk
+from scaletier.walk import DivergedError, Round, State, begin_own, figures, numbers, walk
 
 tf = import_tensorflow()
 
@@ -74,9 +75,9 @@ class Synchronous:
         self.variables, self.step = self._copy.variables, self._copy.step
         self.initial_test, self.test = self._copy.initial_test, self._copy.test
         self.shared, self.own = self._copy.shared, self._copy.own
-        own = initial_own(self._network, numbers(self._index, self._count, len(self._devices)))
-        self._copy.assign(State.initial(self._network).shared, own, 0)
-        self._owns = [*self.own, *map(tf.Variable, own[len(self.own) :])]
+        begun = State.initial(self._network)
+        self._copy.assign(*begun, 0)
+        self._owns = [*self.own, *map(tf.Variable, begun.own * (len(self._devices) - 1))]
         step = self._copy.restore(reader) if reader else 0
         place = checkpoint.Place(source.training(self._index, self._count), reader)
         self._iterator = place.iterator
@@ -101,13 +102,13 @@ class Synchronous:
             raise
 
     def _train(self) -> None:
-        self._copy_chief()
-        self._copy.fix()
-        for other in range(len(self.own), len(self._owns), len(self.own)):  # of further devices
-            for mine, variable in zip(self.own, self._owns[other:], strict=False):
-                if any(mine is one for one in self._copy.fixed):
-                    variable.assign(mine)
+        self._copy_chief([self.step])
         step = last_step = int(self.step)
+        self._copy_chief([*self.shared, *(self.own if step else self._copy.fixed)])
+        self._copy.fix()
+        devices = numbers(self._index, self._count, len(self._devices))
+        for variable, value in zip(self._owns, begin_own(self._network, self.own, devices, step), strict=True):
+            variable.assign(value)
         start = last = time.monotonic()
         first = True
         loss: float | None = None
@@ -179,11 +180,13 @@ class Synchronous:
         step = self.step.assign_add(steps * self._count)
         return figures(steps * self._count, step, means[0], 0, 0.0, means[1:]), loss
 
-    def _take_over(self) -> None:
-        """Gives every replica the chief's parameters, those that nothing changes too, and step."""
-        for variable in (*self.shared, *self._copy.fixed, self.step):
+    def _take_over(self, variables: Sequence[Any]) -> None:
+        """Give every replica the chief's values of these variables."""
+        for variable in variables:
             value = variable.read_value()
-            variable.assign(self._all_reduce(value if self._chief else tf.zeros_like(value)))
+            value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
+            value = self._all_reduce(value if self._chief else tf.zeros_like(value))
+            variable.assign(tf.cast(value, variable.dtype))
 
     def _all_reduce(self, value: Any) -> Any:
         """The sum of all replicas' values."""

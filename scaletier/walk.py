@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scaletier.network import Batch, Network
+from scaletier.private import is_seed
 from scaletier.runtime import import_tensorflow
 
 tf = import_tensorflow()
@@ -32,7 +33,7 @@ class State(NamedTuple):
     def initial(cls, network: Network) -> State:
         """How a job begins, on one device of the master."""
         shared = tuple(tf.constant(network.initial(spec)) for spec in network.shared)
-        return cls(shared, tuple(tf.constant(value) for value in initial_own(network, [0])))
+        return cls(shared, tuple(tf.constant(network.initial(spec)) for spec in network.own))
 
 
 def numbers(replica: int, replicas: int, devices: int) -> range:
@@ -40,20 +41,20 @@ def numbers(replica: int, replicas: int, devices: int) -> range:
     return range(replica, replica + replicas * devices, replicas)
 
 
-def initial_own(network: Network, devices: Sequence[int]) -> list[npt.NDArray[Any]]:
-    """How devices of these numbers begin with what is their own.
+def begin_own(network: Network, values: Sequence[Any], devices: Sequence[int], step: int) -> list[npt.NDArray[Any]]:
+    """Return the `own` values with which devices of these numbers begin at a global step.
 
-    Generators' states differ, for other random numbers everywhere.
+    Optimizers continue from `values`, those of the chief's first device. Random generators draw other numbers on each device,
+    and others at each start.
     """
-    found = []
+    begun = []
     for number in devices:
-        for spec in network.own:
-            value = network.initial(spec)
-            if "seed_generator_state" in spec.name and value.size:
+        for spec, value in zip(network.own, map(np.asarray, values), strict=True):
+            if number and value.size and is_seed(spec.variable):
                 value = value.copy()
-                value.reshape(-1)[0] += number * 7_919
-            found.append(value)
-    return found
+                value.flat[0] = (int(value.flat[0]) + number * 7_919 + step * 104_729) % 2**31
+            begun.append(value)
+    return begun
 
 
 class Round(NamedTuple):

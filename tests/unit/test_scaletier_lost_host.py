@@ -117,26 +117,35 @@ def test_what_the_chief_holds_is_saved_without_the_lost_host(error: Exception) -
         keeper.keep.assert_not_called()
 
 
-def test_every_replica_begins_with_what_the_chief_has() -> None:
-    made = Synchronous.__new__(Synchronous)
+@pytest.mark.parametrize("step", [0, 8])
+def test_every_replica_begins_with_what_the_chief_has(step: int) -> None:
+    """The optimizer's variables too, where the job goes on; at its begin they are the same everywhere."""
+    made, slot, fixed, weight = Synchronous.__new__(Synchronous), tf.Variable(1.0), tf.Variable(2.0), tf.Variable(3.0)
     calls = MagicMock()
     made._copy_chief, made._copy, made._leave = calls.take_over, calls.copy, calls.leave
     made._keeper, made._flags = None, SimpleNamespace(max_steps=0)
-    made.own = made._owns = [tf.Variable(1)]
-    made.step = 0
+    made._network = SimpleNamespace(own=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")])
+    made._index, made._count, made._devices = 1, 2, ("/device:CPU:0",) * 2
+    made.shared, made.own, made.step, made._copy.fixed = [weight], [slot, fixed], step, [fixed]
+    further = [tf.Variable(0.0), tf.Variable(0.0)]
+    made._owns = [*made.own, *further]
     made._train()
-    assert [name for name, *_ in calls.mock_calls] == ["take_over", "copy.fix", "leave"]
+    assert [name for name, *_ in calls.mock_calls] == ["take_over", "take_over", "copy.fix", "leave"]
+    assert [call.args[0] for call in calls.take_over.call_args_list] == [
+        [step],
+        [weight, slot, fixed] if step else [weight, fixed],
+    ]
+    assert [float(value) for value in further] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("chief", [True, False])
 def test_the_chief_gives_its_values_and_the_others_none(chief: bool) -> None:
     made, sent = Synchronous.__new__(Synchronous), list[Any]()
-    made._chief, made.shared, made.step = chief, [tf.Variable([1.0, 2.0])], tf.Variable(7)
-    made._copy = SimpleNamespace(fixed=[tf.Variable(3)])
-    made._all_reduce = lambda value: sent.append(value.numpy().tolist()) or value + 1
-    made._take_over()
-    assert sent == ([[1.0, 2.0], 3, 7] if chief else [[0.0, 0.0], 0, 0])
-    assert (made.shared[0].numpy().tolist(), int(made.step)) == (([2.0, 3.0], 8) if chief else ([1.0, 1.0], 1))
+    made._chief, variables = chief, [tf.Variable([1.0, 2.0]), tf.Variable(7, dtype=tf.uint32)]
+    made._all_reduce = lambda value: sent.append((value.numpy().tolist(), value.dtype)) or value + 1
+    made._take_over(variables)
+    assert sent == [([1.0, 2.0] if chief else [0.0, 0.0], tf.float32), (7 if chief else 0, tf.int64)]
+    assert [value.numpy().tolist() for value in variables] == ([[2.0, 3.0], 8] if chief else [[1.0, 1.0], 1])
 
 
 def test_a_lost_host_is_no_full_disk(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

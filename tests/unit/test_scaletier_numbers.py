@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaletier import private
+from scaletier.asynchronous import Asynchronous
 from scaletier.centre import Centre, _packed, _unpacked, make_round, take_round
 from scaletier.checkpoint import LocalCopy
 from scaletier.evaluation import make_evaluate
 from scaletier.job import Job, JobError
 from scaletier.network import Batch, Network, Spec
+from scaletier.replica import Progress
 from scaletier.runtime import import_tensorflow
 from scaletier.stages import Stage, partition, there_and_back, units
 from scaletier.walk import Round, State
@@ -430,6 +433,28 @@ def test_random_numbers_are_others_at_each_step(own: bool) -> None:
     network, state, _ = trained(Job(model, dataset(INPUTS, TARGETS), "mse", optimizer="sgd"), 2)
     (generator,) = (value for spec, value in zip(network.own, state.own, strict=True) if "seed" in spec.name)
     assert not np.array_equal(generator, network.initial(next(spec for spec in network.own if "seed" in spec.name)))
+
+
+def test_a_replica_that_begins_late_continues_the_master_s_optimizer_by_other_random_numbers() -> None:
+    layers = keras.layers.Dropout(0.5), keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
+    job = Job(model, dataset(INPUTS, TARGETS), "mse", optimizer=keras.optimizers.Adam())
+    network, state, _ = trained(job, STEPS)
+    master = Asynchronous.__new__(Asynchronous)
+    master._network, master._workers, master._state = network, 1, state
+    begun = []
+    for index, step in ((0, 8), (1, 8), (1, 16)):
+        master._progress = Progress(step, 100, 1)
+        begun.append(master._begin_own(index, 1))
+    generators = set()
+    for spec, value, *others in zip(network.own, state.own, *begun, strict=True):
+        assert np.array_equal(others[0], value), spec.name
+        if private.is_seed(spec.variable):
+            generators |= {tuple(other.tolist()) for other in others}
+        else:
+            assert all(np.array_equal(other, value) for other in others), spec.name
+    assert len(generators) == 3
+    assert any(np.any(value) for spec, value in zip(network.own, begun[1], strict=True) if "velocity" in spec.name)
 
 
 def test_metrics_may_be_made_by_a_function_and_wait_for_shapes() -> None:

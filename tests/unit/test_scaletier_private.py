@@ -194,6 +194,11 @@ def test_a_variable_says_whether_it_has_a_value() -> None:
     assert private.has_value(keras.Variable([1.0]))
 
 
+def test_the_state_of_a_random_generator_is_known_by_its_name() -> None:
+    assert private.is_seed(keras.layers.Dropout(0.5).seed_generator.state)
+    assert not private.is_seed(keras.Variable([1.0]))
+
+
 def test_the_tables_of_a_model_are_those_of_layers_within_layers_too() -> None:
     within = keras.Sequential([keras.Input((), dtype="string"), keras.layers.StringLookup(vocabulary=["a", "b"])])
     model = keras.Sequential([keras.Input((), dtype="string"), within, keras.layers.Embedding(3, 2), keras.layers.Dense(1)])
