@@ -79,12 +79,12 @@ class Asynchronous:
         self.initial_test, self.test = self._copy.initial_test, self._copy.test
         self.shared, self.own = self._copy.shared, self._copy.own
         step = self._begin_at(reader)
+        position = checkpoint.DataPosition(self._source, reader)
+        self._data_begin = int(position.begin)
         with tf.device(self._devices[0]):
-            place = checkpoint.Place(self._source.training(0, 1 + self._workers), reader)
-        self._iterator = place.iterator
-        self._keeper = Keeper(
-            job, flags, self._network, self, Batch.of(self._source.element_spec).inputs, evaluated, place, step
-        )
+            self._iterator = iter(self._source.training(0, 1 + self._workers, step - self._data_begin))
+        inputs = Batch.of(self._source.element_spec).inputs
+        self._keeper = Keeper(job, flags, self._network, self, inputs, evaluated, position, step)
         self._centre = self._make_centre(step) if self._workers else None
         of_workers = [devices_of("worker", index) for index in range(self._workers)]
         with tf.device(self._devices[0]):
@@ -220,7 +220,8 @@ class Asynchronous:
         name = f"worker/{index - 1}"
         emit = functools.partial(tf.raw_ops.PrintV2, output_stream="stdout", end="\n")
         try:
-            iterator = iter(self._source.elsewhere(index, 1 + self._workers))
+            taken = self._progress.claims.global_step - self._data_begin
+            iterator = iter(self._source.elsewhere(index, 1 + self._workers, taken))
             replica = self._replica(name, iterator, devices_of("worker", index - 1), lambda line: emit(input=line))
             for _ in self._train(replica, index):
                 pass

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scaletier.data import DataError, fingerprint
+from scaletier.data import DataError, Source
 from scaletier.network import Batch, Network, Spec
 from scaletier.private import is_lost_host
 from scaletier.runtime import import_tensorflow, one_line, say
@@ -18,8 +18,8 @@ tf = import_tensorflow()
 # What TensorFlow raises for a file that is cut short, or holds something else.
 _DAMAGE = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# The global step; where in its data the chief is, and of what data that is told.
-_STEP, _DATA, _DATA_OF = "global_step", "data", "data_of"
+# The global step; that at which the data began, and which data that is.
+_STEP, _DATA, _DATA_OF = "global_step", "data_begin", "data_of"
 # What a checkpoint, or TensorFlow's class of them, has under a name of its own.
 _RESERVED = frozenset({_STEP, _DATA, _DATA_OF, "root", "save_counter"})
 _NAME, _INDEX = "model", ".index"
@@ -173,43 +173,33 @@ def newest(job_dir: str, network: Network) -> Reader | None:
     return None
 
 
-class Place:
-    """Where in its data a process is: an iterator of `dataset`, from where `reader` says that it was, if of the same data."""
+class DataPosition:
+    """The global step at which the job's data began. The steps since then tell how far each replica is in it.
 
-    def __init__(self, dataset: Any, reader: Reader | None) -> None:
-        self.iterator, self.data_of = iter(dataset), fingerprint(dataset)
-        if not reader:
-            return
-        if reader.data_of != self.data_of:
-            say("The data begins anew: it is other data, or goes another way, than when the checkpoint was made")
-            return
-        try:
-            tf.train.Checkpoint(**{_DATA: self.iterator}).read(reader.path).expect_partial()
-        except (tf.errors.OpError, ValueError) as error:
-            say(f"The data begins anew: {one_line(error)}")
+    `variables` are what checkpoints have of it.
+    """
+
+    def __init__(self, source: Source, reader: Reader | None) -> None:
+        with tf.device("/device:CPU:0"):
+            self.begin, description = tf.Variable(np.int64(0)), tf.Variable(source.description)
+        self.variables = {_DATA: self.begin, _DATA_OF: description}
+        if reader and reader.data_of == source.description:
+            self.begin.assign(reader.named(_DATA))
+        elif reader:
+            say("The data begins anew: it is other data than when the checkpoint was made")
+            self.begin.assign(reader.step)
 
 
 class Saver:
-    """Writes checkpoints of variables, each on the host that holds it, into a directory that all of these share.
+    """Writes checkpoints of variables, each on the host that holds it, into a directory that all of these share."""
 
-    `place` is where in its data this process is. A dataset that cannot tell is said once, and left out.
-    """
-
-    def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int, place: Place) -> None:
-        self._variables, self._step, self._job_dir, self._keep = variables, step, job_dir, keep
-        self._place: Place | None = place
+    def __init__(self, variables: Mapping[str, Any], step: Any, job_dir: str, keep: int) -> None:
+        self._step, self._job_dir = step, job_dir
         # TensorFlow traces a save over several hosts anew each time, and warns of it.
         tf.get_logger().addFilter(lambda record: "MultiDeviceSaver.save" not in record.getMessage())
         _list_anew(job_dir)
-        self._manager = self._made()
-
-    def _made(self) -> Any:
-        held = {**self._variables, _STEP: self._step}
-        if self._place:
-            with tf.device("/device:CPU:0"):
-                held |= {_DATA: self._place.iterator, _DATA_OF: tf.Variable(self._place.data_of)}
-        saved = tf.train.Checkpoint(**held)
-        return tf.train.CheckpointManager(saved, directory(self._job_dir), max_to_keep=self._keep, checkpoint_name=_NAME)
+        saved = tf.train.Checkpoint(**variables, **{_STEP: step})
+        self._manager = tf.train.CheckpointManager(saved, directory(job_dir), max_to_keep=keep, checkpoint_name=_NAME)
 
     def save(self) -> None:
         """Writes a checkpoint; older ones beyond the number to keep go. Half a checkpoint is never the latest.
@@ -217,15 +207,7 @@ class Saver:
         DataError where it cannot be written, and what TensorFlow raises where a host is lost that holds some of it.
         """
         try:
-            try:
-                self._manager.save(checkpoint_number=int(self._step))
-            except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError) as error:
-                if not self._place or is_lost_host(error):
-                    raise
-                self._place = None
-                self._manager = self._made()
-                self._manager.save(checkpoint_number=int(self._step))
-                say(f"Checkpoints do not tell where in its data this job is: {one_line(error)}")
+            self._manager.save(checkpoint_number=int(self._step))
         except tf.errors.OpError as error:
             if is_lost_host(error):
                 raise

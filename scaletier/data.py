@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from scaletier.job import JobError, kind_of, wants_argument
@@ -53,7 +52,11 @@ class Source:
         self._by_replica = callable(data) and wants_argument(data)
         self._graph: Any = None
         first = self._made(tf.distribute.InputContext())
-        self.element_spec, self.endless = first.element_spec, bool(first.cardinality() == tf.data.INFINITE_CARDINALITY)
+        self.element_spec, size = first.element_spec, int(first.cardinality())
+        self.endless = size == tf.data.INFINITE_CARDINALITY
+        # What tells it from other data, without a look at any of it.
+        self.description = f"{size} batches of {self.element_spec}"
+        self._size: int | None = None
         if any(
             getattr(one, "shape", None) is not None and one.shape.rank is None for one in tf.nest.flatten(first.element_spec)
         ):
@@ -76,15 +79,23 @@ class Source:
             raise JobError(f"the job's {self.name} is {kind_of(found)}; valid is {valid}")
         return found
 
-    def training(self, replica: int = 0, replicas: int = 1) -> Any:
-        """Batches without end for one of so many replicas.
+    def keep_size(self, size: int) -> None:
+        """Train on batches of so many samples alone."""
+        if self.batch_size is None:
+            self._size = size
+
+    def training(self, replica: int = 0, replicas: int = 1, step: int = 0) -> Any:
+        """Return batches without end for one of so many replicas, after those of `step` steps of all.
 
         Of a dataset that all have in common each takes every n-th batch. Where the batches are no multiple of n it takes others
         each time that the data begins again, so that all replicas see all data.
         """
-        found = self._made(tf.distribute.InputContext(replicas, replica, replicas))
-        found = found if self.endless else found.repeat()
-        return found if self._by_replica or replicas == 1 else found.shard(replicas, replica)
+        dataset, batches = self._made(tf.distribute.InputContext(replicas, replica, replicas)), step // replicas
+        if self._size:
+            dataset = _of_one_size(dataset, self._size)
+        if self._by_replica:
+            return _endless(dataset, batches)
+        return _endless(dataset, batches * replicas).shard(replicas, replica)
 
     def once(self) -> Any:
         """The batches, each once."""
@@ -101,12 +112,12 @@ class Source:
         sizes = self.once().take(_FIRST_BATCHES).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
         return max(int(size) for size in sizes)
 
-    def elsewhere(self, replica: int, replicas: int) -> Any:
+    def elsewhere(self, replica: int, replicas: int, step: int = 0) -> Any:
         """As `training`, on the current device, which may be another host's. A job's function runs on this one."""
         if self._graph is not None:
-            return self.training(replica, replicas)
+            return self.training(replica, replicas, step)
         with here():
-            packed = graph(self.training(replica, replicas))
+            packed = graph(self.training(replica, replicas, step))
         return made(packed, self.element_spec)
 
 
@@ -123,17 +134,31 @@ def graph(dataset: Any) -> Any:
     return tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
 
 
-def fingerprint(dataset: Any) -> str:
-    """Of two datasets it is the same where they are made by the same operations of the same numbers, such as sizes and seeds.
+def _endless(dataset: Any, batches: int) -> Any:
+    """Return batches without end, after so many.
 
-    Names are left out, which count what a process has made before.
+    A pass that would be skipped as a whole is begun alone: the order of the next one is then another, and nothing is read.
     """
-    told = tf.compat.v1.GraphDef.FromString(graph(dataset).numpy())
-    nodes = [*told.node, *(node for function in told.library.function for node in function.node_def)]
-    parts = [
-        node.op.encode() + (node.attr["value"].tensor.SerializeToString() if node.op == "Const" else b"") for node in nodes
-    ]
-    return hashlib.sha256(b"\0".join(sorted(parts))).hexdigest()
+    size = int(dataset.cardinality())
+    if size == tf.data.INFINITE_CARDINALITY:
+        return dataset.skip(batches)
+    passes, rest = divmod(batches, size) if size > 0 else (0, batches)
+    if not passes:
+        return dataset.repeat().skip(rest)
+
+    def read(number: Any) -> Any:
+        choices = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(
+            tf.cast(number >= passes, tf.int64) * tf.int64.max
+        )
+        return tf.data.Dataset.choose_from_datasets([dataset], choices, stop_on_empty_dataset=True)
+
+    return tf.data.Dataset.range(tf.int64.max).flat_map(read).skip(rest)
+
+
+def _of_one_size(dataset: Any, size: int) -> Any:
+    """Return the batches of one size: a graph over hosts is of parts that are known beforehand."""
+    full = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
+    return full.map(lambda *parts: tf.nest.map_structure(lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]), parts))
 
 
 def made(graph: Any, spec: Any) -> Any:

@@ -53,7 +53,7 @@ class Trained(Protocol):
 class Keeper:
     """Keeps the model of one job. It is made once the process is connected, for it has variables.
 
-    `inputs` is the spec of the model's, `evaluated` what to evaluate on, `place` where in its data the chief is, and `step`
+    `inputs` is the spec of the model's, `evaluated` what to evaluate on, `position` where the job's data began, and `step`
     what the job goes on from. The constructor raises DataError where nothing can be written to the job's directory, and
     JobError where what is to be exported is nothing that can.
     """
@@ -66,7 +66,7 @@ class Keeper:
         trained: Trained,
         inputs: Any,
         evaluated: Source | None,
-        place: checkpoint.Place,
+        position: checkpoint.DataPosition,
         step: int,
     ) -> None:
         try:
@@ -75,7 +75,8 @@ class Keeper:
             raise DataError(f"--job-dir {flags.job_dir} cannot be made: {one_line(error)}") from None
         self._flags, self._network, self._trained = flags, network, trained
         self._served = served(job, network, trained.shared, trained.own, inputs)
-        self._saver = checkpoint.Saver(trained.variables, trained.step, flags.job_dir, flags.keep_checkpoints, place)
+        held = {**trained.variables, **position.variables}
+        self._saver = checkpoint.Saver(held, trained.step, flags.job_dir, flags.keep_checkpoints)
         self._evaluate = None
         if evaluated is not None:
             self._evaluate = make_evaluate(network, trained, evaluated.once(), job.inspector)

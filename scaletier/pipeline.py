@@ -54,6 +54,7 @@ class ModelParallel:
         source = data.Source(job.data, portable=True)
         evaluated = data.evaluation(job.eval_data, portable=True) if job.eval_data is not None else None
         self._size = source.largest()
+        source.keep_size(self._size)
         if source.batch_size is None:
             say(f"Trains on batches of {self._size}; smaller ones are left out")
         of_evaluated = evaluated.element_spec if evaluated else None
@@ -77,10 +78,10 @@ class ModelParallel:
         if reader:
             self._network.fix([by_name[spec.name].numpy() for spec in self._network.fixed])
         self.step = tf.Variable(np.int64(reader.step if reader else 0))
+        position = checkpoint.DataPosition(source, reader)
         with tf.device(self._stages[0].device):
-            place = checkpoint.Place(_of_one_size(source.elsewhere(0, 1), self._size), reader)
-        self._iterator = place.iterator
-        kept = self._network, self, Batch.of(source.element_spec).inputs, evaluated, place, int(self.step)
+            self._iterator = iter(source.elsewhere(0, 1, int(self.step) - int(position.begin)))
+        kept = self._network, self, Batch.of(source.element_spec).inputs, evaluated, position, int(self.step)
         self._keeper = Keeper(job, flags, *kept)
         for stage in self._stages:
             megabytes = 4e-6 * sum(unit.size for unit in stage.units)
@@ -208,12 +209,6 @@ class ModelParallel:
             with tf.device(variable.device):
                 flags.append(tf.reduce_all(tf.math.is_finite(variable)))
         return tf.reduce_all(tf.stack(flags))
-
-
-def _of_one_size(dataset: Any, size: int) -> Any:
-    """Batches of one size alone: a graph over hosts is of parts that are known beforehand."""
-    full = dataset.filter(lambda *parts: tf.equal(tf.shape(tf.nest.flatten(parts)[0])[0], size))
-    return full.map(lambda *parts: tf.nest.map_structure(lambda one: tf.ensure_shape(one, [size, *one.shape[1:]]), parts))
 
 
 def _connect(cluster: Cluster) -> list[tuple[str, str]]:

@@ -60,11 +60,11 @@ class Synchronous:
         self._devices = local_devices()
         self._steps = flags.sync_period or _STEPS
         tf.random.set_seed(flags.seed)
-        source = data.Source(job.data)
+        self._source = data.Source(job.data)
         evaluated = data.evaluation(job.eval_data) if self._chief and job.eval_data is not None else None
         self._network = Network(
             job,
-            source.element_spec,
+            self._source.element_spec,
             flags.seed,
             self._count * len(self._devices),
             evaluated=evaluated.element_spec if evaluated else None,
@@ -79,9 +79,9 @@ class Synchronous:
         self._copy.assign(*begun, 0)
         self._owns = [*self.own, *map(tf.Variable, begun.own * (len(self._devices) - 1))]
         step = self._copy.restore(reader) if reader else 0
-        place = checkpoint.Place(source.training(self._index, self._count), reader)
-        self._iterator = place.iterator
-        kept = self._network, self, Batch.of(source.element_spec).inputs, evaluated, place, step
+        position = checkpoint.DataPosition(self._source, reader)
+        self._data_begin = position.begin
+        kept = self._network, self, Batch.of(self._source.element_spec).inputs, evaluated, position, step
         self._keeper = Keeper(job, flags, *kept) if self._chief else None
         self._round = tf.function(self._replica_round, autograph=False)
         self._copy_chief = tf.function(self._take_over, autograph=False)
@@ -102,10 +102,11 @@ class Synchronous:
             raise
 
     def _train(self) -> None:
-        self._copy_chief([self.step])
+        self._copy_chief([self.step, self._data_begin])
         step = last_step = int(self.step)
         self._copy_chief([*self.shared, *(self.own if step else self._copy.fixed)])
         self._copy.fix()
+        self._iterator = iter(self._source.training(self._index, self._count, step - int(self._data_begin)))
         devices = numbers(self._index, self._count, len(self._devices))
         for variable, value in zip(self._owns, begin_own(self._network, self.own, devices, step), strict=True):
             variable.assign(value)

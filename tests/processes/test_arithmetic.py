@@ -31,12 +31,16 @@ def walked(weights: list[Any], velocities: list[Any], replica: int, batches: ran
     return weights, velocities
 
 
-def rounds(replicas: int, period: int) -> list[Any]:
-    """The weights after rounds of `period` steps of each replica, and the mean of how far they came after each round."""
+def rounds(replicas: int, period: int, resumed: int = 0) -> list[Any]:
+    """Return the weights after rounds of `period` steps of each replica, which end in the mean of all.
+
+    When the job is resumed after so many steps of each, the first replica's velocities are those of all.
+    """
     mean: list[Any] = [np.ones([WIDTH, 2]), np.zeros(2), np.ones([2, 1]), np.zeros(1)]
     velocities = [[np.zeros_like(one) for one in mean] for _ in range(replicas)]
     for first in range(0, STEPS // replicas, period):
         batches = range(first, min(first + period, STEPS // replicas))
+        velocities = [velocities[0]] * replicas if first == resumed else velocities
         reached = []
         for replica in range(replicas):
             weights, velocities[replica] = walked(mean, velocities[replica], replica, batches)
@@ -45,15 +49,21 @@ def rounds(replicas: int, period: int) -> list[Any]:
     return mean
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), [("sync", 3), ("model-parallel", 1)])
-def test_what_several_hosts_come_to_is_what_numpy_says(tmp_path: Path, strategy: str, replicas: int) -> None:
-    flags = (f"--strategy={strategy}", f"--max-steps={STEPS}", "--microbatches=2")
-    job = Job(tmp_path, "linear", (("chief", 0), ("worker", 0), ("worker", 1)), *flags, PYTHONPATH=str(Path(__file__).parent))
-    try:
-        job.start_all()
-        assert job.wait("chief-0") == 0, job.log("chief-0")
-    finally:
-        job.stop()
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "ends"),
+    [("sync", 3, [STEPS]), ("sync", 3, [PERIOD * 3, STEPS]), ("model-parallel", 1, [STEPS])],
+    ids=["sync", "sync, resumed", "model-parallel"],
+)
+def test_what_several_hosts_come_to_is_what_numpy_says(tmp_path: Path, strategy: str, replicas: int, ends: list[int]) -> None:
+    for steps in ends:
+        flags = (f"--strategy={strategy}", f"--max-steps={steps}", "--microbatches=2")
+        roles = ("chief", 0), ("worker", 0), ("worker", 1)
+        job = Job(tmp_path, "linear", roles, *flags, PYTHONPATH=str(Path(__file__).parent))
+        try:
+            job.start_all()
+            assert job.wait("chief-0") == 0, job.log("chief-0")
+        finally:
+            job.stop()
     held = tf.train.load_checkpoint(f"{tmp_path}/job/checkpoints/model-{STEPS}")
-    for name, expected in zip(NAMES, rounds(replicas, PERIOD), strict=True):
+    for name, expected in zip(NAMES, rounds(replicas, PERIOD, PERIOD if len(ends) > 1 else 0), strict=True):
         np.testing.assert_allclose(held.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE"), expected, rtol=1e-4, err_msg=name)

@@ -127,12 +127,14 @@ def test_every_replica_begins_with_what_the_chief_has(step: int) -> None:
     made._network = SimpleNamespace(own=[SimpleNamespace(variable=SimpleNamespace(path=name)) for name in ("slot", "fixed")])
     made._index, made._count, made._devices = 1, 2, ("/device:CPU:0",) * 2
     made.shared, made.own, made.step, made._copy.fixed = [weight], [slot, fixed], step, [fixed]
-    further = [tf.Variable(0.0), tf.Variable(0.0)]
+    further, made._data_begin, made._source = [tf.Variable(0.0), tf.Variable(0.0)], 2, calls.source
+    calls.source.training.return_value = []
     made._owns = [*made.own, *further]
     made._train()
-    assert [name for name, *_ in calls.mock_calls] == ["take_over", "take_over", "copy.fix", "leave"]
+    assert [name for name, *_ in calls.mock_calls] == ["take_over", "take_over", "copy.fix", "source.training", "leave"]
+    calls.source.training.assert_called_once_with(1, 2, step - 2)
     assert [call.args[0] for call in calls.take_over.call_args_list] == [
-        [step],
+        [step, 2],
         [weight, slot, fixed] if step else [weight, fixed],
     ]
     assert [float(value) for value in further] == [1.0, 2.0]
@@ -150,8 +152,7 @@ def test_the_chief_gives_its_values_and_the_others_none(chief: bool) -> None:
 
 def test_a_lost_host_is_no_full_disk(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = MagicMock(side_effect=error)
-    place = checkpoint.Place(tf.data.Dataset.range(1), None)
-    saver = checkpoint.Saver({}, tf.Variable(1), str(tmp_path), 1, place)
+    saver = checkpoint.Saver({}, tf.Variable(1), str(tmp_path), 1)
     monkeypatch.setattr(saver._manager, "save", fails)
     with pytest.raises(type(error)):
         saver.save()

@@ -35,7 +35,7 @@ def saved(job_dir: Path) -> checkpoint.LocalCopy:
     """A checkpoint of step 7 of the model as it begins."""
     copy = checkpoint.LocalCopy(NETWORK)
     copy.assign(*State.initial(NETWORK), 7)
-    checkpoint.Saver(copy.variables, copy.step, str(job_dir), 1, None).save()
+    checkpoint.Saver(copy.variables, copy.step, str(job_dir), 1).save()
     return copy
 
 
@@ -99,7 +99,7 @@ def test_what_a_checkpoint_lacks_is_exported_as_it_begins(tmp_path: Path, monkey
     first = make("sgd")
     copy = checkpoint.LocalCopy(Network(first, Source(first.data).element_spec, 0))
     copy.shared[0].assign([[5.0], [6.0]])
-    checkpoint.Saver(copy.variables, copy.step, str(tmp_path), 1, None).save()
+    checkpoint.Saver(copy.variables, copy.step, str(tmp_path), 1).save()
     found: Any = savedmodel.export_latest(make("adam"), str(tmp_path), 0)
     assert (found["end/kernel"].tolist(), found["tripled/factor"]) == ([[5.0], [6.0]], 3)
 
