@@ -1,4 +1,4 @@
-"""Everything that is said about a job: records, states, paths in the bucket, the store, leases and the queue.
+"""Shared code about a job: records, states, paths in the bucket, the store, leases and the queue.
 
-`ops` and `replica` both go by it, so it runs on hosts too: standard library, and fsspec where a bucket is a URL.
+Both `ops` and `replica` import it, so it also runs on hosts: standard library, and fsspec if the bucket is a URL.
 """

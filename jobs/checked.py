@@ -23,24 +23,28 @@ class RecordError(ValueError):
 
 
 class Record:
-    """A dataclass that travels as JSON. Keys that this version does not know are dropped; a wrong type is a RecordError."""
+    """A dataclass serialized as JSON. Unknown keys are dropped; a wrong type is a RecordError."""
 
     kind: ClassVar[str] = "record"
     """What a message calls it."""
 
     def to_json(self) -> bytes:
-        """As JSON. What was not UTF-8 on a command line stays a lone surrogate, escaped."""
+        """Return the record as JSON. Bytes of a command line that were not UTF-8 stay escaped lone surrogates."""
         text = json.dumps({"schema": SCHEMA, **vars(self)}, ensure_ascii=False, default=vars, separators=(",", ":"))
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for printing."""
+        """Return the record as plain values, for printing."""
         plain: dict[str, Any] = json.loads(self.to_json())
         return plain
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
-        """The record of this JSON; RecordError where it is none, or is a newer version's."""
+        """Return the record of this JSON.
+
+        Raises:
+            RecordError: it is not a record, or it has a newer version.
+        """
         try:
             data = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -49,7 +53,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
-        """The record of plain values, as of `from_json`."""
+        """Return the record of plain values; errors are those of `from_json`."""
         schema = data.get("schema", 1) if isinstance(data, dict) else 1
         if isinstance(schema, int) and schema > SCHEMA:
             newer = f"was written by a newer scaletier (schema {schema}, this one reads {SCHEMA})"
@@ -61,7 +65,7 @@ class Record:
 
 def _dataclass(cls: Any) -> Check:
     hints = get_type_hints(cls)
-    known = [(f.name, _check(hints[f.name])) for f in fields(cls)]
+    checks = [(f.name, _check(hints[f.name])) for f in fields(cls)]
     required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
 
     def check(value: Any, path: str) -> Any:
@@ -69,7 +73,7 @@ def _dataclass(cls: Any) -> Check:
             raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
         if missing := [name for name in required if name not in value]:
             raise RecordError(f"{path} lacks {', '.join(missing)}")
-        return cls(**{name: of(value[name], f"{path}.{name}") for name, of in known if name in value})
+        return cls(**{name: of(value[name], f"{path}.{name}") for name, of in checks if name in value})
 
     return check
 

@@ -1,9 +1,9 @@
-"""A replica's log as chunks: files of whole lines, each written once, the same on its host and in the bucket.
+"""A replica's log as chunks: files of whole lines, each written once, equal on host and in bucket.
 
-A chunk's name says where in the log it begins: the moment at which its host began to keep the log, in seconds of the epoch, and
-the bytes and the lines before it since then. So a place in a log means the same whatever was cut out of its middle, and where
-two chunks do not meet, their names tell what is missing. This module is also the program that reads a log on its host: it goes
-there as it stands, so it needs the standard library alone.
+A chunk's name gives its place in the log: the moment at which its host began to keep the log, in seconds of the epoch, and the
+number of bytes and lines before it since then. So a place stays valid if the middle of the log is cut out, and the names of
+two chunks that do not adjoin give the missing range. This module is also the program that reads a log on its host. It is
+copied there as it is, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -73,8 +73,11 @@ class Entry(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which lines are asked for: the last so many (None for all) of those from a moment to a moment, RFC 3339 in UTC with
-    milliseconds, of a severity and above, in whose message a pattern is found; empty where it does not matter."""
+    """A filter of log lines: count, time range, severity and pattern; an empty field does not filter.
+
+    `lines` is the number of last lines (None for all); times are RFC 3339 in UTC with milliseconds; severity is the lowest
+    one; the pattern is searched in the message.
+    """
 
     lines: int | None = None
     since: str = ""
@@ -84,13 +87,16 @@ class Wanted(NamedTuple):
 
     @property
     def some(self) -> bool:
-        """Whether there may be lines that do not fit."""
+        """True if the filter may exclude lines."""
         return any(self[1:])
 
     def fits(self, line: bytes) -> bool:
-        """Whether a line is one of these; of one that is no line of a log the pattern alone decides. SlowError."""
-        if found := _BEGINS.match(line):
-            time, severity = found[1].decode("ascii", "replace"), found[2].decode("ascii", "replace")
+        """Return True if a line passes the filter. Only the pattern applies to a line that is no log line.
+
+        Raises SlowError.
+        """
+        if match := _BEGINS.match(line):
+            time, severity = match[1].decode("ascii", "replace"), match[2].decode("ascii", "replace")
             if (self.since and time < self.since) or (self.until and time > self.until):
                 return False
             if self.severity and _rank(severity) < _rank(self.severity):
@@ -103,36 +109,39 @@ class SlowError(Exception):
 
 
 class Source(Protocol):
-    """Where the chunks of one log lie."""
+    """The storage of the chunks of one log."""
 
     def sizes(self) -> Mapping[str, int]:
-        """What is there, by name, with its size in bytes."""
+        """Return the size of each chunk in bytes, by name."""
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Of one of them these bytes, or what there is of them; empty where it has been taken away."""
+        """Return this range of bytes of a chunk, as far as it exists; empty if the chunk was removed."""
 
 
 def chunks_of(sizes: Mapping[str, int]) -> list[Chunk]:
-    """The chunks among these names, in the order of the log."""
+    """Return the chunks among these names, in the order of the log."""
     return sorted(
-        Chunk(int(found[1]), int(found[2]), int(found[3]), size)
+        Chunk(int(match[1]), int(match[2]), int(match[3]), size)
         for name, size in sizes.items()
-        if (found := _NAME.fullmatch(name))
+        if (match := _NAME.fullmatch(name))
     )
 
 
 def cut(chunks: list[Chunk], limit: int) -> list[Chunk]:
-    """What is to go so that no more than `limit` bytes stay: the oldest behind the first eighth of these, never the last."""
+    """Return the chunks to remove so that at most `limit` bytes stay.
+
+    They are the oldest ones behind the first eighth of the limit, never the last chunk.
+    """
     over = sum(chunk.size for chunk in chunks) - limit
-    gone, before = [], 0
+    removed, before = [], 0
     for chunk in chunks[:-1]:
         if over <= 0:
             break
         before += chunk.size
         if before > limit // _HEAD_SHARE:
-            gone.append(chunk)
+            removed.append(chunk)
             over -= chunk.size
-    return gone
+    return removed
 
 
 class Folder:
@@ -144,7 +153,10 @@ class Folder:
         self._changed = 0
 
     def sizes(self) -> Mapping[str, int]:
-        """As of every source; where nothing has changed it costs the same however many chunks there are."""
+        """Return the size of each chunk in bytes, by name.
+
+        If nothing has changed, the cost does not depend on the number of chunks.
+        """
         try:
             changed = self._path.stat().st_mtime_ns
             growing = max(self._sizes, default="")
@@ -160,9 +172,9 @@ class Folder:
         return self._sizes
 
     def _list(self, growing: str) -> None:
-        known, self._sizes = self._sizes, {}
+        previous, self._sizes = self._sizes, {}
         for name in filter(_NAME.fullmatch, os.listdir(self._path)):  # noqa: PTH208  it is done often
-            size = known.get(name) if name < growing else None
+            size = previous.get(name) if name < growing else None
             with suppress(FileNotFoundError):
                 self._sizes[name] = (self._path / name).stat().st_size if size is None else size
 
@@ -186,7 +198,7 @@ class Reader:
         self._name = ""  # of the chunk that was reached
 
     def entries(self) -> Iterator[Entry]:
-        """All whole lines that there are by now and were not given yet."""
+        """Return all whole lines that exist now and were not returned before."""
         sizes = self._source.sizes()
         here = {name: sizes[name] for name in sizes if name >= self._name}  # few, of a log that is followed
         chunks = chunks_of(here)
@@ -222,45 +234,48 @@ class Reader:
 
 
 def first(source: Source, wanted: Wanted) -> Position:
-    """A place before which there is no line that is wanted."""
+    """Return a position before which no line passes the filter."""
     chunks = span(source, chunks_of(source.sizes()), wanted.since)
     return Position(chunks[0].life, chunks[0].offset) if chunks and wanted.since else BEGINNING
 
 
 def newest(source: Source, wanted: Wanted) -> tuple[list[Entry], Position]:
-    """The last lines that are wanted, as little as can be of the log being read, and the place behind all that is there."""
+    """Return the last lines that pass the filter, and the position behind the whole log.
+
+    It reads as little of the log as possible.
+    """
     every = chunks_of(source.sizes())
-    found: list[Entry] = []
+    entries: list[Entry] = []
     if not every:
-        return found, BEGINNING
+        return entries, BEGINNING
     if wanted.lines == 0:
-        return found, _behind(source, every[-1])
+        return entries, _behind(source, every[-1])
     end: Position | None = None
     before: dict[Chunk, Chunk | None] = dict(zip(every, [None, *every], strict=False))
     for chunk in reversed(span(source, every, wanted.since, wanted.until)):
         for entry in _backwards(source, chunk):
             end = end or entry.position
             if wanted.fits(entry.line):
-                found.append(entry)
-                if len(found) == wanted.lines:
+                entries.append(entry)
+                if len(entries) == wanted.lines:
                     break
-        if len(found) == wanted.lines:
+        if len(entries) == wanted.lines:
             break
         lines, size = _missing(source, before[chunk], chunk)
         if size and Wanted(since=wanted.since).fits((gap := _gap(source, chunk, lines, size)).line):
-            found.append(gap)
+            entries.append(gap)
     behind = end if end and end > (every[-1].life, every[-1].offset) else _behind(source, every[-1])
-    return found[::-1], behind
+    return entries[::-1], behind
 
 
 def _behind(source: Source, chunk: Chunk) -> Position:
-    """The place behind a chunk's last whole line."""
+    """Return the place behind a chunk's last whole line."""
     last = next(_backwards(source, chunk), None)
     return last.position if last else Position(chunk.life, chunk.offset)
 
 
 def _missing(source: Source, before: Chunk | None, chunk: Chunk) -> tuple[int, int]:
-    """The lines and the bytes between two chunks that followed each other."""
+    """Return the lines and the bytes between two chunks that followed each other."""
     if before is None or before.life != chunk.life:
         return chunk.line, chunk.offset
     if size := chunk.offset - before.end:
@@ -269,7 +284,7 @@ def _missing(source: Source, before: Chunk | None, chunk: Chunk) -> tuple[int, i
 
 
 def span(source: Source, chunks: list[Chunk], since: str = "", until: str = "") -> list[Chunk]:
-    """Those that may have lines from then, until then; empty for no limit."""
+    """Return the chunks that may have lines in this time range; empty for no limit."""
 
     def begins(chunk: Chunk) -> str:
         return _time(source, chunk)
@@ -279,13 +294,13 @@ def span(source: Source, chunks: list[Chunk], since: str = "", until: str = "") 
 
 
 def _time(source: Source, chunk: Chunk) -> str:
-    """That of its first line."""
-    found = _BEGINS.match(source.read(chunk.name, 0, min(256, chunk.size)) if chunk.size else b"")
-    return found[1].decode("ascii", "replace") if found else ""
+    """Return the time of a chunk's first line."""
+    match = _BEGINS.match(source.read(chunk.name, 0, min(256, chunk.size)) if chunk.size else b"")
+    return match[1].decode("ascii", "replace") if match else ""
 
 
 def _backwards(source: Source, chunk: Chunk) -> Iterator[Entry]:
-    """A chunk's whole lines, the last one first."""
+    """Return a chunk's whole lines, the last one first."""
     end, step = chunk.size, _FROM_THE_END
     tail, whole = b"", False  # the end of a line whose beginning is not read yet; whether any line's end was seen
     while end > 0:
@@ -304,10 +319,10 @@ def _backwards(source: Source, chunk: Chunk) -> Iterator[Entry]:
 
 
 def _gap(source: Source, chunk: Chunk, lines: int | None, size: int) -> Entry:
-    """The line that stands for what was cut out before a chunk, at that chunk's time."""
+    """Return the line that stands for what was cut out before a chunk, at that chunk's time."""
     many = "" if lines is None else f"{lines} lines, "
-    told = {"time": _time(source, chunk), "severity": "WARNING", "replica": "", "message": f"… {many}{_megabytes(size)} cut …"}
-    return Entry(Position(chunk.life, chunk.offset), json.dumps(told, ensure_ascii=False).encode())
+    entry = {"time": _time(source, chunk), "severity": "WARNING", "replica": "", "message": f"… {many}{_megabytes(size)} cut …"}
+    return Entry(Position(chunk.life, chunk.offset), json.dumps(entry, ensure_ascii=False).encode())
 
 
 def _megabytes(size: int) -> str:
@@ -319,7 +334,10 @@ def _rank(severity: str) -> int:
 
 
 def _has(pattern: str, line: bytes) -> bool:
-    """Whether a pattern is found in a line's message, within PATTERN_SECONDS where this is the main thread."""
+    """Return True if the pattern is found in a line's message.
+
+    On the main thread the search is limited to PATTERN_SECONDS.
+    """
     try:
         text = str(json.loads(line)["message"])
     except (ValueError, KeyError, TypeError):
@@ -340,10 +358,10 @@ def _too_slow(*_: object) -> None:
 
 
 def show(folder: str, told: str, follow: bool, position: str = "") -> int:
-    """Print a log's lines, each behind its place: those that are wanted of what is there, and with `follow` those that come
-    then, until stdin ends and what was written by then is printed. NO_LOG where there is no log.
+    """Print the selected lines of a log, each behind its position. Return NO_LOG if there is no log.
 
-    A place alone says from where on they come; an empty line, the very first, that there is something to read.
+    With `follow`, print later lines too, until stdin ends and all lines written by then are printed. A position alone says
+    where later lines begin. An empty line, the very first, says that there is something to read.
     """
     source, wanted = Folder(Path(folder)), Wanted(*json.loads(told))
     out = sys.stdout.buffer
@@ -384,7 +402,7 @@ def _wait_for_end(ending: threading.Event) -> None:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """`FOLDER WANTED read|follow [POSITION]`."""
+    """Run the command line `FOLDER FILTER read|follow [POSITION]`."""
     folder, told, how, *position = arguments
     try:
         return show(folder, told, how == "follow", *position)

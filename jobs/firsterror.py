@@ -1,4 +1,4 @@
-"""The first error that a trainer prints: often the cause of all that follows, and far above it in the log."""
+"""The first error that a trainer prints: often the cause of all that follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACEBACK = re.compile(r"(?:  \+ Exception Group )?Traceback \(most recent call 
 
 @dataclass(frozen=True)
 class FirstError:
-    """A line that a replica printed: RFC 3339 in UTC with milliseconds, and its text, of LONGEST characters at most."""
+    """A line that a replica printed: RFC 3339 time in UTC, and at most LONGEST characters."""
 
     time: str
     message: str
@@ -31,7 +31,10 @@ class ErrorFinder:
         self._over = self._in_traceback = False
 
     def see(self, time: object, severity: str, text: str, shown: str) -> bool:
-        """One more line, of the message of that time, which is `shown` so in a log; whether it is what was found."""
+        """Read one more line of the message of that time; return True if it belongs to the first error.
+
+        `shown` is the line as a log shows it.
+        """
         if self._over or (self._of is None and severity not in LOUD):
             return False
         if self._of is not None and self._of != (time, severity):
@@ -49,7 +52,7 @@ class ErrorFinder:
 
 
 def earliest(found: Iterable[tuple[str, FirstError | None]]) -> tuple[str, FirstError] | None:
-    """Of the replicas the one whose first error came first, and that error; None where none had one."""
+    """Return the replica with the earliest first error, and that error, or None if no replica has one."""
     errors = [(error.time, name, error) for name, error in found if error]
     if not errors:
         return None
@@ -58,5 +61,5 @@ def earliest(found: Iterable[tuple[str, FirstError | None]]) -> tuple[str, First
 
 
 def hangs(text: str) -> bool:
-    """Whether a line looks like more of the one before."""
+    """Return True if a line looks like a continuation of the previous one."""
     return not text or text[0].isspace()

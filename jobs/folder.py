@@ -20,7 +20,7 @@ _NOTHING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def version_of(content: bytes) -> str:
-    """A file has no version of its own, so it is a hash of its content."""
+    """Return the hash of a file's content as its version, since a file has none."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -54,12 +54,12 @@ class Folder:
             self._check_there()
             with suppress(*_NOTHING):  # glob takes a folder that may not be read for one that is empty
                 next((self._root / pattern.partition("*")[0]).iterdir(), None)
-            found = {}
+            contents = {}
             for path in sorted(self._root.glob(pattern)):
                 if not path.name.startswith("."):  # a write that is under way
                     with suppress(*_NOTHING):
-                        found[path.relative_to(self._root).as_posix()] = path.read_bytes()
-            return found
+                        contents[path.relative_to(self._root).as_posix()] = path.read_bytes()
+            return contents
 
     def create(self, name: str, content: bytes) -> str:
         target = self._root / name
@@ -115,12 +115,12 @@ class Folder:
     def sizes(self, folder: str) -> dict[str, int]:
         with _errors(self._root):
             try:
-                found = list((self._root / folder).iterdir())
+                paths = list((self._root / folder).iterdir())
             except _NOTHING:
                 self._check_there()
                 return {}
             sizes = {}
-            for path in found:
+            for path in paths:
                 with suppress(*_NOTHING):
                     if not path.name.startswith(".") and path.is_file():
                         sizes[path.name] = path.stat().st_size
@@ -139,9 +139,9 @@ class Folder:
 
     @contextmanager
     def _part(self, target: Path, fill: Callable[[Path], object], job: Path | None = None) -> Iterator[Path]:
-        """The content on the disk under a name that nobody reads, and gone afterwards, if it has not got its own name.
+        """Yield a temporary file with the content; remove it afterwards unless it was renamed.
 
-        Conflict where that takes a folder of a `job` whose record is gone.
+        Raises Conflict if that needs a folder of a `job` whose record was deleted.
         """
         self._check_there()
         part = target.with_name(f".{target.name}.{os.urandom(16).hex()}")

@@ -1,7 +1,7 @@
-"""Who may move a job on: a lease with an epoch, and silence judged by one's own clock alone.
+"""The right to change a job: a lease with an epoch; expiry is judged by the observer's own clock.
 
-The lease is a part of the job's record, so a write of the record is also a proof of the lease: whoever was overtaken finds
-the record changed. It is taken over only when its value has not changed for a while on the taker's own monotonic clock
+The lease is a part of the job's record, so a write of the record also proves the lease: a holder that was overtaken finds the
+record changed. Another holder takes it over only if its value has not changed for a while on that holder's own monotonic clock
 (Gray and Cheriton 1989; the epoch is the fencing token of Burrows 2006).
 """
 
@@ -22,10 +22,10 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Lease:
-    """Who holds it, which of its holders that is, and how often it was renewed; nobody where `holder` is empty.
+    """The holder of a job, its epoch and its number of renewals; an empty `holder` is no holder.
 
-    A holder is `worker-0/4f1c` (a replica, and which life of it), `worker-0` (whichever life), or what a submitter, or who ends
-    a job in its place, calls itself. `epoch` grows with every change of hands: what an older epoch says is void.
+    A holder is `worker-0/4f1c` (an incarnation of a replica), `worker-0` (any incarnation), or the name of a submitter or of
+    the process that ends the job in its place. `epoch` grows with every change of holder: writes of an older epoch are void.
     """
 
     holder: str = ""
@@ -38,22 +38,21 @@ class Lease:
         return not self.holder
 
     def passed(self, holder: str, submitter: bool = False) -> Lease:
-        """The lease in other hands: taken by them, or handed to them."""
+        """Return the lease with another holder."""
         return Lease(holder, self.epoch + 1, 0, submitter)
 
     def renewed(self) -> Lease:
         return replace(self, beat=self.beat + 1)
 
     def meant_for(self, replica: str) -> bool:
-        """True where it was handed to a replica, or is held by an earlier life of it."""
+        """Return True if it was handed to a replica, or an earlier incarnation of that replica holds it."""
         return self.holder.partition("/")[0] == replica and not self.submitter
 
 
 class Watch:
-    """How long values have not changed, as far as this judge has seen by its own monotonic clock.
+    """Timer of how long values have not changed, on the observer's own monotonic clock.
 
-    Time during which it did not look, because it was suspended or the bucket was away, says nothing of others and is not
-    counted.
+    Time without a poll, because the observer was suspended or the bucket was unreachable, is not counted.
     """
 
     def __init__(self, clock: Clock) -> None:

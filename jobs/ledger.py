@@ -40,42 +40,42 @@ class Ledger:
         self._sleep = sleep
 
     def job(self, job_id: str) -> Stored[JobRecord] | None:
-        """A job's record, None where there is none."""
+        """Return a job's record, or None if there is none."""
         item = self.store.read(paths.job(job_id))
         return Stored(_job(job_id, item.content), item.version) if item else None
 
     def jobs_named(self, job_ids: Iterable[str]) -> dict[str, Stored[JobRecord] | RecordError]:
-        """The records of those jobs that have one, or what is wrong with it; one call of the store."""
-        wanted = {paths.job(job_id): job_id for job_id in job_ids}
-        found: dict[str, Stored[JobRecord] | RecordError] = {}
-        for path, item in self.store.read_all(wanted).items():
+        """Return the records of those jobs that have one, or the error in it; one call of the store."""
+        job_ids_by_path = {paths.job(job_id): job_id for job_id in job_ids}
+        records: dict[str, Stored[JobRecord] | RecordError] = {}
+        for path, item in self.store.read_all(job_ids_by_path).items():
             try:
-                found[wanted[path]] = Stored(_job(wanted[path], item.content), item.version)
+                records[job_ids_by_path[path]] = Stored(_job(job_ids_by_path[path], item.content), item.version)
             except RecordError as error:
-                found[wanted[path]] = error
-        return found
+                records[job_ids_by_path[path]] = error
+        return records
 
     def create_job(self, record: JobRecord) -> Stored[JobRecord]:
-        """The first record of an id; Conflict where the id was used before."""
+        """Write the first record of an id. Raises Conflict if the id was used before."""
         return Stored(record, self.store.create(paths.job(record.jobId), record.to_json()))
 
     def change_job(self, before: Stored[JobRecord], record: JobRecord) -> Stored[JobRecord]:
-        """The next record of a job; Conflict where somebody else has moved it on."""
+        """Write the next record of a job. Raises Conflict if another writer has changed it."""
         name = paths.job(record.jobId)
         return Stored(record, self.store.replace(name, record.to_json(), before.version))
 
     def jobs(self) -> tuple[list[JobRecord], list[str]]:
-        """Every job, the newest first, and a line about each record that cannot be read."""
-        found, bad = [], []
+        """Return every job, the newest first, and a line about each record that cannot be read."""
+        records, bad = [], []
         for name, content in self.store.scan(paths.EVERY_JOB).items():
             try:
-                found.append(_job(paths.job_of(name), content))
+                records.append(_job(paths.job_of(name), content))
             except RecordError as error:
                 bad.append(f"{paths.job_of(name)}: {error}")
-        return sorted(found, key=lambda record: record.createTime, reverse=True), bad
+        return sorted(records, key=lambda record: record.createTime, reverse=True), bad
 
     def plan(self, job_id: str) -> Plan | None:
-        """What a job's replicas need to know, None where it is not there yet."""
+        """Return the plan that a job's replicas need, or None if it is not written yet."""
         item = self.store.read(paths.plan(job_id))
         return Plan.from_json(item.content) if item else None
 
@@ -84,52 +84,55 @@ class Ledger:
         self.store.create(paths.plan(plan.jobId), plan.to_json())
 
     def replicas(self, job_id: str, names: Iterable[str]) -> dict[str, ReplicaRecord]:
-        """The records of those replicas that have one; one that cannot be read is as one that is not there."""
-        wanted = {paths.replica(job_id, name): name for name in names}
-        found = {}
-        for path, item in self.store.read_all(wanted).items():
+        """Return the records of those replicas that have one; an unreadable record counts as missing."""
+        names_by_path = {paths.replica(job_id, name): name for name in names}
+        records = {}
+        for path, item in self.store.read_all(names_by_path).items():
             with contextlib.suppress(RecordError):
-                found[wanted[path]] = ReplicaRecord.from_json(item.content)
-        return found
+                records[names_by_path[path]] = ReplicaRecord.from_json(item.content)
+        return records
 
     def write_replica(self, job_id: str, record: ReplicaRecord, before: str | None) -> str:
-        """A replica's record over the version that it wrote before; Conflict where another life of it has written."""
+        """Write a replica's record over its previous version.
+
+        Raises Conflict if another incarnation of the replica has written it.
+        """
         name = paths.replica(job_id, record.name)
         if before is None:
             return self.store.create(name, record.to_json())
         return self.store.replace(name, record.to_json(), before)
 
     def replica_version(self, job_id: str, name: str) -> str | None:
-        """The version of a replica's record, whatever is in it; None where there is none."""
+        """Return the version of a replica's record, whatever is in it, or None if there is none."""
         item = self.store.read(paths.replica(job_id, name))
         return item.version if item else None
 
     def trials_numbered(self, job_id: str, numbers: Iterable[int]) -> dict[int, Stored[Trial] | RecordError]:
-        """The records of those trials that have one, or what is wrong with it; one call of the store."""
-        wanted = {paths.trial(job_id, number): number for number in numbers}
-        found: dict[int, Stored[Trial] | RecordError] = {}
-        for path, item in self.store.read_all(wanted).items():
+        """Return the records of those trials that have one, or the error in it; one call of the store."""
+        numbers_by_path = {paths.trial(job_id, number): number for number in numbers}
+        trials: dict[int, Stored[Trial] | RecordError] = {}
+        for path, item in self.store.read_all(numbers_by_path).items():
             try:
-                found[wanted[path]] = Stored(_trial(wanted[path], item.content), item.version)
+                trials[numbers_by_path[path]] = Stored(_trial(numbers_by_path[path], item.content), item.version)
             except RecordError as error:
-                found[wanted[path]] = error
-        return found
+                trials[numbers_by_path[path]] = error
+        return trials
 
     def trial(self, job_id: str, number: int) -> Stored[Trial] | None:
-        """One of them, None where there is none."""
+        """Return a trial's record, or None if there is none."""
         item = self.store.read(paths.trial(job_id, number))
         return Stored(_trial(number, item.content), item.version) if item else None
 
     def create_trial(self, job_id: str, trial: Trial) -> Stored[Trial]:
-        """The first record of a trial; Conflict where another replica has begun one of this number."""
+        """Write the first record of a trial. Raises Conflict if another replica began this number."""
         return Stored(trial, self.store.create(paths.trial(job_id, trial.trialId), trial.to_json()))
 
     def change_trial(self, job_id: str, before: Stored[Trial], trial: Trial) -> Stored[Trial]:
-        """The next record of a trial; Conflict where another replica has it by now."""
+        """Write the next record of a trial. Raises Conflict if another replica has taken it over."""
         return Stored(trial, self.store.replace(paths.trial(job_id, trial.trialId), trial.to_json(), before.version))
 
     def cancel_requested(self, job_id: str) -> bool:
-        """True once somebody asked for the job's end."""
+        """Return True once somebody asked for the job's end."""
         return self.store.read(paths.cancel(job_id)) is not None
 
     def request_cancel(self, job_id: str, request: bytes) -> None:
@@ -138,13 +141,14 @@ class Ledger:
             self.store.create(paths.cancel(job_id), request)
 
     def queue(self) -> Queue:
-        """Who has the hosts, and who waits."""
+        """Return the queue: the jobs that have hosts and those that wait."""
         return self._queue()[0]
 
     def change_queue(self, change: Callable[[Queue], Queue]) -> Queue:
-        """The queue after a change, which is made of the newest queue, and again of a newer one where somebody was quicker.
+        """Apply a change to the newest queue and return the result.
 
-        So `change` must come to the same when it finds its own work done.
+        If another writer was quicker, the change is applied again to the newer queue. So `change` must have no further effect
+        on a queue that already contains it.
         """
         for _ in range(_TRIES):
             queue, version = self._queue()
@@ -179,30 +183,33 @@ class Ledger:
             return self._rebuilt(), item.version
 
     def _rebuilt(self) -> Queue:
-        """The queue as the jobs themselves tell it, for one that cannot be read: a garbled file must not stop a cluster."""
+        """Rebuild the queue from the jobs if it cannot be read: a garbled file must not stop a cluster."""
         entries: list[Entry] = []
-        taken: set[str] = set()
+        busy: set[str] = set()
         for job in reversed(self.jobs()[0]):
             if job.final:
                 continue
-            held = job.state is not JobState.QUEUED and taken.isdisjoint(job.hosts)
+            has_hosts = job.state is not JobState.QUEUED and busy.isdisjoint(job.hosts)
             entry = Entry(
                 job.jobId,
-                job.hosts if held or not job.wants else [],
-                held=held,
+                job.hosts if has_hosts or not job.wants else [],
+                held=has_hosts,
                 priority=job.priority,
                 token=job.lease.holder if job.lease.submitter else "",
                 submittedBy=job.submittedBy,
                 createTime=job.createTime,
                 wants=job.wants,
             )
-            taken.update(entry.hosts if held else ())
+            busy.update(entry.hosts if has_hosts else ())
             entries.append(entry)
         return Queue(entries).promoted()
 
 
 def _job(job_id: str, content: bytes) -> JobRecord:
-    """The record that lies in a job's folder; RecordError for that of another, too: anyone who trains can put one there."""
+    """Return the record in a job's folder.
+
+    Raises RecordError also for the record of another job: any trainer can write one there.
+    """
     record = JobRecord.from_json(content)
     if record.jobId != job_id:
         raise RecordError(f"job.json says that it is that of job {record.jobId!r}")
@@ -210,7 +217,7 @@ def _job(job_id: str, content: bytes) -> JobRecord:
 
 
 def _trial(number: int, content: bytes) -> Trial:
-    """The record of a trial; RecordError for that of another."""
+    """Return the record of a trial. Raises RecordError for that of another."""
     trial = Trial.from_json(content)
     if trial.trialId != number:
         raise RecordError(f"the record of trial {number} says that it is that of trial {trial.trialId}")

@@ -1,4 +1,4 @@
-"""A time limit on every call of a store that has none of its own: a file system that hangs holds up nobody."""
+"""A time limit on every call of a store without one: a file system that hangs blocks no caller."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Limited:
         return self._call(lambda: self._store.read(name))
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
-        wanted = list(names)
-        return self._call(lambda: self._store.read_all(wanted))
+        name_list = list(names)
+        return self._call(lambda: self._store.read_all(name_list))
 
     def scan(self, pattern: str) -> dict[str, bytes]:
         return self._call(lambda: self._store.scan(pattern))

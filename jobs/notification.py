@@ -1,4 +1,7 @@
-"""Check where the end of a job is reported: to a URL, which gets its record by POST, or to a command, which reads it."""
+"""Validate the address to which a job's end is reported: a URL or a command.
+
+A URL gets the job's record by POST, a command reads it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class Notification:
-    """Record what became of a report: `target` is what may be shown of it, `time` when it was made, None until then.
+    """The delivery of a report: `target` may be shown, `time` is its moment, or None if not yet made.
 
-    `error` is empty if it was delivered; `attempts` counts how often it was tried.
+    `error` is empty if it was delivered; `attempts` counts the tries.
     """
 
     target: str
@@ -80,7 +83,10 @@ def split_url(url: str) -> SplitResult:
 
 
 def check_address(text: str) -> None:
-    """Raise ValueError for an address that no report may go to: link-local, as metadata servers have, or no host's at all."""
+    """Raise ValueError for an address that must get no report.
+
+    Such an address is link-local, as metadata servers have, or of no host.
+    """
     address = ipaddress.ip_address(text.partition("%")[0])
     inner: ipaddress.IPv4Address | None = None
     if isinstance(address, ipaddress.IPv6Address):

@@ -1,4 +1,7 @@
-"""The store in a bucket of Google's, which checks the preconditions itself: a version is an object's generation."""
+"""The store in a Google Cloud Storage bucket, which checks preconditions itself.
+
+A version is an object's generation.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ bucket it is, for a minute and a half where only HTTPS passes."""
 
 
 def plain() -> None:
-    """Sets it, where nobody has: to be called before gcsfs is imported."""
+    """Set the environment variable if it is unset; call it before gcsfs is imported."""
     os.environ.setdefault(*PLAIN)
 
 
@@ -75,9 +78,9 @@ class Objects:
 
     def scan(self, pattern: str) -> dict[str, bytes]:
         async def work() -> dict[str, bytes]:
-            found = {item["name"].removeprefix(self._prefix): _kept(item) for item in await self._list(pattern)}
-            missing = await self._get_all([name for name, content in found.items() if content is None])
-            whole = found | {name: item.content for name, item in missing.items() if item is not None}
+            contents = {item["name"].removeprefix(self._prefix): _kept(item) for item in await self._list(pattern)}
+            missing = await self._get_all([name for name, content in contents.items() if content is None])
+            whole = contents | {name: item.content for name, item in missing.items() if item is not None}
             return {name: content for name, content in sorted(whole.items()) if content is not None}
 
         return self._run(work)
@@ -123,26 +126,26 @@ class Objects:
         if size is None:
             return False
         try:
-            found = self._run(fetch, self._seconds + size / _SLOWEST)
-            if found:
+            content = self._run(fetch, self._seconds + size / _SLOWEST)
+            if content:
                 part.replace(target)
         except OSError as error:
             raise error if isinstance(error, StoreError) else StoreError(error.errno, f"{target}: {error.strerror}") from error
         finally:
             part.unlink(missing_ok=True)
-        return found
+        return content
 
     def sizes(self, folder: str) -> dict[str, int]:
         prefix = f"{self._prefix}{folder}/"
 
         async def work() -> dict[str, int]:
-            found: dict[str, int] = {}
+            sizes: dict[str, int] = {}
             page: dict[str, Any] = {"nextPageToken": None}
             while "nextPageToken" in page:
-                asked = {"prefix": prefix, "delimiter": "/", "fields": "items(name,size),nextPageToken"}
-                page = await self._objects(**asked, pageToken=page["nextPageToken"])
-                found |= {item["name"].removeprefix(prefix): int(item["size"]) for item in page.get("items", [])}
-            return {name: size for name, size in found.items() if name}
+                params = {"prefix": prefix, "delimiter": "/", "fields": "items(name,size),nextPageToken"}
+                page = await self._objects(**params, pageToken=page["nextPageToken"])
+                sizes |= {item["name"].removeprefix(prefix): int(item["size"]) for item in page.get("items", [])}
+            return {name: size for name, size in sizes.items() if name}
 
         return self._run(work)
 
@@ -165,7 +168,7 @@ class Objects:
         return self._fs._call("GET", "b/{}/o", self._bucket, json_out=True, **parameters)  # type: ignore[no-any-return]
 
     async def _check_there(self) -> None:
-        """A bucket that is gone is not an empty one: both say 404 of an object."""
+        """Raise an error if the bucket is gone: an object of a missing bucket is a 404, too."""
         await self._objects(prefix=self._prefix, maxResults=1, fields="kind")
 
     async def _get(self, name: str) -> Item | None:
@@ -185,23 +188,23 @@ class Objects:
         return dict(zip(names, await asyncio.gather(*map(get, names)), strict=True))
 
     async def _list(self, pattern: str) -> list[dict[str, Any]]:
-        """The bucket's objects that fit a pattern; a server that does not know `matchGlob` says more, and that goes here."""
+        """Return the bucket's objects that fit a pattern; filter here if the server does not know `matchGlob`."""
         glob = self._prefix + pattern
         fits = re.compile("[^/]*".join(map(re.escape, glob.split("*")))).fullmatch
         fields = f"items(name,md5Hash,metadata/{_RECORD}),nextPageToken"
-        found, page = [], {"nextPageToken": None}
+        items, page = [], {"nextPageToken": None}
         while "nextPageToken" in page:
             token = page["nextPageToken"]
             page = await self._objects(prefix=glob.partition("*")[0], matchGlob=glob, fields=fields, pageToken=token)
-            found += [item for item in page.get("items", []) if fits(item["name"])]
-        return found
+            items += [item for item in page.get("items", []) if fits(item["name"])]
+        return items
 
     async def _write(self, name: str, content: bytes, generation: str | None) -> str:
         kind, body = _multipart(self._prefix + name, content)
         url = f"{self._fs._location}/upload/storage/v1/b/{self._bucket}/o"
-        asked = {"uploadType": "multipart", "ifGenerationMatch": generation, "fields": "generation"}
+        params = {"uploadType": "multipart", "ifGenerationMatch": generation, "fields": "generation"}
         try:
-            answer = await self._fs._call("POST", url, headers={"Content-Type": kind}, data=body, json_out=True, **asked)
+            answer = await self._fs._call("POST", url, headers={"Content-Type": kind}, data=body, json_out=True, **params)
         except Exception as error:
             if not isinstance(error, FileExistsError) and getattr(error, "code", None) != 409:  # gcsfs's word for 412
                 raise
@@ -212,7 +215,10 @@ class Objects:
         return str(answer["generation"])
 
     def _run(self, work: Callable[[], Awaitable[_T]], seconds: float | None = None) -> _T:
-        """The result of work on fsspec's loop: in this time, whatever gcsfs and google-auth wait for."""
+        """Run work on fsspec's loop and return its result, within this time.
+
+        The limit holds whatever gcsfs and google-auth wait for.
+        """
         from fsspec.asyn import get_loop, sync
 
         limit = self._seconds if seconds is None else seconds
@@ -249,19 +255,19 @@ class Objects:
 
 async def _aside(work: Callable[[], None]) -> None:
     """Work in a thread that, unlike asyncio's own, keeps no process from its end."""
-    done: Future[None] = Future()
-    done.set_running_or_notify_cancel()
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001  it is raised where it is waited for
-            done.set_exception(error)
+            future.set_exception(error)
         else:
-            done.set_result(None)
+            future.set_result(None)
 
     threading.Thread(target=run, name="sign-in", daemon=True).start()
-    await asyncio.wrap_future(done)
+    await asyncio.wrap_future(future)
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -284,7 +290,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _multipart(name: str, content: bytes) -> tuple[str, bytes]:
-    """The type and the body of an upload that has the metadata along."""
+    """Return the content type and the body of an upload that includes the metadata."""
     metadata: dict[str, object] = {"name": name, "cacheControl": "no-store"}
     record = base64.b64encode(zlib.compress(content)).decode()
     if len(record) <= _RECORD_LIMIT:
@@ -296,7 +302,7 @@ def _multipart(name: str, content: bytes) -> tuple[str, bytes]:
 
 
 def _kept(item: dict[str, Any]) -> bytes | None:
-    """A listed object's content, if its metadata has it, and all of it; None where it must be fetched."""
+    """Return a listed object's content if its metadata holds all of it; None if it must be fetched."""
     try:
         content = zlib.decompress(base64.b64decode(item["metadata"][_RECORD], validate=True))
         md5 = base64.b64decode(item["md5Hash"])

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 
 def open_store(url: str) -> Folder | Objects:
-    """The store in a directory (`/bucket`, `file:///bucket`) or in a bucket of Google's (`gs://name`, `gs://name/folder`)."""
-    scheme, found, rest = url.partition("://")
-    if url and not found:
+    """Return the store in a directory or in a bucket of Google's.
+
+    The URL is `/bucket`, `file:///bucket`, `gs://name` or `gs://name/folder`.
+    """
+    scheme, separator, rest = url.partition("://")
+    if url and not separator:
         return Folder(Path(url))
     if scheme == "file" and rest.startswith("/"):
         return Folder(Path(rest))

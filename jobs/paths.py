@@ -1,4 +1,4 @@
-"""Where everything of a job is in the bucket: the one place that knows."""
+"""Names of all objects of a job in the bucket: the only place that defines them."""
 
 from __future__ import annotations
 
@@ -14,62 +14,65 @@ EVERY_JOB = f"{JOBS}/*/job.json"
 
 
 def folder(job_id: str) -> str:
-    """All that is a job's, its output too where nothing else was said; ValueError for what is no id."""
+    """Return the folder of all objects of a job, by default of its output too.
+
+    Raises ValueError for an invalid id.
+    """
     if not JOB_ID.fullmatch(job_id):
         raise ValueError(f"{job_id!r} is no id of a job")
     return f"{JOBS}/{job_id}"
 
 
 def job(job_id: str) -> str:
-    """The job's record: its state, and who may move it on."""
+    """Return the name of the job's record: its state and its lease."""
     return f"{JOBS}/{job_id}/job.json"
 
 
 def plan(job_id: str) -> str:
-    """What its replicas need to know, written once."""
+    """Return the name of the plan that its replicas read; it is written once."""
     return f"{JOBS}/{job_id}/plan.json"
 
 
 def package(job_id: str) -> str:
-    """The trainer package and its dependencies, a tar archive."""
+    """Return the name of the archive with the trainer package and its dependencies, in tar format."""
     return f"{JOBS}/{job_id}/package.tar.gz"
 
 
 def manifest(job_id: str) -> str:
-    """What the job was made of, so that it can be run again."""
+    """Return the name of the job's inputs, by which it can be run again."""
     return f"{JOBS}/{job_id}/manifest.json"
 
 
 def cancel(job_id: str) -> str:
-    """There once somebody asked for the job's end."""
+    """Return the name of the request to end the job."""
     return f"{JOBS}/{job_id}/cancel.json"
 
 
 def replica(job_id: str, name: str) -> str:
-    """A replica's own record."""
+    """Return the name of a replica's own record."""
     return f"{JOBS}/{job_id}/replicas/{name}.json"
 
 
 def log(job_id: str, name: str) -> str:
-    """The folder with the chunks of a replica's log."""
+    """Return the name of the folder with the chunks of a replica's log."""
     return f"{JOBS}/{job_id}/logs/{name}"
 
 
 def diagnosis(job_id: str, name: str) -> str:
-    """What a replica's host knew when the job FAILED, written once."""
+    """Return the name of a replica's diagnosis, written once, when the job FAILED."""
     return f"{JOBS}/{job_id}/diagnosis/{name}.json"
 
 
 def trial(job_id: str, number: int) -> str:
-    """The record of a trial, of a job that tunes hyperparameters."""
+    """Return the name of a trial's record, of a job that tunes hyperparameters."""
     return f"{JOBS}/{job_id}/trials/{number}.json"
 
 
 def output(job_id: str) -> str:
-    """Where a job's output goes where nothing else is said."""
+    """Return the default folder of a job's output."""
     return f"{JOBS}/{job_id}/output"
 
 
 def job_of(name: str) -> str:
-    """The id of the job that an object below jobs/ belongs to."""
+    """Return the id of the job that an object below jobs/ belongs to."""
     return name.split("/")[1]

@@ -1,4 +1,7 @@
-"""Which host has which replica of a job. Pure rules, which the queue applies and whoever shows a job reads."""
+"""The assignment of hosts to a job's replicas.
+
+Pure rules, which the queue applies and the commands that show a job read.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 class Placed:
-    """What has `wants`, by replica the hosts that would do, the best first, and `hosts`, those that it got, in the same order.
+    """A record with the candidate and the assigned hosts of each replica.
 
-    Without wants, as records of an older version are, each of the hosts is that of the replica of its name.
+    `wants` holds the candidates by preference, `hosts` the assigned hosts in the same order. Records of an older version have
+    no wants: each host is that of the replica of its name.
     """
 
     wants: dict[str, list[str]]
@@ -16,20 +20,20 @@ class Placed:
 
     @property
     def wanted(self) -> dict[str, list[str]]:
-        """By replica, the chief first, the hosts that would do."""
+        """The candidate hosts of each replica, the chief first."""
         return self.wants or {host: [host] for host in self.hosts}
 
     @property
     def placement(self) -> dict[str, str]:
-        """By replica the host that it got; empty until they are given out."""
+        """The assigned host of each replica; empty before the assignment."""
         return dict(zip(self.wanted, self.hosts, strict=False))
 
 
 def place(wanted: Mapping[str, Sequence[str]], taken: Collection[str]) -> dict[str, str]:
-    """By replica the best host that is not taken, each for one replica; a replica for which none is left has none.
+    """Assign each replica its best free host; a replica without a free candidate gets none.
 
-    The replicas take turns as they come, and the result is complete wherever it can be, as long as what two may both use is all
-    that the later one may use: a master falls back on the workers' hosts, a worker has no others.
+    Replicas choose in turn. The result is complete if possible, as long as hosts shared by two replicas are the only
+    candidates of the later one: a master falls back on the workers' hosts, a worker has no others.
     """
     placed: dict[str, str] = {}
     for replica, hosts in wanted.items():

@@ -31,18 +31,21 @@ class PowerError(Exception):
 
 
 class NoAnswerError(PowerError):
-    """Nothing was answered in time, or at all: what was asked may be done all the same."""
+    """No answer in time, or at all; the request may have taken effect."""
 
 
 class Asker:
-    """Asks as `power` says, each time within seconds. `token` is who asks, the host's own where nobody is given."""
+    """Client that requests host starts as `power` says, within a time limit.
+
+    `token` returns the requester's token; by default it is the host's own.
+    """
 
     def __init__(self, power: Power, token: Callable[[], str] | None = None) -> None:
         self._power, self._token = power, token or self._own_token
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Those that may be asked for."""
+        """The hosts that can be started."""
         return frozenset(self._power.starts)
 
     def start(self, host: str) -> str:
@@ -65,7 +68,7 @@ class Asker:
             raise PowerError(error)
 
     def preempted(self) -> bool:
-        """True where this host is being taken back; False too where nobody says so in time."""
+        """Return True if this host is being preempted; False too if the server does not answer in time."""
         if not self._power.preempted:
             return False
         try:
@@ -99,21 +102,21 @@ class _Asked:
 
 
 class Starter:
-    """Has hosts started that are wanted and away, again and again until they are wanted no more. Waits for no answer."""
+    """Starter of hosts that are needed and off; it repeats each request and waits for no answer."""
 
     def __init__(
         self, start: Start, hosts: Iterable[str], clock: Clock, aside: Callable[[Callable[[], None]], None] = in_thread
     ) -> None:
-        """`hosts` are those that can be started at all."""
+        """Prepare to start these `hosts`, the only ones that can be started."""
         self.hosts = frozenset(hosts)
         self._start, self._clock, self._aside = start, clock, aside
         self._asked: dict[str, _Asked] = {}
 
     def want(self, hosts: Iterable[str]) -> list[str]:
         """Ask for each of these that is due; the lines that are new since the last time."""
-        wanted, now = self.hosts & set(hosts), self._clock()
-        back = [(host, asked) for host, asked in self._asked.items() if host not in wanted]
-        self._asked = {host: self._asked.get(host) or _Asked(now) for host in sorted(wanted)}
+        targets, now = self.hosts & set(hosts), self._clock()
+        back = [(host, asked) for host, asked in self._asked.items() if host not in targets]
+        self._asked = {host: self._asked.get(host) or _Asked(now) for host in sorted(targets)}
         for host, asked in self._asked.items():
             if not asked.pending and now >= asked.due:
                 asked.pending, asked.due = True, now + PAUSES[min(asked.times, len(PAUSES) - 1)]
@@ -132,7 +135,10 @@ class Starter:
 
 
 def _news(host: str, asked: _Asked) -> str:
-    """What the answer came to, where that is new. A refusal counts when it comes twice: a host must be off to be started."""
+    """Return a line about the answer if it is new.
+
+    A refusal counts when it comes twice: a host must be off to be started.
+    """
     answer = asked.answer
     if answer is None or answer == asked.told or (answer and asked.alike < 2):
         return ""
@@ -141,7 +147,10 @@ def _news(host: str, asked: _Asked) -> str:
 
 
 def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None, seconds: float = _SECONDS) -> bytes:
-    """Return the body of an answer to a GET, or to a POST of the content; PowerError for any other than success."""
+    """Return the body of an answer to a GET, or to a POST of the content.
+
+    Raises PowerError for any status other than success.
+    """
     try:
         request = urllib.request.Request(url, content, dict(headers))  # noqa: S310  the addresses are the stack's own
         with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
@@ -157,14 +166,14 @@ def _fetch(url: str, headers: Mapping[str, str], content: bytes | None = None, s
 
 def _refusal(error: urllib.error.HTTPError) -> str:
     try:
-        said = str(json.loads(error.read())["error"]["message"])
+        reason = str(json.loads(error.read())["error"]["message"])
     except (OSError, ValueError, KeyError, TypeError, HTTPException):
-        said = str(error.reason)
-    return f"HTTP {error.code}, {' '.join(said.split())}"
+        reason = str(error.reason)
+    return f"HTTP {error.code}, {' '.join(reason.split())}"
 
 
 def _error_in(answer: bytes) -> str:
-    """Why what was accepted failed at once; empty where it did not."""
+    """Return the reason why an accepted request failed at once; empty if it did not."""
     try:
         errors = json.loads(answer)["error"]["errors"]
         return "; ".join(f"{each['code']}: {' '.join(str(each.get('message', '')).split())}" for each in errors)

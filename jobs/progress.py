@@ -1,4 +1,4 @@
-"""Read from a program's output how far it is: lines in the words of Cloud ML's samples, or reports as JSON.
+"""Read a program's progress from its output: lines as in Cloud ML's samples, or reports as JSON.
 
     Train [master/0], step 348: … (1.037 sec) …               global step, and seconds since this replica began to train
     Train [master/0], step 348: loss: 0.729, accuracy: 0.834 (1.037 sec) 200.4 global steps/s, 99.7 local steps/s
@@ -80,15 +80,15 @@ def evaluated(line: str) -> Told | None:
 
 def _numbers(text: str) -> dict[str, float]:
     """Read `loss: 0.729, accuracy: 0.834`; values that are no finite numbers are left out."""
-    found = {}
-    for name, told in _METRIC.findall(text):
+    numbers = {}
+    for name, number in _METRIC.findall(text):
         try:
-            value = float(told)
+            value = float(number)
         except ValueError:
             continue
         if math.isfinite(value):
-            found[name] = value
-    return found
+            numbers[name] = value
+    return numbers
 
 
 def tells(line: str) -> bool:
@@ -98,21 +98,22 @@ def tells(line: str) -> bool:
 
 def period(lines: Iterable[str]) -> int | None:
     """Return the local steps between two exchanges by the last line that has them; None if none has."""
-    told = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
-    return told[-1] if told else None
+    periods = [int(match[1]) for line in lines if (match := _PERIOD.search(line))]
+    return periods[-1] if periods else None
 
 
 def final_metrics(lines: Iterable[str]) -> dict[str, str]:
-    """Read the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`: each number as it was printed."""
-    found = [match for line in lines if (match := _FINAL.search(line))]
-    return {"steps": found[-1][1], **dict(_METRIC.findall(found[-1][2]))} if found else {}
+    """Read the last `Final metrics after 5006 steps, loss: 0.228, accuracy: 0.935`, numbers as printed."""
+    matches = [match for line in lines if (match := _FINAL.search(line))]
+    return {"steps": matches[-1][1], **dict(_METRIC.findall(matches[-1][2]))} if matches else {}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a program is, by its own reports; None for what it does not report.
+    """A program's progress by its own reports; None for what it does not report.
 
-    `time` is when the step was reported. `loss` is that of training, and the names of an evaluation's metrics begin with eval_.
+    `time` is when the step was reported. `loss` is that of training, and the names of an evaluation's metrics begin with
+    eval_.
     """
 
     step: int
@@ -124,7 +125,7 @@ class Progress:
     time: str = ""
 
     def with_eta(self, total: int | None = None) -> Progress:
-        """Fill in the total steps, where the program reports none, and the time that is left, where it can be computed."""
+        """Fill in the total steps if the program reports none, and the time left if it can be computed."""
         total = self.totalSteps if self.totalSteps is not None else total
         eta = self.etaSeconds
         if eta is None and total is not None and self.stepsPerSecond:
@@ -143,14 +144,14 @@ def read_report(line: str) -> Progress | None:
     if len(line) > LONGEST_REPORT:
         raise ValueError(f"it has {len(line)} characters. Valid: {LONGEST_REPORT} at most")
     try:
-        given = json.loads(line)[REPORT_KEY]
+        report = json.loads(line)[REPORT_KEY]
     except (ValueError, RecursionError):
         raise ValueError("it is not one line of JSON") from None
-    if not isinstance(given, dict) or "step" not in given:
+    if not isinstance(report, dict) or "step" not in report:
         raise ValueError(f"it has no step. Valid keys: {', '.join(_KEYS)}")
-    if unknown := [key for key in given if key not in _KEYS]:
+    if unknown := [key for key in report if key not in _KEYS]:
         raise ValueError(f"{unknown[0][:LONGEST_NAME]!r} is unknown. Valid keys: {', '.join(_KEYS)}")
-    return Progress(**{key: _KEYS[key](key, value) for key, value in given.items() if value is not None or key == "step"})
+    return Progress(**{key: _KEYS[key](key, value) for key, value in report.items() if value is not None or key == "step"})
 
 
 def valid_report(line: str) -> Progress | None:
@@ -229,8 +230,8 @@ class ProgressFinder:
         try:
             report = read_report(line)
         except (ValueError, RecursionError) as error:
-            told, self._told = self._told, True
-            return "" if told else f"a progress report is invalid, and such are dropped: {error}"
+            previously, self._told = self._told, True
+            return "" if previously else f"a progress report is invalid, and such are dropped: {error}"
         if report is not None:
             self._take(report, seconds, time)
         elif len(line) <= LONGEST_LINE:
@@ -239,14 +240,14 @@ class ProgressFinder:
 
     def _read(self, line: str, seconds: float, time: str) -> None:
         """Take note of one of the samples' lines."""
-        if told := trained(line):
-            values = dict(told.values)
-            if told.step <= _LAST_STEP:
-                self._take(Progress(told.step, loss=values.pop("loss", None), metrics=values), seconds, time)
-        elif (told := evaluated(line)) and told.step <= _LAST_STEP:
-            before = self.progress or Progress(told.step, time=time)
-            metrics = {f"eval_{name}": value for name, value in told.values.items()}
-            self.progress = replace(before, step=max(before.step, told.step), metrics=_merged(before.metrics, metrics))
+        if point := trained(line):
+            values = dict(point.values)
+            if point.step <= _LAST_STEP:
+                self._take(Progress(point.step, loss=values.pop("loss", None), metrics=values), seconds, time)
+        elif (point := evaluated(line)) and point.step <= _LAST_STEP:
+            before = self.progress or Progress(point.step, time=time)
+            metrics = {f"eval_{name}": value for name, value in point.values.items()}
+            self.progress = replace(before, step=max(before.step, point.step), metrics=_merged(before.metrics, metrics))
 
     def _take(self, report: Progress, seconds: float, time: str) -> None:
         before = self.progress or report
@@ -282,18 +283,18 @@ def _merged(before: Mapping[str, float], new: Mapping[str, float]) -> dict[str, 
 
 
 def of_job(reports: Mapping[str, Progress | None], chief: str, steps: int | None, running: bool) -> Progress | None:
-    """Make a job's progress of its replicas': the chief's, or that of the one that is farthest, with metrics of all.
+    """Merge the replicas' progress into the job's: the chief's or the farthest one, with all metrics.
 
     Args:
         steps: at which step the job is to end, if the program does not report it.
         running: whether there is time left.
     """
-    known = {name: report for name, report in reports.items() if report}
-    if not known:
+    available = {name: report for name, report in reports.items() if report}
+    if not available:
         return None
-    first = known.get(chief) or max(known.values(), key=lambda report: report.step)
+    first = available.get(chief) or max(available.values(), key=lambda report: report.step)
     metrics: dict[str, float] = {}
-    for report in known.values():
+    for report in available.values():
         metrics = _merged(metrics, report.metrics)
-    told = replace(first, metrics=_merged(metrics, first.metrics)).with_eta(steps)
-    return told if running else replace(told, etaSeconds=None)
+    merged = replace(first, metrics=_merged(metrics, first.metrics)).with_eta(steps)
+    return merged if running else replace(merged, etaSeconds=None)

@@ -32,15 +32,15 @@ class Entry(Placed):
     wants: dict[str, list[str]] = field(default_factory=dict)
 
     def may_use(self) -> set[str]:
-        """The hosts that it holds, or those that it may be given."""
+        """Return the hosts that it holds, or else its candidates."""
         return set(self.hosts) if self.held else {host for hosts in self.wanted.values() for host in hosts}
 
     def must_have(self) -> set[str]:
-        """The hosts that it holds, or without which it cannot run."""
+        """Return the hosts that it holds, or without which it cannot run."""
         return set(self.hosts) if self.held else {hosts[0] for hosts in self.wanted.values() if len(hosts) == 1}
 
     def replica_on(self, host: str) -> str:
-        """The replica that has this host; empty where it is none of its own."""
+        """Return the replica on this host, or empty if the job has none there."""
         return next((replica for replica, its in self.placement.items() if its == host), "")
 
 
@@ -53,19 +53,22 @@ class Queue(Record):
     entries: list[Entry] = field(default_factory=list)
 
     def entry(self, job_id: str) -> Entry | None:
-        """A job's entry, None where it has none."""
+        """Return a job's entry, or None if it has none."""
         return next((entry for entry in self.entries if entry.jobId == job_id), None)
 
     def holder(self, host: str) -> Entry | None:
-        """Who has a host."""
+        """Return the entry that holds a host."""
         return next((entry for entry in self.entries if entry.held and host in entry.hosts), None)
 
     def concerning(self, host: str) -> list[Entry]:
-        """Who has this host, and who waits for it or one like it."""
+        """Return the entry that holds this host, and those that wait for it or a similar one."""
         return [entry for entry in self.entries if host in entry.may_use()]
 
     def ahead_of(self, job_id: str) -> list[Entry]:
-        """Whom a job waits for: those that hold one of its hosts, and those before it that wait for one."""
+        """Return the entries that a job waits for.
+
+        They hold one of its hosts, or are before it and wait for one.
+        """
         mine = self.entry(job_id)
         if mine is None or mine.held:
             return []
@@ -77,38 +80,44 @@ class Queue(Record):
         return [entry for entry in first if not entry.may_use().isdisjoint(mine.may_use())]
 
     def added(self, entry: Entry) -> Queue:
-        """With one more at the end, which holds hosts where enough of them are free."""
+        """Return the queue with one more entry at the end, which holds hosts if enough are free."""
         return replace(self, entries=[*self.entries, entry]).promoted()
 
     def without(self, entry: Entry) -> Queue:
-        """Without this entry, its hosts given to who comes next; another submission of the same id stays."""
-        left = [e for e in self.entries if (e.jobId, e.token) != (entry.jobId, entry.token)]
-        return replace(self, entries=left).promoted()
+        """Return the queue without this entry, its hosts assigned to the next jobs.
+
+        Another submission of the same id stays.
+        """
+        others = [e for e in self.entries if (e.jobId, e.token) != (entry.jobId, entry.token)]
+        return replace(self, entries=others).promoted()
 
     def promoted(self) -> Queue:
-        """Every host that is free given away: by priority, then by time, and never past somebody who waits for it."""
+        """Return the queue with every free host assigned.
+
+        The order is by priority, then by time; no job overtakes one that waits for the same host.
+        """
         placed = self._placed()
-        given = {e.jobId: list(placed[e.jobId].values()) for e in self._waiting() if len(placed[e.jobId]) == len(e.wanted)}
-        if not given:
+        assigned = {e.jobId: list(placed[e.jobId].values()) for e in self._waiting() if len(placed[e.jobId]) == len(e.wanted)}
+        if not assigned:
             return self
-        promoted = [replace(e, held=True, hosts=given[e.jobId]) if e.jobId in given else e for e in self.entries]
+        promoted = [replace(e, held=True, hosts=assigned[e.jobId]) if e.jobId in assigned else e for e in self.entries]
         return replace(self, entries=promoted)
 
     def kept(self) -> dict[str, str]:
-        """By host the job for which it is kept, as that one waits for more."""
+        """Return for each reserved host the job that waits for more hosts."""
         return {host: job_id for job_id, placed in self._placed().items() for host in placed.values()}
 
     def _placed(self) -> dict[str, dict[str, str]]:
-        """By job that waits, what it would be given now, by replica: all of it, or a part that is kept for it.
+        """Return the hosts that each waiting job would get now, by replica.
 
-        Also a part, as who comes later may not take what another waits for.
+        It may be a part of its hosts, which stays reserved: later jobs must not take it.
         """
-        taken = {host for entry in self.entries if entry.held for host in entry.hosts}
-        found = {}
+        busy = {host for entry in self.entries if entry.held for host in entry.hosts}
+        placements = {}
         for entry in self._waiting():
-            found[entry.jobId] = place(entry.wanted, taken)
-            taken.update(found[entry.jobId].values())
-        return found
+            placements[entry.jobId] = place(entry.wanted, busy)
+            busy.update(placements[entry.jobId].values())
+        return placements
 
     def _waiting(self) -> Iterable[Entry]:
         return sorted((entry for entry in self.entries if not entry.held), key=lambda entry: -entry.priority)

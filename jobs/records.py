@@ -34,7 +34,7 @@ SERVERS = "ps"
 
 @dataclass(frozen=True)
 class Event:
-    """A start that was not the first: `seconds` from the end of the one before until it was up again, None until it is."""
+    """A restart: `seconds` from the end of the start before until it was up again, None until it is."""
 
     time: str
     cause: str
@@ -43,10 +43,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a replica's unit uses, None for what its host's kernel does not tell.
+    """Resource usage of a replica's unit; None for values that its host's kernel does not report.
 
-    cpuSeconds is its processor time since the unit was started, `cpus` how many processors were busy on average since the
-    reading before, which is about a heartbeat ago, memoryBytes what it holds without the cache of files.
+    cpuSeconds is its processor time since the unit was started. `cpus` is the average number of busy processors since the
+    previous reading, about one heartbeat ago. memoryBytes is its memory without the cache of files.
     """
 
     cpuSeconds: float | None = None
@@ -56,10 +56,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class UnsavedFiles(Record):
-    """What a replica wrote beside JOB_DIR, looked for when its job has ended and JOB_DIR has no file of it.
+    """Files that a replica wrote outside JOB_DIR only, searched when its job has ended.
 
-    `kept` names the files that are in JOB_DIR/left/<replica>/ now, `leftOut` those that were not kept, with their size or why:
-    some of them, of so many. `error` says in one line why not all could be looked at.
+    `kept` names the files that are in JOB_DIR/left/<replica>/ now, `leftOut` those that were not kept, with their size or the
+    reason; both may be truncated. `error` says in one line why the search is incomplete.
     """
 
     kind: ClassVar[str] = "the list of unsaved files"
@@ -131,23 +131,23 @@ class ReplicaRecord(Record):
 
     @property
     def status(self) -> int:
-        """How it ended, as `subprocess` has it: negative if a signal ended it."""
+        """Its exit status as `subprocess` has it: negative if a signal ended it."""
         return -self.signal if self.signal else self.exitCode or 0
 
 
 @dataclass(frozen=True)
 class JobRecord(Placed, Record):
-    """`jobs/<id>/job.json`: written only by who holds its lease, each version replacing just the one before.
+    """`jobs/<id>/job.json`: written only by the holder of its lease, one version after the other.
 
-    `wants` names the replicas, the chief first, each with the hosts that would do, `hosts` those that they got, once the job
-    is PREPARING (`jobs.placement`). hourlyCost is that of so many such hosts in US dollars when the job was made, None where
-    they have no price; cost is what they cost from its start to its end, None until then. `attempt` counts the starts of the
-    whole job from 0, `spent` those that count against the limit, restartCode is the last exit code of a trainer's that led to
-    one; `lost` are the replicas of whose hosts nothing is heard, `without` the expendable ones that the job goes on without.
-    runSeconds is how long it has been RUNNING by its leaders' clocks. manifest is the short form of manifest.json: package,
-    cluster, versions, and data once the chief's host has hashed it. `steps` is the global step at which its trainer is to end,
-    None where neither its arguments nor its package say so. `progress` is that of its replicas when the
-    record was written last. `notification` says where its end is reported, None if nowhere, and what became of that.
+    `wants` names the replicas, the chief first, each with its candidate hosts; `hosts` are the assigned ones, once the job is
+    PREPARING (`jobs.placement`). hourlyCost is the price of these hosts in US dollars an hour when the job was made, None if
+    they have no price; cost is their price from its start to its end, None until then. `attempt` counts the starts of the
+    whole job from 0, `spent` those that count against the limit; restartCode is the trainer's exit code that led to the last
+    one. `lost` are the replicas whose hosts are unresponsive, `without` the optional ones that the job continues without.
+    runSeconds is its time in RUNNING by its leaders' clocks. manifest is the short form of manifest.json: package, cluster,
+    versions, and data once the chief's host has hashed it. `steps` is the global step at which its trainer is to end, None if
+    neither its arguments nor its package say so. `progress` is that of its replicas when the record was written last.
+    `notification` is the target of its final report, None if there is none, and the delivery.
     """
 
     kind: ClassVar[str] = "job.json"
@@ -185,9 +185,12 @@ class JobRecord(Placed, Record):
         return self.state.final
 
     def to(self, state: JobState, **changes: Any) -> JobRecord:
-        """This record in another state, its startTime, or its endTime and cost, set.
+        """Return this record in another state, with startTime, or endTime and cost, set.
 
-        A job that never started costs from its creation. TransitionError for a move that is not in the table.
+        A job that never started costs from its creation.
+
+        Raises:
+            TransitionError: the move is not in the table.
         """
         if state not in TRANSITIONS[self.state]:
             raise TransitionError(f"job {self.jobId} cannot go from {self.state} to {state}")
@@ -199,7 +202,7 @@ class JobRecord(Placed, Record):
         return replace(self, state=state, **changes)
 
     def ended(self, why: str, cancelled: bool = False) -> JobRecord:
-        """This record at its end: FAILED, or CANCELLED where that is wanted or under way."""
+        """Return this record at its end: FAILED, or CANCELLED if that is requested or under way."""
         if self.state is JobState.CANCELLING:
             return self.to(JobState.CANCELLED, errorMessage=why or self.errorMessage)
         if not cancelled:
@@ -207,30 +210,33 @@ class JobRecord(Placed, Record):
         return self.to(JobState.CANCELLING).to(JobState.CANCELLED, errorMessage=why)
 
     def passed(self, holder: str, submitter: bool = False) -> JobRecord:
-        """This record with its lease in other hands."""
+        """Return this record with another holder of its lease."""
         return replace(self, lease=self.lease.passed(holder, submitter))
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one replica's trainer finds: TF_CONFIG's content, and further variables of its environment."""
+    """The environment of one replica's trainer: TF_CONFIG's content, and further variables."""
 
     tfConfig: str
     environment: dict[str, str] = field(default_factory=dict)
 
     def found(self, addresses: Mapping[str, str]) -> Task:
-        """With the addresses of the replicas in place of their names: in TF_CONFIG, MASTER_ADDR and JAX's coordinator."""
+        """Return the task with replicas' addresses instead of names.
+
+        It replaces them in TF_CONFIG, MASTER_ADDR and JAX's coordinator.
+        """
         if not addresses:
             return self
-        told = json.loads(self.tfConfig)
-        for role, peers in told.get("cluster", {}).items():
-            named = (peer.rpartition(":") for peer in peers)
-            told["cluster"][role] = [f"{addresses.get(name, name)}:{port}" for name, _, port in named]
+        config = json.loads(self.tfConfig)
+        for role, peers in config.get("cluster", {}).items():
+            hosts_and_ports = (peer.rpartition(":") for peer in peers)
+            config["cluster"][role] = [f"{addresses.get(name, name)}:{port}" for name, _, port in hosts_and_ports]
         environment = dict(self.environment)
         for variable in environment.keys() & {MASTER_ADDR, JAX_COORDINATOR}:
             name, *port = environment[variable].split(":")
             environment[variable] = ":".join([addresses.get(name, name), *port])
-        return Task(json.dumps(told), environment)
+        return Task(json.dumps(config), environment)
 
 
 @dataclass(frozen=True)
@@ -300,44 +306,48 @@ class Plan(Record):
         return self.replicas[0]
 
     def is_expendable(self, replica: str) -> bool:
-        """True where the job goes on without this replica."""
+        """Return True if the job continues without this replica."""
         return replica != self.chief and replica.rpartition("-")[0] in self.expendable
 
     def decides(self, replica: str) -> bool:
-        """True for a replica whose work must be done for the job to be SUCCEEDED."""
+        """Return True for a replica that must finish its work for the job to be SUCCEEDED."""
         everyone = self.successPolicy == "all" and not self.is_server(replica) and not self.is_expendable(replica)
         return replica == self.chief or everyone
 
     def is_server(self, replica: str) -> bool:
-        """True for a replica that serves others, and has no end of its own."""
+        """Return True for a replica that serves others, and does not end by itself."""
         return replica.rpartition("-")[0] == SERVERS
 
     def stays_done(self, replica: str) -> bool:
-        """True for a replica that, once its work is done, does not start again with the whole job."""
+        """Return True for a replica that, once done, does not start again with the whole job."""
         return not self.whole if self.successPolicy == "all" else replica == self.chief
 
     def placed(self, hosts: Mapping[str, str]) -> Plan:
-        """This plan for a job that got these hosts: with the address of each replica where its tasks have a name.
+        """Return this plan for a job with these hosts: each replica's address instead of its name.
 
-        RecordError where a task's TF_CONFIG is none.
+        Raises:
+            RecordError: a task's TF_CONFIG is invalid.
         """
-        known = {replica: self.addresses[host] for replica, host in hosts.items() if host in self.addresses}
+        addresses = {replica: self.addresses[host] for replica, host in hosts.items() if host in self.addresses}
         try:
-            tasks = {name: task.found(known) for name, task in self.tasks.items()}
+            tasks = {name: task.found(addresses) for name, task in self.tasks.items()}
         except (ValueError, AttributeError, TypeError) as error:
             raise RecordError(f"plan.json has a TF_CONFIG that is none: {error}") from None
         return replace(self, hosts=dict(hosts), tasks=tasks)
 
     def peers(self, replica: str) -> list[str]:
-        """The addresses of the hosts that the job's other replicas have."""
+        """Return the addresses of the hosts of the job's other replicas."""
         return [address for other in self.hosts if other != replica and (address := self.address(other))]
 
     def address(self, replica: str) -> str:
-        """The address of the host that a replica has; empty where none is known."""
+        """Return the address of a replica's host, or empty if none is known."""
         return self.addresses.get(self.hosts.get(replica, ""), "")
 
     def program(self, python: str) -> list[str]:
-        """What runs, with its arguments; a command finds `python` first on the trainer's PATH, where this one is."""
+        """Return the command and its arguments.
+
+        A command finds this `python` first on the trainer's PATH.
+        """
         return [*(self.command or [python, "-m", self.module]), *self.args]
 
     @property
@@ -348,7 +358,7 @@ class Plan(Record):
 
 @dataclass(frozen=True)
 class CancelRequest(Record):
-    """`jobs/<id>/cancel.json`: who asked for a job's end, and why where that was said. A job ends because it is there."""
+    """`jobs/<id>/cancel.json`: a job ends if it exists; it has the requester and the optional reason."""
 
     kind: ClassVar[str] = "cancel.json"
 
@@ -359,9 +369,10 @@ class CancelRequest(Record):
 
 @dataclass(frozen=True)
 class Power:
-    """How hosts that are off are started: a POST to a URL of `starts`, by host, with a token that a GET of `token` answers.
+    """Requests that start stopped hosts: a POST to a URL of `starts`, by host.
 
-    A GET of `preempted` answers TRUE on a host that is being taken back. Both are asked with `headers`.
+    Its token is the answer to a GET of `token`. A GET of `preempted` answers TRUE on a host that is being preempted. Both are
+    sent with `headers`.
     """
 
     starts: dict[str, str]
@@ -387,5 +398,5 @@ class HostFile(Record):
 
 
 def kept(events: list[Event], event: Event) -> list[Event]:
-    """The list with one more event, of which the newest are kept."""
+    """Return the list with one more event; only the newest ones stay."""
     return [*events[-EVENTS_KEPT + 1 :], event]

@@ -1,7 +1,7 @@
-"""The store in a folder of another machine: the rules of `jobs.folder` run there, over one channel of a connection.
+"""The store in a folder of another machine: `jobs.folder` runs there, over one channel.
 
-SFTP alone can neither compare and replace at once nor sync a directory, so this module's own source goes along and is run by
-the host's Python: the host need not have it, and it is always the operator's version.
+SFTP can neither compare and replace atomically nor sync a directory. So this module's own source is sent along and run by the
+host's Python: the host need not have it, and it is always the operator's version.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ sys.modules["jobs.remote"].serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffe
 
 
 class Channel(Protocol):
-    """A command's stdin and stdout on another machine. Both calls raise OSError or EOFError where the connection breaks."""
+    """A command's stdin and stdout on another machine.
+
+    Both calls raise OSError or EOFError if the connection breaks.
+    """
 
     def send(self, data: bytes) -> None:
-        """To its stdin, all of it."""
+        """Write all of the data to its stdin."""
 
     def line(self, seconds: float) -> bytes:
-        """The next line of its stdout, TimeoutError after so long."""
+        """Return the next line of its stdout. Raises TimeoutError after this time."""
 
     def close(self) -> None:
         """Be done with it."""
 
 
 def command(root: str) -> str:
-    """The command line that serves a folder, once it is sent `sources`."""
+    """Return the command line that serves a folder after it has read `sources`."""
     return shlex.join([_PYTHON, "-I", "-c", _BOOT, root])
 
 
 def sources() -> bytes:
-    """What the command wants to read first: the modules that it runs, in order."""
+    """Return the source of the modules that the command runs, in order; it reads them first."""
     import inspect
 
     modules = [("jobs", ""), *((m.__name__, inspect.getsource(m)) for m in (store, folder, sys.modules[__name__]))]
@@ -59,13 +62,13 @@ def sources() -> bytes:
 
 
 class Remote:
-    """A store whose calls go through a channel, which is opened when first needed and again where it broke.
+    """A store whose calls go through a channel, opened on first use and again after it broke.
 
-    A call over a channel that breaks is made once more over another one: a write that had taken effect is recognised.
+    A call over a broken channel is repeated once over another one: a write that had taken effect is recognised.
     """
 
     def __init__(self, open_channel: Callable[[], Channel], seconds: float = 30.0) -> None:
-        """`open_channel` runs `command` on a host that answers."""
+        """Prepare calls through `open_channel`, which runs `command` on a host that answers."""
         self._open_channel, self._seconds = open_channel, seconds
         self._channel: Channel | None = None
         self._lock = threading.Lock()
@@ -74,8 +77,8 @@ class Remote:
         return self.read_all([name]).get(name)
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
-        found = self._call("read_all", names=list(names))
-        return {name: Item(base64.b64decode(content), version) for name, (content, version) in found.items()}
+        contents = self._call("read_all", names=list(names))
+        return {name: Item(base64.b64decode(content), version) for name, (content, version) in contents.items()}
 
     def scan(self, pattern: str) -> dict[str, bytes]:
         return {name: base64.b64decode(content) for name, content in self._call("scan", pattern=pattern).items()}

@@ -35,7 +35,10 @@ TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
 
 
 class ReplicaState(StrEnum):
-    """What a replica's trainer process does. LOST is said of a replica by others: nothing is heard of its host."""
+    """The state of a replica's trainer process.
+
+    LOST is set by other replicas: its host is unresponsive.
+    """
 
     PREPARING = "PREPARING"
     RUNNING = "RUNNING"

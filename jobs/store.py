@@ -31,41 +31,48 @@ class Item(NamedTuple):
 
 
 class Store(Protocol):
-    """Objects by name, such as `jobs/job01/job.json`. Every method takes a limited time and raises StoreError past it.
+    """Objects by name, such as `jobs/job01/job.json`.
 
-    A write whose success was not heard of and that is tried again is recognised as one's own by its content: so what is
-    written must tell its writer from others, as a lease or a heartbeat does.
+    Every method has a time limit and raises StoreError if it is exceeded. A write that is repeated, because its answer was
+    lost, is recognised by its content. So the content must identify its writer, as a lease or a heartbeat does.
     """
 
     def read(self, name: str) -> Item | None:
-        """The object, None where there is none."""
+        """Return the object, or None if there is none."""
 
     def read_all(self, names: Iterable[str]) -> dict[str, Item]:
-        """Those of the objects that exist."""
+        """Return those of the objects that exist."""
 
     def scan(self, pattern: str) -> dict[str, bytes]:
-        """The content of every object that fits a pattern such as `jobs/*/job.json`, where * is one part of a name."""
+        """Return the content of every object that fits a pattern, by name.
+
+        In a pattern such as `jobs/*/job.json`, * is one part of a name.
+        """
 
     def create(self, name: str, content: bytes) -> str:
         """Make an object that is not there yet; its version. Conflict where it is."""
 
     def replace(self, name: str, content: bytes, version: str) -> str:
-        """Replace just this version of an object; the new version. Conflict where it is another by now, or gone."""
+        """Replace just this version of an object and return the new version.
+
+        Raises Conflict if the version is another one by now, or the object is gone.
+        """
 
 
 class Files(Protocol):
-    """The bucket for what may be large and take long: packages and logs, each with one writer and no version."""
+    """The bucket for large objects, such as packages and logs, each with one writer and no version."""
 
     def upload(self, name: str, source: Path) -> None:
-        """Make or replace an object, whatever is there, with the content of a file. Conflict where its job was deleted, and
-        the bucket is one that can tell.
+        """Write an object with the content of a file, whether it exists or not.
+
+        Raises Conflict if its job was deleted and the bucket can detect that.
         """
 
     def download(self, name: str, target: Path) -> bool:
         """Write an object to a file; False where there is no such object."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """What lies in a folder, by name, with its size in bytes; empty where there is no such folder."""
+        """Return the sizes of a folder's objects in bytes, by name; empty if there is no such folder."""
 
     def delete(self, name: str) -> None:
         """Take an object away, which may be gone already."""

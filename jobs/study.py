@@ -1,4 +1,4 @@
-"""The tuning of hyperparameters, in Cloud ML's names: `HyperparameterSpec` of a job, and what became of its trials."""
+"""Hyperparameter tuning in Cloud ML's terms: the `HyperparameterSpec` of a job, and its trials."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Goal(StrEnum):
     MINIMIZE = "MINIMIZE"
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of some values."""
+        """Return the best of some values."""
         return max(values) if self is Goal.MAXIMIZE else min(values)
 
     def better(self, value: float, other: float) -> bool:
-        """True where a value is better than another."""
+        """Return True if a value is better than another."""
         return value > other if self is Goal.MAXIMIZE else value < other
 
 
@@ -57,7 +57,7 @@ class TrialState(StrEnum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One hyperparameter: numbers from minValue to maxValue, both of them among those that are tried, or a list of values."""
+    """One hyperparameter: a range from minValue to maxValue, both inclusive, or a list of values."""
 
     parameterName: str
     type: ParameterType
@@ -79,7 +79,7 @@ class Parameter:
         return None
 
     def can_be(self, value: str | None) -> bool:
-        """True for a value that a trial can have been passed."""
+        """Return True for a value that a trial can have."""
         if value is None or self.type in (ParameterType.CATEGORICAL, ParameterType.DISCRETE):
             return value in (self.choices or ())
         try:
@@ -98,7 +98,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Known:
-    """What came out of a trial of an earlier job."""
+    """The result of a trial of an earlier job."""
 
     hyperparameters: dict[str, str]
     objectiveValue: float
@@ -106,8 +106,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Study:
-    """What a job tunes. `jobDir` is the folder in which each trial has its own, `1`, `2` and so on, and jobDirFlag the flag by
-    which a trial is told it, empty for a program that wants none. `seed` is that of all chance, and `earlier` are the trials of
+    """The tuning of a job.
+
+    `jobDir` is the folder of the trials' own folders, `1`, `2` and so on. jobDirFlag is the flag that passes a trial its
+    folder, empty if the program has none. `seed` is the seed of all random choices; `earlier` are the trials of
     resumePreviousJobId.
     """
 
@@ -127,34 +129,32 @@ class Study:
 
     @property
     def points(self) -> int | None:
-        """How many points a grid has; None where a parameter has no end of values."""
+        """The number of points of a grid, or None if a parameter has infinitely many values."""
         choices = [parameter.choices for parameter in self.params]
         return math.prod(len(each or ()) for each in choices) if None not in choices else None
 
     @property
     def trials(self) -> int:
-        """How many trials there will be: maxTrials, or as many points as are left of a grid."""
+        """The number of trials: maxTrials, or the points that are left of a grid if they are fewer."""
         if self.algorithm is not Algorithm.GRID_SEARCH or (points := self.points) is None:
             return self.maxTrials
-        tried = {tuple(sorted(known.hyperparameters.items())) for known in self.earlier if self.has(known.hyperparameters)}
+        tried = {tuple(sorted(trial.hyperparameters.items())) for trial in self.earlier if self.has(trial.hyperparameters)}
         return min(self.maxTrials, points - len(tried))
 
     def has(self, hyperparameters: Mapping[str, str]) -> bool:
-        """True for values that a trial of this study can have been passed: a record may be anybody's."""
+        """Return True for values that a trial of this study can have: a record may be anybody's."""
         return all(each.can_be(hyperparameters.get(each.parameterName)) for each in self.params)
 
     def folder(self, trial: int) -> str:
-        """Where a trial's output goes, as Cloud ML had it."""
+        """Return the folder of a trial's output, as in Cloud ML."""
         return f"{self.jobDir}/{trial}"
 
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """`jobs/<id>/trials/<trialId>.json`: written by the replica that it names, and by none else but one that takes it over.
+    """`jobs/<id>/trials/<trialId>.json`: written by the replica that it names.
 
-    `restarts` counts the starts that were not the first, of whatever cause, `host` is the host of the replica. allMetrics are
-    in the order of time; of very many only some are kept, the last among them. finalMetric is None until it has ended, and for
-    one that FAILED.
+    Another replica may take it over.
     """
 
     kind: ClassVar[str] = "the record of a trial"
@@ -178,21 +178,21 @@ class Trial(Record):
 
     @property
     def last(self) -> Measurement | None:
-        """The metric at its end, or what it has told last."""
+        """The metric at its end, or else the latest one."""
         return self.finalMetric or (self.allMetrics[-1] if self.allMetrics else None)
 
     def seconds(self, until: str) -> float:
-        """How long it took, or has run by a moment."""
+        """Return its duration in seconds, so far if it still runs."""
         return max(seconds_between(self.startTime, self.endTime or until), 0.0)
 
 
 def shown(value: float) -> str:
-    """A number as a trial is passed it: 32 for 32.0."""
+    """Return a number as a trial gets it: 32 for 32.0."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def ranked(study: Study, trials: Iterable[Trial]) -> list[Trial]:
-    """The best first; those that have come to no value last, in the order of their numbers."""
+    """Return the trials, the best first; those without a value come last, in the order of their numbers."""
     sign = -1 if study.goal is Goal.MAXIMIZE else 1
 
     def place(trial: Trial) -> tuple[bool, float, int]:
@@ -203,15 +203,15 @@ def ranked(study: Study, trials: Iterable[Trial]) -> list[Trial]:
 
 
 def best(study: Study, trials: Iterable[Trial]) -> Trial | None:
-    """The one with the best metric at its end; of equals the first."""
+    """Return the trial with the best final metric; among equals the first."""
     return next((trial for trial in ranked(study, trials) if trial.finalMetric), None)
 
 
 def thinned(measurements: list[Measurement]) -> list[Measurement]:
-    """Of too many some, evenly, the last among them."""
+    """Return evenly spaced measurements if there are too many, the last among them."""
     return measurements[:: -math.ceil(len(measurements) / MOST_MEASUREMENTS) or -1][::-1]
 
 
 def words(hyperparameters: Mapping[str, str]) -> list[str]:
-    """As a trial is passed them; with an equals sign, as a value may begin with a minus."""
+    """Return the flags of a trial; with an equals sign, as a value may begin with a minus."""
     return [f"--{name}={value}" for name, value in hyperparameters.items()]

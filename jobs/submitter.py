@@ -1,7 +1,7 @@
-"""The submitter's side of a job: it claims id and hosts, holds the first lease, and hands the job over.
+"""The submitter's side of a job: claim id and hosts, hold the first lease, and hand the job over.
 
-What it does in between (packing, uploading, starting hosts) may take long, fail or be killed at any moment. Then its lease
-falls silent, and whoever looks next ends the job and gives its hosts away (`jobs.tender`).
+Packing, uploading and starting hosts in between may take long, fail or be killed at any moment. Then its lease is no longer
+renewed, and the next process that polls the queue ends the job and frees its hosts (`jobs.tender`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class UsedBeforeError(Exception):
 
 
 class BusyError(Exception):
-    """The hosts are not free, and the job was not to be queued; `ahead` are the entries that have or want them."""
+    """The hosts are not free and queueing was not requested; `ahead` are the entries in front."""
 
     def __init__(self, ahead: Sequence[Entry]) -> None:
         super().__init__(", ".join(entry.jobId for entry in ahead))
@@ -33,7 +33,10 @@ class BusyError(Exception):
 
 
 class OvertakenError(Exception):
-    """The job is in other hands, as the submitter was silent for too long, or it was ended. `record` is how it is now."""
+    """Another holder has the job, since the submitter's lease expired or the job was ended.
+
+    `record` is its present record.
+    """
 
     def __init__(self, record: JobRecord | None) -> None:
         super().__init__(f"the job is {record.state}" if record else "the job is gone")
@@ -48,7 +51,7 @@ class Submitter:
     """One submission. `renew` may be called from another thread than the rest."""
 
     def __init__(self, ledger: Ledger, record: JobRecord, me: str, max_wait: float | None = None) -> None:
-        """`me` names this submission and no other."""
+        """Prepare the submission of a record; `me` identifies this submission alone."""
         self._ledger = ledger
         self._record = replace(record.passed(me, submitter=True), state=JobState.QUEUED)
         self._me = me
@@ -99,7 +102,7 @@ class Submitter:
         return self.ahead()
 
     def ahead(self) -> list[Entry]:
-        """Whom the job waits for; empty where its hosts are its own."""
+        """Return the entries that the job waits for; empty if it has its hosts."""
         queue = self._ledger.queue()
         mine = queue.entry(self._entry.jobId)
         if mine and mine.token == self._me:
@@ -108,22 +111,35 @@ class Submitter:
 
     @property
     def may_use(self) -> set[str]:
-        """The hosts that it has, as of `claim` or `ahead`, or may be given."""
+        """Return the hosts that it has after `claim` or `ahead`, or else its candidates."""
         return self._entry.may_use()
 
     def renew(self) -> None:
-        """A sign of life, every few seconds. CancelledError where somebody wants the end, OvertakenError as of `prepare`."""
+        """Renew the lease; call it every few seconds.
+
+        Raises:
+            CancelledError: the job's end was requested.
+            OvertakenError: another holder has the job.
+        """
         if self._ledger.cancel_requested(self._entry.jobId):
             raise CancelledError(self._entry.jobId)
         self._write(lambda job: job)
 
     def prepare(self) -> None:
-        """The plan is in the bucket: hosts may start. OvertakenError where the job is in other hands by now."""
+        """Write that the plan is in the bucket: hosts may start.
+
+        Raises:
+            OvertakenError: another holder has the job.
+        """
         hosts = self._entry.hosts
         self._write(lambda job: job if job.state is JobState.PREPARING else job.to(JobState.PREPARING, hosts=hosts))
 
     def hand_over(self) -> None:
-        """All is in the bucket: from now on the job is its replicas', the chief first. OvertakenError as of `prepare`."""
+        """Hand the job to its replicas, the chief first: all is in the bucket.
+
+        Raises:
+            OvertakenError: another holder has the job.
+        """
         try:
             self._write(lambda job: job.passed(""))
         except OvertakenError as error:
@@ -140,9 +156,9 @@ class Submitter:
             # We did not hear whether it was made, and it may still be: so it is made here, at its end.
             with suppress(Conflict):
                 self._ledger.create_job(self._record.ended(why, cancelled))
-            made = self._ledger.job(self._entry.jobId)
-            if made is not None and made.record.lease.holder == self._me:
-                self._stored = made
+            stored = self._ledger.job(self._entry.jobId)
+            if stored is not None and stored.record.lease.holder == self._me:
+                self._stored = stored
         if self._stored is not None and self._stored.record.lease.holder != self._me:
             return self._stored.record  # it was handed over
         record = None

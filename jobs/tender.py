@@ -1,4 +1,7 @@
-"""Keeps the queue moving when those who should do it are gone. Leaders, idle hosts and who follows a job that waits tend it."""
+"""Keep the queue moving if its participants are gone.
+
+Leaders, idle hosts and commands that follow a waiting job run it.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,23 @@ class Tender:
     def __init__(
         self, ledger: Ledger, watch: Watch, me: str, seconds: float = lease.SECONDS, starter: Starter | None = None
     ) -> None:
-        """`starter` has the hosts of a job started of which none lives; without one nobody does."""
+        """Prepare to monitor the queue; `starter` starts the hosts of a job if none of them is up."""
         self._ledger, self._watch, self._me, self._seconds = ledger, watch, me, seconds
         self._starter = starter
         self._next = 0.0
 
     def now_and_then(self) -> None:
-        """For whoever comes by often: a look every few seconds."""
+        """Poll the queue every few seconds, however often this is called."""
         if self._watch.clock() >= self._next:
             self.tend()
             self._next = self._watch.clock() + _PAUSE_SECONDS
 
     def tend(self) -> None:
-        """One look. StoreError where the bucket fails; a later look does what is left."""
+        """Poll the queue once; a later poll does what is left.
+
+        Raises:
+            StoreError: the bucket fails.
+        """
         queue = self._ledger.change_queue(lambda queue: queue.promoted())
         jobs = self._ledger.jobs_named(entry.jobId for entry in queue.entries)
         for entry in queue.entries:
@@ -55,7 +62,10 @@ class Tender:
             )
 
     def _forsaken(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
-        """True for a job that has its hosts, and nothing is heard of any of them: whoever of them starts first leads it."""
+        """Return True if a job has its hosts and all of them are unresponsive.
+
+        The first of them that starts leads the job.
+        """
         if not entry.held or not isinstance(stored, Stored):
             return False
         job = stored.record
@@ -64,7 +74,7 @@ class Tender:
         return self._unled(entry, job) >= 2 * self._seconds
 
     def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
-        """True where an entry is to go, after its job was ended if need be."""
+        """Return True if an entry is to be removed, after its job was ended if necessary."""
         if isinstance(stored, RecordError):
             return self._same(entry, "unreadable")
         if stored is None:
@@ -94,26 +104,26 @@ class Tender:
         return False
 
     def _nobody_leads(self, entry: Entry, job: JobRecord) -> str:
-        """Why a job must end of which no replica says a thing, as all its hosts are gone; empty while it may be waited for.
+        """Return why a job must end whose hosts are all gone; empty while it may be waited for.
 
-        As long as one of them lives, it leads, and decides what is to become of the others.
+        As long as one of them lives, that one leads, and decides about the others.
         """
         silent = self._unled(entry, job)
         if silent < self._seconds or (plan := self._ledger.plan(job.jobId)) is None:
             return ""
-        begun = job.state not in (JobState.QUEUED, JobState.PREPARING)
-        patience = plan.lostAfterSeconds + plan.maxWaitTime if begun else plan.preparingSeconds
+        started = job.state not in (JobState.QUEUED, JobState.PREPARING)
+        patience = plan.lostAfterSeconds + plan.maxWaitTime if started else plan.preparingSeconds
         if silent < patience:
             return ""
-        what = "are lost" if begun else "have not taken it up, and count as lost"
+        what = "are lost" if started else "have not taken it up, and count as lost"
         return f"its hosts ({', '.join(entry.hosts)}) {what}: nothing was heard of any of them for {patience:g} s"
 
     def _unled(self, entry: Entry, job: JobRecord) -> float:
-        """The seconds for which nobody who leads it gave a sign of life."""
+        """Return the seconds since the last renewal by a leader."""
         return self._watch.see(("leads", entry.jobId, entry.token), str(job.lease))
 
     def _same(self, entry: Entry, value: object, times: int = 1) -> bool:
-        """True once this has been so for the time of a lease, or that of several."""
+        """Return True once this has been so for the time of a lease, or of several."""
         return self._watch.see(("tended", entry.jobId, entry.token), str(value)) >= times * self._seconds
 
     def _waited(self, entry: Entry) -> float:
@@ -125,5 +135,5 @@ class Tender:
 
 def _never_made(entry: Entry) -> JobRecord:
     created = entry.createTime or now()
-    made = JobRecord(entry.jobId, hosts=entry.hosts, wants=entry.wants, createTime=created, submittedBy=entry.submittedBy)
-    return made.ended(NOT_HANDED_OVER)
+    record = JobRecord(entry.jobId, hosts=entry.hosts, wants=entry.wants, createTime=created, submittedBy=entry.submittedBy)
+    return record.ended(NOT_HANDED_OVER)

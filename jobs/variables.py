@@ -1,4 +1,7 @@
-"""Variables in a job's arguments and environment, such as `${JOB_DIR}`: filled in on the host, as no shell reads them."""
+"""Variables in a job's arguments and environment, such as `${JOB_DIR}`.
+
+They are filled in on the host, as no shell reads them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 
 
 def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Fill in the variables of a command line, but for the text that a shell is to run, which has them in its environment."""
+    """Fill in the variables of a command line, except in text that a shell runs.
+
+    A shell has them in its environment.
+    """
     scripts = set(_scripts(argv))
     return [word if place in scripts else expand(word, values) for place, word in enumerate(argv)]
 
@@ -50,8 +56,8 @@ def unknown(words: Sequence[str]) -> str | None:
     """Find the first `${NAME}` of a command line that nobody fills in; None if there is none."""
     scripts = set(_scripts(words))
     texts = (word for place, word in enumerate(words) if place not in scripts)
-    found = (reference for text in texts for reference in _REFERENCE.finditer(text))
-    return next((each[0] for each in found if not each[1] and not each[3] and each[2] not in NAMES), None)
+    matches = (reference for text in texts for reference in _REFERENCE.finditer(text))
+    return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in NAMES), None)
 
 
 def starts_shell(argv: Sequence[str]) -> bool:
@@ -60,7 +66,7 @@ def starts_shell(argv: Sequence[str]) -> bool:
 
 
 def _scripts(argv: Sequence[str]) -> Iterator[int]:
-    """Find the places of texts that a shell is to run, as in `sh -c TEXT` and `timeout 9 bash -o pipefail -ec TEXT`."""
+    """Find the places of texts that a shell runs: `sh -c TEXT`, `timeout 9 bash -o pipefail -ec TEXT`."""
     for start, word in enumerate(argv):
         if posixpath.basename(word) not in _SHELLS:
             continue
