@@ -102,7 +102,7 @@ class Asynchronous:
     def _begin_at(self, reader: checkpoint.Reader | None) -> int:
         """Fills the local copy, of a checkpoint where there is one; the global step."""
         self._copy.assign(*State.initial(self._network), 0)
-        step = self._copy.restore(reader) if reader else 0
+        self._state_step = step = self._copy.restore(reader) if reader else 0
         self._state = State(*(tuple(map(tf.convert_to_tensor, part)) for part in (self.shared, self.own)))
         return step
 
@@ -166,7 +166,7 @@ class Asynchronous:
 
     def _rescue(self) -> None:
         """Once a parameter server is lost, what the master read of it last is what there is."""
-        step = self._progress.claims.global_step
+        step = self._state_step
         if step > int(self.step) and all(np.isfinite(value.numpy()).all() for value in self._state.shared):
             self._copy.assign(*self._state, step)
             self._keeper.rescue()
@@ -176,6 +176,8 @@ class Asynchronous:
             reached, taken = take_round(self._network, self._rounds[devices], iterator, state, steps, position, share)
             if name == _MASTER:
                 self._state = reached
+                # What the servers gave is of the round's begin.
+                self._state_step = taken.global_step - (taken.steps + taken.staleness if self._centre else 0)
             return State((), reached.own) if self._centre else reached, taken
 
         period = Period.of(self._flags.sync_period, 1 + self._workers, self._flags.max_steps)

@@ -75,15 +75,22 @@ class Centre:
         return self._step.read_value()
 
     def add(self, start: Sequence[Any], reached: Sequence[Any], share: Any, steps: Any) -> Any:
-        """Takes this share of a walk, whose ends are in the network's order, and counts its steps, int64; the global step."""
+        """Takes this share of a walk, whose ends are in the network's order, and counts its steps, int64; the global step.
+
+        They are counted first: a replica that is lost in the middle leaves nothing in the parameters that is not counted.
+        """
+        with tf.device(self._step.device):
+            step = self._step.assign_add(steps)
+        step = tf.identity(step)  # on the replica: parameter servers do not see each other
         ends = [[tf.reshape(one, [-1]) for one in each] for each in (start, reached)]
         for piece, cut, parts in zip(self._pieces, self._cuts, self._parts, strict=True):
             before, after = (_within(cut, self._spans, end) or [tf.zeros([0])] for end in ends)
             packed = _packed([(late - early) * share for late, early in zip(after, before, strict=True)])
+            with tf.control_dependencies([step]):
+                packed = tuple(map(tf.identity, packed))
             with tf.device(piece.device):
                 piece.assign_add(_joined(_unpacked(*packed, parts)), read_value=False)
-        with tf.device(self._step.device):
-            return self._step.assign_add(steps)
+        return step
 
     def pull(self) -> tuple[list[npt.NDArray[np.float32]], int]:
         """All parameters, exactly, in the network's order, and the global step."""

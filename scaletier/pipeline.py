@@ -196,10 +196,10 @@ class ModelParallel:
         moved, slots = network.apply(trained, slots, [done.changes[spec.name] for spec in network.trained], position)
         after = {spec.name: value for spec, value in zip(network.trained, moved, strict=True)} | done.others
         after |= {spec.name: value for spec, value in zip(network.slots, slots, strict=True)}
-        for spec, variable in zip((*network.shared, *network.own), (*self.shared, *self.own), strict=True):
-            with tf.device(variable.device):
-                variable.assign(after[spec.name], read_value=False)
-        with tf.control_dependencies([done.loss]):  # a step that fails is none
+        with tf.control_dependencies([done.loss]):  # a step without a loss changes nothing
+            for spec, variable in zip((*network.shared, *network.own), (*self.shared, *self.own), strict=True):
+                with tf.device(variable.device):
+                    variable.assign(after[spec.name], read_value=False)
             step = self.step.assign_add(1)
         return figures(1, step, done.loss, 0, 0.0, done.results)
 

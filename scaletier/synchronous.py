@@ -174,11 +174,12 @@ class Synchronous:
         mean = self._all_reduce(tf.concat([*walked, told], 0)) / float(self._count)
         sizes = [*(spec.size for spec in self._network.shared), told.shape[0]]
         *changes, means = tf.split(mean, sizes)
-        for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
-            variable.assign(before + tf.reshape(change, before.shape), read_value=False)
-        for variable, value in zip(self._owns, reached.own, strict=True):
-            variable.assign(value, read_value=False)
-        step = self.step.assign_add(steps * self._count)
+        with tf.control_dependencies([mean]):  # a round without a mean changes nothing
+            for variable, before, change in zip(self.shared, start.shared, changes, strict=True):
+                variable.assign(before + tf.reshape(change, before.shape), read_value=False)
+            for variable, value in zip(self._owns, reached.own, strict=True):
+                variable.assign(value, read_value=False)
+            step = self.step.assign_add(steps * self._count)
         return figures(steps * self._count, step, means[0], 0, 0.0, means[1:]), loss
 
     def _take_over(self, variables: Sequence[Any]) -> None:
