@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +154,7 @@ def test_a_script_with_its_requirements_a_command_and_peers(cluster: Stack, tmp_
 
 @pytest.mark.registry("jax")
 def test_jax_on_hosts_that_sum_by_gloo(cluster: Stack, tmp_path: Path) -> None:
-    """By its own README. PyTorch's peers meet in the same way, by gloo; with CUDA, 5 GB, it is too large for a test."""
+    """By its own README; of frameworks that sum by gloo, this one can be fetched wherever there is a registry."""
     program = ("--script", "examples/jax_gloo/train.py", "--runtime", "examples/jax_gloo/requirements.txt")
     result = cluster.fab("train", "ex_jax", "--replicas", "worker=1", *program)
     assert result.code == 0, result.text
@@ -162,6 +164,41 @@ def test_jax_on_hosts_that_sum_by_gloo(cluster: Stack, tmp_path: Path) -> None:
     assert cluster.fab("get", "ex_jax", str(tmp_path / "out")).code == 0
     with np.load(tmp_path / "out" / "model.npz") as model:
         assert {name: model[name].shape for name in model} == {"w1": (2, 32), "b1": (32,), "w2": (32, 1), "b2": (1,)}
+
+
+def commands(readme: str) -> list[list[str]]:
+    """Return the arguments of the commands of fab that a README shows."""
+    lines = (ROOT / readme).read_text().splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("fab ")]
+
+
+def skip_if_torch_has_cuda(folder: Path) -> None:
+    """Skip the test if the registries that can be reached have no PyTorch but the 5 GB with CUDA; nothing is fetched."""
+    report = folder / "report.json"
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", f"--report={report}"]
+    asked = ["--retries=0", "--timeout=10", f"--target={folder / 'none'}", "-r", str(ROOT / "examples/torch/requirements.txt")]
+    subprocess.run([*pip, *asked], capture_output=True, check=True)
+    found = {each["metadata"]["name"]: each["metadata"] for each in json.loads(report.read_text())["install"]}
+    cuda = [need for need in found["torch"].get("requires_dist", []) if need.startswith(("nvidia-", "cuda-"))]
+    if cuda:
+        pytest.skip(
+            f"no registry in reach has PyTorch's build for processors, and {found['torch']['version']} has 5 GB of CUDA"
+        )
+
+
+@pytest.mark.registry("torch, for processors")
+def test_pytorch_on_three_hosts_by_the_two_commands_of_its_readme(cluster: Stack, tmp_path: Path) -> None:
+    skip_if_torch_has_cuda(tmp_path)
+    train, get = commands("examples/torch/README.md")
+    result = cluster.fab(*train)
+    assert result.code == 0, result.text
+    losses = [float(line.rpartition(" ")[2]) for line in result.out.splitlines() if "of 3 peers: loss" in line]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0], result.out
+    lines_of(cluster, train[train.index("--job") + 1])
+    assert cluster.fab(*get, str(tmp_path / "out")).code == 0
+    with zipfile.ZipFile(tmp_path / "out" / "model.pt") as model:
+        assert len([name for name in model.namelist() if "/data/" in name]) == 4, "two layers of weights and biases"
 
 
 def test_keras_with_the_flags_of_cloud_ml(cluster: Stack, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Peers that meet as PyTorch's do, at MASTER_ADDR and MASTER_PORT, where rank 0 listens; all learn the sum of their ranks."""
+"""Meet at MASTER_ADDR and MASTER_PORT, where rank 0 listens as for PyTorch's store; all learn the sum of their ranks."""
 
 import os
 import socket
