@@ -1,1 +1,1 @@
-"""What `fab` does: who is where, what runs, the files of each host, and everything that reads a job."""
+"""The operations behind `fab`: hosts, jobs, the files of each host, and all views of a job."""

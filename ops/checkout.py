@@ -19,8 +19,8 @@ def find(argv: Sequence[str], here: Path, environment: Mapping[str, str]) -> Pat
             return Path(here, value)
         if word.startswith(f"{FLAG}="):
             return Path(here, word.partition("=")[2])
-    if named := environment.get("SCALETIER_PROJECT"):
-        return Path(here, named)
+    if project := environment.get("SCALETIER_PROJECT"):
+        return Path(here, project)
     return next((folder for folder in (here, *here.parents) if is_checkout(folder)), None)
 
 

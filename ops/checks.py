@@ -1,4 +1,4 @@
-"""Keys and types of what a person writes, config.yaml and a trainer's scaletier.yaml, and what is said of wrong ones."""
+"""Keys and types of config.yaml and of a trainer's scaletier.yaml, with the messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def read_yaml(content: bytes, path: str) -> Any:
-    """What a file holds, None for nothing at all; the message for a broken one names the line."""
+    """Parse a YAML file, None for an empty one; the message for a broken one names the line."""
     import yaml
 
     try:
@@ -40,7 +40,7 @@ def read_yaml(content: bytes, path: str) -> Any:
 
 
 def check_mapping(data: Any, keys: Mapping[str, Check], path: str) -> dict[str, Any]:
-    """A mapping whose keys are all known, each value checked; the message names the full path and the valid keys."""
+    """Check a mapping's keys and each value; the message names the full path and the valid keys."""
     if not isinstance(data, dict):
         raise UsageError(f"{path} is not a mapping of keys to values; valid keys are {', '.join(_valid(keys))}")
     checked: dict[str, Any] = {}
@@ -52,22 +52,22 @@ def check_mapping(data: Any, keys: Mapping[str, Check], path: str) -> dict[str, 
 
 
 def _valid(keys: Mapping[str, Check]) -> list[str]:
-    """Those that are not there to be refused with a word of their own."""
+    """Return the keys without those that are only known in order to refuse them."""
     return [key for key, check in keys.items() if not isinstance(check, _Unsupported)]
 
 
 def _below(path: str, key: object) -> str:
-    """The file's own name ends in a colon, a key in a dot: `config.yaml: trainingInput.args`."""
+    """Append a key to a path, after the file's colon or a key's dot: `config.yaml: trainingInput.args`."""
     return f"{path}.{key}" if ": " in path else f"{path}: {key}"
 
 
 def nested(keys: Mapping[str, Check]) -> Check:
-    """A mapping of known keys; nothing behind the colon is an empty one."""
+    """Return a check for a mapping of known keys; an empty value is an empty mapping."""
     return lambda value, path: check_mapping(value if value is not None else {}, keys, path)
 
 
 def named(check: Check) -> Check:
-    """A mapping of names that the file chooses, all values of one kind."""
+    """Return a check for a mapping of free names with values of one kind."""
 
     def mapping(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -105,24 +105,24 @@ def whole(value: Any, path: str) -> int:
 
 
 def seconds(value: Any, path: str) -> float:
-    """A number above 0, or a duration as Cloud ML has it."""
-    if found := _seconds(value):
-        return found
+    """Parse a number above 0, or a duration as in Cloud ML."""
+    if number := _seconds(value):
+        return number
     raise UsageError(f"{path} must be a number of seconds above 0, such as 3600 or 3600s, not {value!r}")
 
 
 def seconds_or_none(value: Any, path: str) -> float:
-    """The same, or 0."""
-    if (found := _seconds(value)) is not None:
-        return found
+    """Parse a duration like `seconds`, or 0."""
+    if (number := _seconds(value)) is not None:
+        return number
     raise UsageError(f"{path} {value!r} is invalid: it is no number of seconds. Valid: 0 and above, such as 30 or 30s")
 
 
 def _seconds(value: Any) -> float | None:
     spelt = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    found = float(spelt[1]) if spelt else value
-    fits = isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < float("inf")
-    return found if fits else None
+    number = float(spelt[1]) if spelt else value
+    fits = isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < float("inf")
+    return number if fits else None
 
 
 def exit_codes(value: Any, path: str) -> list[int]:
@@ -138,12 +138,12 @@ def exit_codes(value: Any, path: str) -> list[int]:
 
 
 def size(value: Any, path: str) -> int:
-    """Bytes, 1 MB at least: a whole number, or one with a unit."""
+    """Parse bytes, 1 MB at least: a whole number, or one with a unit."""
     spelt = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    found = round(float(spelt[1]) * _UNITS[spelt[2]]) if spelt else value
-    if isinstance(found, bool) or not isinstance(found, int) or found < _UNITS["MB"]:
+    count = round(float(spelt[1]) * _UNITS[spelt[2]]) if spelt else value
+    if isinstance(count, bool) or not isinstance(count, int) or count < _UNITS["MB"]:
         raise UsageError(f"{path} must be a size of 1 MB at least, such as 500MB, 2GB or 2000000000 for bytes, not {value!r}")
-    return found
+    return count
 
 
 def truth(value: Any, path: str) -> bool:
@@ -162,7 +162,7 @@ def texts(value: Any, path: str) -> list[str]:
 
 
 def flag(value: Any, path: str) -> str:
-    """The name of a trainer's flag."""
+    """Check the name of a trainer's flag."""
     if not isinstance(value, str) or not value.startswith("-") or "=" in value:
         raise UsageError(f"{path} must be a flag such as --data, not {value!r}")
     return value
@@ -175,7 +175,7 @@ def flags(value: Any, path: str) -> tuple[str, ...]:
 
 
 def notify(value: Any, path: str) -> str:
-    """Where a job's end is reported."""
+    """Check the target of a job's notification."""
     try:
         if not isinstance(value, str):
             raise ValueError("it is not a string")

@@ -1,4 +1,4 @@
-"""Between the tasks of `fab` and ops: the one place where an error becomes a line on stderr and an exit code."""
+"""Error handling of the tasks of `fab`: the place that turns an error into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ops.errors import DETACHED, DONE, FAILED, WRONG_CALL, OpsError, one_line
 
 
 def command(body: Callable[..., int | None]) -> Callable[..., None]:
-    """A task's body, run so that it always ends in an exit code; the body returns one, or None for 0.
+    """Wrap a task's body so that it always ends in an exit code; the body returns one, or None for 0.
 
     With SCALETIER_DEBUG set, the traceback is shown as well.
     """
@@ -38,7 +38,7 @@ def command(body: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """A closed terminal, or `timeout`, undoes or detaches as Ctrl-C does."""
+    """Handle SIGHUP and SIGTERM, of a closed terminal or `timeout`, like Ctrl-C: undo or detach."""
     raise KeyboardInterrupt
 
 
@@ -58,7 +58,7 @@ def report(error: BaseException) -> int:
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """The line and the exit code of an error of any library that a command uses."""
+    """Return the line and the exit code of an error of any library that a command uses."""
     from infra.spec import SpecError
     from jobs.checked import RecordError
     from jobs.store import Conflict, StoreError

@@ -76,7 +76,7 @@ class Job:
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is; None if it reports nothing."""
+        """The latest progress; None if the job reports nothing."""
         return self.record.progress
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Job:
 
 
 class Client:
-    """Runs jobs on a cluster, and reads how they do. Every method raises OpsError, and nothing else, for what fails."""
+    """Runs jobs on a cluster, and reads their state. Every method raises only OpsError."""
 
     def __init__(self, cluster: Cluster | None = None) -> None:
         """Use the cluster of the stack in use, if none is given."""
@@ -172,7 +172,11 @@ class Client:
             return Job(record, tuple(replicas_of(self._cluster.ledger, record)))
 
     def wait(self, job_id: str | None = None, timeout: float | None = None, on_poll: OnPoll | None = None) -> Job:
-        """Wait until a job has ended, also while the bucket does not answer; OpsError if it has not after `timeout` seconds."""
+        """Wait until a job has ended, also while the bucket does not answer.
+
+        Raises:
+            OpsError: if it has not ended after `timeout` seconds.
+        """
         with _one_error():
             record, failing = existing_job(self._cluster.ledger, job_id), False
             deadline = None if timeout is None else time.monotonic() + timeout

@@ -1,7 +1,7 @@
-"""The command line of `fab`: Fabric parses it, and this says what may be left out, where help is, and what was meant.
+"""The command line of `fab`: Fabric parses it; bare words, help and suggestions are added here.
 
-Fabric's own flags that this project has no use for are not offered; a flag has a short form only where it is the same in
-every task.
+Fabric's own flags that this project has no use for are not offered; a flag has a short form only if it is the same in every
+task.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ NOUNS = {
 
 
 class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
-    """A task of `fab`. `words` are the flags that may be given as bare words behind its name, in this order, one that may
-    be given several times as often as that; `rest` names what may stand behind `--`.
+    """A task of `fab`.
+
+    `words` are the flags that may be given as bare words behind its name, in this order; a flag that may be repeated takes as
+    many. `rest` names what may stand behind `--`.
     """
 
     help: dict[str, str]
@@ -66,19 +68,19 @@ class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
             self.help = texts
 
     def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
-        """What invoke makes a flag of; the short form is ours."""
+        """Return invoke's options of a flag, with our own short form."""
         options: dict[str, Any] = super().arg_opts(name, default, taken_names)
         options["names"] = (*options["names"], *SHORT.get(name, ()))
         return options
 
 
 def after_dashes(argv: Sequence[str]) -> list[str]:
-    """What follows a lone `--`, each word as the shell gave it."""
+    """Return the words behind a lone `--`, each as the shell gave it."""
     return list(argv[argv.index(DASHES) + 1 :]) if DASHES in argv else []
 
 
 def asks_for_help(tokens: Sequence[str]) -> str | None:
-    """The task of which the help is wanted, wherever in front of `--` that is said; None where it is not."""
+    """Return the task whose help is wanted, by a flag anywhere before `--`, or None."""
     before = tokens[: tokens.index(DASHES)] if DASHES in tokens else tokens
     bare = [word for last, word in zip(("", *before), before, strict=False) if not word.startswith("-") and last[:1] != "-"]
     if not any(word in HELP for word in before) and _HELP_WORD not in bare:
@@ -103,62 +105,67 @@ def shield(tokens: Sequence[str], flag: str = "--args") -> list[str]:
 
 
 def spelled_out(tokens: Sequence[str], words: Mapping[str, Sequence[str]], valued: Mapping[str, set[str]]) -> list[str]:
-    """The command line with each bare word behind a task as the flag it stands for, `logs worker` as `logs --replica=worker`.
+    """Return the command line with bare words as flags, `logs worker` as `logs --replica=worker`.
 
-    `words` are those that a task takes, `valued` the flags of it that have a value. ValueError for a second task.
+    Args:
+        words: the flags that take bare words, by task.
+        valued: the flags of a task that have a value.
+
+    Raises:
+        ValueError: for a second task.
     """
     result: list[str] = []
-    task, left, value_follows = "", list[str](), False
+    task, free_words, value_follows = "", list[str](), False
     for token in tokens:
         if value_follows:
             value_follows = False
         elif token.startswith("-"):
             last = token if token.startswith("--") else f"-{token[-1]}"  # of -fn 20
             value_follows = last in valued.get(task, ())
-        elif left:
-            result.append(f"--{left.pop(0)}={token}")
+        elif free_words:
+            result.append(f"--{free_words.pop(0)}={token}")
             continue
         elif token in words and task:
             raise ValueError(f"one task at a time: fab {task}, and then fab {token}")
         elif token in words:
-            task, left = token, list(words[token])
+            task, free_words = token, list(words[token])
         result.append(token)
     return result
 
 
 def flags_with_values(context: ParserContext) -> set[str]:
-    """The flags of a task behind which a value follows, long and short."""
+    """Return the flags of a task that take a value, long and short."""
     return {to_flag(name) for arg in context.args.values() if arg.takes_value for name in arg.names}
 
 
 def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: str = "") -> str:
     """invoke's message about a wrong command line, in words that say what to do."""
-    if found := re.search(r"No idea what '(.*)' is!", message):
-        word = found[1]
+    if error := re.search(r"No idea what '(.*)' is!", message):
+        word = error[1]
         if word.startswith("-"):
             return _unknown_flag(word, flags, task)
         if task:
             return f"fab {task} has no use for {word!r}: see fab {task} --help"
         return f"there is no task {word!r}{meant(word, tasks)}; valid are {', '.join(tasks)}"
-    if found := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
-        return f"--{found[1].lstrip('-').replace('_', '-')} needs a value"
+    if error := re.search(r"Flag (?:<Argument: )?'?(\S+?)'?[ >(].*needed value", message):
+        return f"--{error[1].lstrip('-').replace('_', '-')} needs a value"
     return " ".join(message.split())
 
 
 def _unknown_flag(flag: str, flags: Sequence[str], task: str) -> str:
     if not task:
         return f"there is no flag {flag} here; fab --help TASK lists the valid ones"
-    said = f"fab {task} has no flag {flag}{meant(flag, flags)}"
+    problem = f"fab {task} has no flag {flag}{meant(flag, flags)}"
     if "--args" in flags and flag.startswith("--"):
-        return f"{said}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
-    return f"{said}; fab {task} --help lists the valid ones"
+        return f"{problem}; an argument of the trainer goes behind {DASHES}, as in: fab {task} … {DASHES} {flag} …"
+    return f"{problem}; fab {task} --help lists the valid ones"
 
 
 class Program(Fab):  # type: ignore[misc]  # Fabric has no types
-    """Fabric's command line, kept to this project's rules: it is for tasks alone, and never looks at ~/.ssh/config."""
+    """Fabric's command line for tasks alone, which never reads ~/.ssh/config."""
 
     def core_args(self) -> list[Argument]:
-        """Fabric's, of which those without use here have no short form, and which stack and which project are meant."""
+        """Return Fabric's flags, the unused ones without a short form, and those of stack and project."""
         args: list[Argument] = super().core_args()
         args += [
             Argument(
@@ -188,15 +195,15 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         super().load_collection()
 
     def parse_tasks(self) -> None:
-        """Fabric's, after words and help were understood; what is said of stack and project holds from here on."""
+        """Parse the tasks after bare words and help; the stack and project flags take effect from here on."""
         contexts = self.collection.to_contexts()
         words = {context.name: self.collection[context.name].words for context in contexts}
         everywhere = flags_with_values(self.initial_context)
         valued = {context.name: flags_with_values(context) | everywhere for context in contexts}
-        wanted = asks_for_help(self.core.unparsed)
-        if wanted is not None:
+        help_task = asks_for_help(self.core.unparsed)
+        if help_task is not None:
             self.core.unparsed[:] = []
-            self.args["help"].set_value(wanted, cast=False)
+            self.args["help"].set_value(help_task, cast=False)
         with self._worded():
             self.core.unparsed[:] = spelled_out(self.core.unparsed, words, valued)
             super().parse_tasks()
@@ -228,7 +235,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         _say(f"scaletier {version('scaletier')} (Fabric {fabric.__version__})")
 
     def print_help(self) -> None:
-        """What there is to type."""
+        """Print the usage of `fab`."""
         _say(f"Usage: {self.binary} [--stack NAME] TASK [WORDS] [--flags] [{DASHES} ARGUMENTS OF THE TRAINER]\n")
         self.load_collection()
         self.list_flat()
@@ -236,7 +243,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         self.print_columns([_help_of(arg) for arg in self.core_args() + self.task_args() if arg.name in _CORE])
 
     def list_flat(self) -> None:
-        """The tasks by what they are about, in the order in which a user meets it."""
+        """List the tasks by topic, in the order in which users need them."""
         for module, title in NOUNS.items():
             names = sorted(name for name in self.collection.task_names if _module(self.collection[name]) == module)
             if names:
@@ -244,7 +251,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
                 self.print_columns([(name, _first_line(self.collection[name])) for name in names])
 
     def print_task_help(self, name: str) -> None:
-        """A task's usage, what it does, its flags, and examples."""
+        """Print a task's usage, description, flags, and examples."""
         task = self.collection[name]
         words = "".join(f" [{word.upper()}{' …' * (task.words.count(word) > 1)}]" for word in dict.fromkeys(task.words))
         context = self.parser.contexts[name]
@@ -269,7 +276,7 @@ def _say(line: str = "") -> None:
 
 
 def examples(task: Task) -> list[str]:
-    """The command lines in a task's documentation: they are paragraphs of their own."""
+    """Return the command lines in a task's documentation, which are paragraphs of their own."""
     return [line for paragraph in _paragraphs(task) if _is_example(paragraph) for line in paragraph.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Errors that a user meets: each is one line that says what is wrong and what to do, and carries its exit code."""
+"""Errors for users: each is one line with the problem and the remedy, and carries its exit code."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class HostsError(OpsError):
 
 
 def meant(word: str, valid: Iterable[str], likeness: float = 0.6) -> str:
-    """`; did you mean worker-0?`, to be put behind a complaint about a word; empty where nothing valid is like it.
+    """Return `; did you mean worker-0?`, to append to an error; empty if no valid word is similar.
 
-    `likeness` is the least that counts, from 0 to 1 (difflib).
+    `likeness` is the least similarity that counts, from 0 to 1 (difflib).
     """
     alike = difflib.get_close_matches(word, list(valid), n=1, cutoff=likeness)
     return f"; did you mean {alike[0]}?" if alike else ""
 
 
 def one_line(error: BaseException) -> str:
-    """The message of any error on one line."""
+    """Return the message of any error on one line."""
     text = " ".join(str(error).split())
     return text or type(error).__name__

@@ -1,4 +1,4 @@
-"""The scripts `fab` and `scaletier`: what they import takes most of a second, and a Ctrl-C in that time is one as well."""
+"""Entry points of `fab` and `scaletier`, which handle Ctrl-C also during their slow imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def scaletier() -> None:
-    """`scaletier`, which pipx or uv may install once for all: it finds the checkout, and runs that one's own program."""
+    """Run the checkout's own program from a single installation by pipx or uv."""
     argv = sys.argv[1:]
     try:
         root = find(argv, Path.cwd(), os.environ)

@@ -1,4 +1,4 @@
-"""How things look on a terminal and in a pipe: tables, colours, times, and word of what takes long."""
+"""Output to terminals and pipes: tables, colours, times, and the progress of slow operations."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _STATES = {"SUCCEEDED": "green", "RUNNING": "blue", "FAILED": "red", "CANCELLED"
 
 
 def colourful(stream: TextIO) -> bool:
-    """True for a terminal whose user has not refused colours."""
+    """Return True for a terminal whose user has not refused colours."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def has_screen() -> bool:
-    """True where stdout and stderr are a terminal on which a picture can be drawn again and again."""
+    """Return True if stdout and stderr are a terminal on which a picture can be redrawn."""
     able = os.environ.get("TERM", "dumb") != "dumb" and (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return able and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def paint(text: str, colour: str | None, stream: TextIO | None = None) -> str:
-    """The text in a colour where the stream is a terminal."""
+    """Return the text in a colour if the stream is a terminal."""
     return f"\033[{_CODES[colour]}m{text}\033[0m" if colour and colourful(stream or sys.stdout) else text
 
 
@@ -41,15 +41,17 @@ _PLAIN = "\033[0m"
 
 
 def harmless(text: str, colours: bool = False) -> str:
-    """Text of whomever, in which nothing steers a terminal: colours stay where they are wanted, none of them past its line, and
-    go elsewhere; any other control character but the end of a line and the tab is shown, ESC as ␛.
+    """Return untrusted text without terminal controls.
+
+    With `colours` colours stay, reset at the end of their line. Any other control character except newline and tab is shown,
+    ESC as ␛.
     """
     if text.isprintable() or not _STEERS.search(text):
         return text
-    shown = _STEERS.sub(lambda found: (found[0] if colours else "") if found[1] else _visible(found[0]), text)
-    if "\033" not in shown:
-        return shown
-    return "\n".join(line + _PLAIN if "\033" in line and not line.endswith(_PLAIN) else line for line in shown.split("\n"))
+    safe_text = _STEERS.sub(lambda found: (found[0] if colours else "") if found[1] else _visible(found[0]), text)
+    if "\033" not in safe_text:
+        return safe_text
+    return "\n".join(line + _PLAIN if "\033" in line and not line.endswith(_PLAIN) else line for line in safe_text.split("\n"))
 
 
 def _visible(character: str) -> str:
@@ -60,7 +62,7 @@ def _visible(character: str) -> str:
 
 
 def write(stream: TextIO, line: str) -> None:
-    """A line to a stream, made harmless; one that cannot show a character shows another in its place."""
+    """Write a harmless line to a stream; replace characters that it cannot encode."""
     encoding = stream.encoding or "utf-8"
     line = harmless(line, colourful(stream))
     stream.write((line + "\n").encode(encoding, "replace").decode(encoding))
@@ -69,22 +71,22 @@ def write(stream: TextIO, line: str) -> None:
 
 
 def out(text: str = "") -> None:
-    """A line of the result."""
+    """Print a line of the result."""
     write(sys.stdout, text)
 
 
 def note(text: str) -> None:
-    """A line on stderr for the user's eyes; what is piped on stays free of it."""
+    """Print a line on stderr, which stays out of pipes."""
     write(sys.stderr, paint(text, "dim", sys.stderr))
 
 
 def error(text: str) -> None:
-    """The one line that says what is wrong."""
+    """Print the one line that states the problem."""
     write(sys.stderr, f"{paint('error:', 'red', sys.stderr)} {text}")
 
 
 def as_json(value: Any) -> None:
-    """The result for programs."""
+    """Print the result for programs."""
     write(sys.stdout, json.dumps(value, indent=1))
 
 
@@ -114,12 +116,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def state(text: str) -> str:
-    """A job's state in its colour."""
+    """Return a job's state in its colour."""
     return paint(text, _STATES.get(text))
 
 
 def local_time(moment: str | None) -> str:
-    """An RFC 3339 moment in the operator's time zone: `2026-01-31 12:00:00`."""
+    """Format an RFC 3339 moment in the operator's time zone: `2026-01-31 12:00:00`."""
     return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""
 
 
@@ -137,7 +139,7 @@ def dollars(amount: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units: `55.0 MB`."""
+    """Format bytes in decimal units: `55.0 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -149,7 +151,7 @@ _FIRST_SECONDS, _AGAIN_SECONDS = 2.0, 10.0
 
 
 class Step:
-    """Something that may take long: on a terminal a line that counts up, elsewhere a line after 2 s, each 10 s, and at its end.
+    """A slow operation: a line that counts up on a terminal, else lines after 2 s, each 10 s, and at its end.
 
     `with Step("connecting", quiet=False) as step: step.count = "3 of 8"`
     """
@@ -195,7 +197,7 @@ class Step:
 
 
 class StatusLine:
-    """Show on one line of stderr what is waited for: rewritten on a terminal, elsewhere one line for each change."""
+    """A status on one line of stderr: rewritten on a terminal, elsewhere one line for each change."""
 
     def __init__(self) -> None:
         self._live = colourful(sys.stderr)
@@ -232,23 +234,23 @@ def plural(count: int, what: str) -> str:
 
 
 def counter(step: Step, total: int) -> Callable[[object], None]:
-    """To be called once for each of `total` things that are done."""
-    done = [0]
+    """Return a function to call once for each of `total` completed items."""
+    calls = [0]
 
     def count(_: object) -> None:
-        done[0] += 1
-        step.count = f"{done[0]} of {total}"
+        calls[0] += 1
+        step.count = f"{calls[0]} of {total}"
 
     return count
 
 
 def sizer(step: Step, total: int) -> Callable[[int], None]:
-    """To be called with the bytes that have gone through, by any thread."""
-    done, lock = [0], threading.Lock()
+    """Return a function to call with each piece's bytes, by any thread."""
+    sent, lock = [0], threading.Lock()
 
     def count(more: int) -> None:
         with lock:
-            done[0] += more
-        step.count = f"{size(min(done[0], total))} of {size(total)}"
+            sent[0] += more
+        step.count = f"{size(min(sent[0], total))} of {size(total)}"
 
     return count

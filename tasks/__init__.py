@@ -1,4 +1,4 @@
-"""The tasks of `fab`: a task's signature is its flags, and it calls one function of ops, which it imports inside.
+"""The tasks of `fab`: a task's signature is its flags; it calls one function of ops, imported inside.
 
 So nothing that takes time is imported here: `fab --list` is as quick as Fabric itself, and so is the first line of a log.
 """
@@ -21,5 +21,5 @@ JSON = "print JSON, for programs"
 
 
 def task(**options: Any) -> Callable[[Callable[..., int]], Any]:
-    """Fabric's decorator, for a body that returns an exit code; its errors are a line and an exit code, too."""
+    """Return Fabric's decorator for a body that returns an exit code; errors become a line and a code."""
     return lambda body: fabric.task(klass=Task, **options)(command(body))

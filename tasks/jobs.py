@@ -87,12 +87,12 @@ def train(
     On a terminal it is followed on a screen: how far it is, every replica, and the newest lines of the logs. Ctrl-C leaves the
     job running and says how to come back to it.
     """
-    given = locals()
+    options = locals()
     from ops.cluster.cluster import Cluster
     from ops.train import train as run
     from ops.train.config import Flags
 
-    flags = Flags.of(given, after_dashes(sys.argv))
+    flags = Flags.of(options, after_dashes(sys.argv))
     if dry_run:
         return run.dry_run(Cluster.load(), flags, package, json)
     return run.train(Cluster.load(), flags, package, queue, follow, json, plain)
@@ -175,8 +175,8 @@ def logs(
     from ops.logs.wanted import wanted
     from ops.screen.logs import show_logs
 
-    asked = wanted(lines, since, until, grep, severity)
-    return show_logs(Cluster.load(), replica, job, asked, follow, json, plain)
+    filters = wanted(lines, since, until, grep, severity)
+    return show_logs(Cluster.load(), replica, job, filters, follow, json, plain)
 
 
 @task(words=["job"], help={"job": JOB, "json": f"{JSON}: its record"})

@@ -142,8 +142,8 @@ def predict(
         from ops.models import batch as batches
 
         batches.check_flags(batch, json_instances, with_batch)
-        asked = batches.Asked(model, version, input_, output, signature, job, replicas)
-        return batches.batch(Cluster.load(), asked, follow, json)
+        request = batches.Asked(model, version, input_, output, signature, job, replicas)
+        return batches.batch(Cluster.load(), request, follow, json)
     from ops.models.predict import predict as run
 
     return run(Cluster.load(), model, version, json_instances, signature, json)

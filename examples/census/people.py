@@ -1,4 +1,4 @@
-"""Made-up people for the census example: `python people.py 2000 1 >train.csv`, with a seed as the second argument."""
+"""Random people for the census example: `python people.py 2000 1 >train.csv`, the seed as 2nd argument."""
 
 import csv
 import math

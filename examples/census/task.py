@@ -1,4 +1,4 @@
-"""`python -m census.task`: a Keras model of who earns more than 50K, as Cloud ML's census sample is told what to do."""
+"""`python -m census.task`: a Keras model of incomes over 50K, with the flags of Cloud ML's sample."""
 
 import argparse
 import csv

@@ -22,11 +22,11 @@ def _records(folder, split):
 
 
 def train_batch(folder, batch_size, seed):
-    """The next batch of the endless, shuffled training data: images [batch, 784] and labels [batch]."""
+    """Return the next batch of the endless, shuffled training data: images [batch, 784], labels [batch]."""
     batches = _records(folder, "train").shuffle(10_000, seed=seed).repeat().batch(batch_size).map(_parse).prefetch(2)
     return tf.data.make_one_shot_iterator(batches).get_next()
 
 
 def test_batch(folder):
-    """The next 1000 of the test data; OutOfRangeError behind the last."""
+    """Return the next 1000 of the test data; OutOfRangeError behind the last."""
     return tf.data.make_one_shot_iterator(_records(folder, "test").batch(1000).map(_parse)).get_next()

@@ -1,4 +1,4 @@
-"""The two models, from bare variables: with `keep_prob` below 1 for training, and with 1 for evaluation."""
+"""The two models, from bare variables: with `keep_prob` below 1 for training, 1 for evaluation."""
 
 import tensorflow.compat.v1 as tf
 
@@ -18,8 +18,8 @@ def _convolution(name, images, filters):
         shape = [5, 5, images.shape[-1], filters]
         weights = tf.get_variable("weights", shape, initializer=tf.glorot_uniform_initializer())
         biases = tf.get_variable("biases", [filters], initializer=tf.zeros_initializer())
-        found = tf.nn.relu(tf.nn.conv2d(images, weights, [1, 1, 1, 1], "SAME") + biases)
-        return tf.nn.max_pool(found, [1, 2, 2, 1], [1, 2, 2, 1], "SAME")
+        features = tf.nn.relu(tf.nn.conv2d(images, weights, [1, 1, 1, 1], "SAME") + biases)
+        return tf.nn.max_pool(features, [1, 2, 2, 1], [1, 2, 2, 1], "SAME")
 
 
 def cnn(images, keep_prob):

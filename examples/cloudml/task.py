@@ -1,4 +1,4 @@
-"""`python -m cloudml.task`: a parameter server, the master or a worker, as TF_CONFIG says; without it, all in one process."""
+"""`python -m cloudml.task`: a parameter server, the master or a worker, by TF_CONFIG, or one process."""
 
 import argparse
 import json
@@ -25,21 +25,21 @@ class Report(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(self.tensors)
 
     def after_run(self, _, run_values):
-        seen, now = run_values.results, time.time()
+        values, now = run_values.results, time.time()
         self.local += 1
         if self.last_step is None:  # the steps of others before this replica joined count for nobody here
-            self.began, self.last_time, self.last_step = now, now, int(seen["step"])
+            self.began, self.last_time, self.last_step = now, now, int(values["step"])
             return
         seconds = now - self.last_time
         if seconds < 1:
             return
-        rates = (seen["step"] - self.last_step) / seconds, (self.local - self.last_local) / seconds
+        rates = (values["step"] - self.last_step) / seconds, (self.local - self.last_local) / seconds
         print(
-            f"Train [{self.replica}], step {seen['step']}: loss: {seen['loss']:.3f}, accuracy: {seen['accuracy']:.3f} "
+            f"Train [{self.replica}], step {values['step']}: loss: {values['loss']:.3f}, accuracy: {values['accuracy']:.3f} "
             f"({now - self.began:.3f} sec) {rates[0]:.1f} global steps/s, {rates[1]:.1f} local steps/s",
             flush=True,
         )
-        self.last_time, self.last_step, self.last_local = now, int(seen["step"]), self.local
+        self.last_time, self.last_step, self.last_local = now, int(values["step"]), self.local
 
 
 class Test(tf.train.SessionRunHook):
@@ -62,7 +62,7 @@ class Test(tf.train.SessionRunHook):
 
 
 def saving(every):
-    """What a session is told of checkpoints: one every so many steps, of which all stay; as TensorFlow has them without."""
+    """Return a session's checkpoint arguments: one every `every` steps, of which all stay, or defaults."""
     if not every:
         return {}
     scaffold = tf.train.Scaffold(saver=tf.train.Saver(max_to_keep=None, sharded=True))

@@ -1,4 +1,4 @@
-"""Show a page to draw digits on, which asks every version of a model through the REST API that `fab serve` opens here."""
+"""Show a page to draw digits on, which sends them to all versions of a model that `fab serve` opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training as Paperspace Gradient starts it: TYPE, INDEX and TF_CONFIG in the environment of every replica."""
+"""Training started like Paperspace Gradient's: with TYPE, INDEX and TF_CONFIG in the environment."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""`python -m gradient.task`: learns which points lie in the unit circle, on parameter servers, a master and workers."""
+"""`python -m gradient.task`: learns which points lie in the unit circle, by parameter servers."""
 
 import argparse
 import json
@@ -38,12 +38,12 @@ def train(args, server, cluster, job, index, model_dir):
         supervisor = tf.train.Supervisor(is_chief=is_chief, logdir=model_dir, global_step=step, recovery_wait_secs=1)
         config = tf.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
         with supervisor.managed_session(server.target, config=config) as session:
-            began, mine, steps, told = time.time(), 0, 0, -1
+            began, mine, steps, reported = time.time(), 0, 0, -1
             while not supervisor.should_stop() and steps < args.max_steps:
                 _, steps, loss_now, accuracy_now = session.run([train_op, step, loss, accuracy])
                 mine += 1
-                if (tenth := 10 * steps // args.max_steps) > told:
-                    told = tenth
+                if (tenth := 10 * steps // args.max_steps) > reported:
+                    reported = tenth
                     print(
                         f"Train [{name}], step {steps}: loss: {loss_now:.3f}, accuracy: {accuracy_now:.3f} "
                         f"({time.time() - began:.3f} sec), {mine} steps are mine",

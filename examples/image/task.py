@@ -1,4 +1,4 @@
-"""`python -m image.task`: which way do the stripes run? Grey pictures to one of four directions, by convolutions.
+"""`python -m image.task`: classifies the direction of stripes in grey pictures, by convolutions.
 
 Each replica makes pictures of its own, as one that reads files would read its own.
 """
@@ -11,7 +11,7 @@ SIDE, DIRECTIONS = 20, 4
 
 
 def pictures(size, seed, number):
-    """Batch `number`: pictures uint8 [size, SIDE, SIDE, 1], and their directions int32 [size], in eighths of a turn."""
+    """Return batch `number`: pictures uint8 [size, SIDE, SIDE, 1], directions int32 [size], in 1/8 turns."""
     import tensorflow as tf
 
     seeds = tf.random.split(tf.stack([tf.constant(seed, tf.int64), number]), 4)
@@ -27,7 +27,7 @@ def pictures(size, seed, number):
 
 
 def training(args, context):
-    """Without end; `context` says which replica asks, of how many."""
+    """Yield batches without end; `context` has the replica's number, and how many there are."""
     import tensorflow as tf
 
     own = functools.partial(pictures, args.batch_size, 1 + args.seed * context.num_input_pipelines + context.input_pipeline_id)
@@ -44,19 +44,19 @@ def model(args):
     import keras
     from keras import layers
 
-    given = keras.Input([SIDE, SIDE, 1], dtype="uint8", name="picture")
-    found = layers.Rescaling(1 / 127.5, -1.0)(given)
-    found = layers.Conv2D(args.filters, 3, padding="same", use_bias=False)(found)
-    found = layers.Activation("relu")(layers.BatchNormalization()(found))
+    picture = keras.Input([SIDE, SIDE, 1], dtype="uint8", name="picture")
+    features = layers.Rescaling(1 / 127.5, -1.0)(picture)
+    features = layers.Conv2D(args.filters, 3, padding="same", use_bias=False)(features)
+    features = layers.Activation("relu")(layers.BatchNormalization()(features))
     for _ in range(args.blocks):
-        inner = layers.Conv2D(args.filters, 3, padding="same", use_bias=False)(found)
-        found = layers.Activation("relu")(layers.Add()([found, layers.BatchNormalization()(inner)]))
-    found = layers.Dropout(args.dropout)(layers.GlobalMaxPooling2D()(found))
-    return keras.Model(given, layers.Dense(DIRECTIONS, "softmax")(found), name="image")
+        inner = layers.Conv2D(args.filters, 3, padding="same", use_bias=False)(features)
+        features = layers.Activation("relu")(layers.Add()([features, layers.BatchNormalization()(inner)]))
+    features = layers.Dropout(args.dropout)(layers.GlobalMaxPooling2D()(features))
+    return keras.Model(picture, layers.Dense(DIRECTIONS, "softmax")(features), name="image")
 
 
 def optimizer(args, replicas):
-    """What several replicas walk is averaged, which bears longer steps."""
+    """Return an optimizer with longer steps for several replicas, whose deltas are averaged."""
     import keras
 
     return keras.optimizers.SGD(args.learning_rate * min(replicas, 4) ** 0.5, momentum=0.9, nesterov=True)
@@ -67,8 +67,8 @@ def serving(predict):
     import tensorflow as tf
 
     def serve(picture):
-        found = predict(picture)
-        return {"probabilities": found, "classes": tf.argmax(found, 1)}
+        probabilities = predict(picture)
+        return {"probabilities": probabilities, "classes": tf.argmax(probabilities, 1)}
 
     return tf.function(serve, input_signature=[tf.TensorSpec([None, SIDE, SIDE, 1], tf.uint8, "picture")])
 

@@ -1,4 +1,4 @@
-"""Trains a small network by JAX on all hosts of a job: each computes on its part of a batch, and JAX sums the gradients."""
+"""Trains a small JAX network on all hosts: each computes a part of a batch, JAX sums the gradients."""
 
 import os
 

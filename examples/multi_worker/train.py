@@ -1,4 +1,4 @@
-"""TensorFlow's tutorial of several workers in shape: each computes a part of every batch, and all take the same step."""
+"""TensorFlow's tutorial of several workers: each computes a part of a batch, all take the same step."""
 
 import os
 
@@ -9,7 +9,7 @@ BATCH = 96
 
 
 def batches(context):
-    """Each worker's own part: which points lie in the unit circle."""
+    """Return the worker's own part of the data: which points lie in the unit circle."""
     seeds = tf.data.Dataset.range(context.input_pipeline_id, 10**9, context.num_input_pipelines)
 
     def batch(seed):

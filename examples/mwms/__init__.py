@@ -1,4 +1,4 @@
-"""tf-keras and `fit` under MultiWorkerMirroredStrategy: the chief and the workers take every step together."""
+"""tf-keras `fit` with MultiWorkerMirroredStrategy: the chief and the workers take every step together."""
 
 import os
 

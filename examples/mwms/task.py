@@ -1,4 +1,4 @@
-"""`python -m mwms.task`: the chief or a worker of a synchronous training, as TF_CONFIG says; without it, all in one process."""
+"""`python -m mwms.task`: the chief or a worker of a synchronous training, by TF_CONFIG, or alone."""
 
 import argparse
 import functools
@@ -75,7 +75,7 @@ class Report(keras.callbacks.Callback):
 
 
 class Save(keras.callbacks.Callback):
-    """The weights, every so many steps. Keras would save the metrics too, which only all replicas together can read."""
+    """Saves the weights every N steps. Keras would save metrics too, which only all replicas can read."""
 
     def __init__(self, replicas, every, folder):
         super().__init__()

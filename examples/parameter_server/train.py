@@ -1,4 +1,4 @@
-"""TensorFlow's tutorial of parameter servers in shape: a coordinator hands out steps, workers compute, an evaluator watches.
+"""TensorFlow's tutorial of parameter servers: a coordinator, workers that compute, and an evaluator.
 
 The same file is every task; TF_CONFIG says which one. What is learnt is small: which points lie in the unit circle.
 """

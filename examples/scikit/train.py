@@ -1,4 +1,4 @@
-"""A script of scikit-learn that knows nothing of clusters: handwritten digits, a few kinds of models, the best one kept."""
+"""A plain scikit-learn script: fits several models to handwritten digits, and keeps the best one."""
 
 import argparse
 import os

@@ -1,6 +1,6 @@
-"""`python -m tabular.task`: who comes back? Customers' numbers and categories to a probability, with weights of samples.
+"""`python -m tabular.task`: predicts returning customers from numbers, categories and sample weights.
 
-The customers are made up as they are asked for, the same each time, so that a host needs no file.
+The customers are generated, the same each time, so that a host needs no file.
 """
 
 import functools
@@ -11,7 +11,7 @@ CITIES, DEVICES = 300, 3
 
 
 def customers(seed, size, number):
-    """Batch `number`: inputs by name, whether they came back, int32 [size], and what each counts for, float32 [size]."""
+    """Return batch `number`: inputs by name, whether they came back, int32 [size], weights float32 [size]."""
     import tensorflow as tf
 
     seeds = tf.random.split(tf.stack([tf.constant(seed, tf.int64), number]), 5)
@@ -27,7 +27,7 @@ def customers(seed, size, number):
 
 
 def batches(seed, count, size):
-    """So many batches; who trains with others takes a part of them, which the library sees to."""
+    """Return `count` batches; the library gives each of several replicas a part of them."""
     import tensorflow as tf
 
     return tf.data.Dataset.range(count).map(functools.partial(customers, seed, size), tf.data.AUTOTUNE)
@@ -42,11 +42,11 @@ def model(args):
     years = layers.Rescaling(1 / 20, -2.5)(layers.Reshape([1])(age))
     places = layers.Embedding(CITIES, args.embedding)(city)
     kinds = layers.Embedding(DEVICES, args.embedding)(device)
-    found = layers.Concatenate()([years, layers.Lambda(keras.ops.log)(spent), places, kinds])
+    features = layers.Concatenate()([years, layers.Lambda(keras.ops.log)(spent), places, kinds])
     for units in args.hidden_units:
-        found = layers.Dense(units, "relu")(found)
+        features = layers.Dense(units, "relu")(features)
     inputs = {"age": age, "spent": spent, "city": city, "device": device}
-    return keras.Model(inputs, layers.Dense(1, "sigmoid", name="back")(found), name="tabular")
+    return keras.Model(inputs, layers.Dense(1, "sigmoid", name="back")(features), name="tabular")
 
 
 def optimizer(args):

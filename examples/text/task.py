@@ -1,6 +1,6 @@
-"""`python -m text.task`: what is it about? A sequence of words to one of a few topics, by pooling or a GRU.
+"""`python -m text.task`: classifies the topic of a sequence of words, by pooling or a GRU.
 
-The embedding is nearly the whole model: parameter servers hold a part of it each. The texts are made up, the same each time.
+The embedding is nearly the whole model: parameter servers hold a part of it each. The texts are generated, the same each time.
 """
 
 import functools
@@ -9,7 +9,7 @@ import scaletier
 
 
 def texts(args, seed, number):
-    """Batch `number`: words int32 [batch, length], 0 behind the end of each text, and topics int32 [batch]."""
+    """Return batch `number`: words int32 [batch, length], 0 behind the end, and topics int32 [batch]."""
     import tensorflow as tf
 
     seeds = tf.random.split(tf.stack([tf.constant(seed, tf.int64), number]), 4)
@@ -36,15 +36,15 @@ def model(args):
     from keras import layers
 
     words = keras.Input([args.length], dtype="int32", name="words")
-    found = layers.Embedding(args.vocabulary, args.embedding, mask_zero=True)(words)
-    found = layers.GRU(args.units)(found) if args.model == "gru" else layers.GlobalAveragePooling1D()(found)
-    made = keras.Model(words, layers.Dense(args.topics, name="topic")(found), name=args.model)
-    made.compile(
+    features = layers.Embedding(args.vocabulary, args.embedding, mask_zero=True)(words)
+    features = layers.GRU(args.units)(features) if args.model == "gru" else layers.GlobalAveragePooling1D()(features)
+    network = keras.Model(words, layers.Dense(args.topics, name="topic")(features), name=args.model)
+    network.compile(
         optimizer=keras.optimizers.Adam(args.learning_rate),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    return made
+    return network
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Trains by PyTorch's DistributedDataParallel on CPUs (gloo): peers meet by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE."""
+"""Trains by PyTorch's DistributedDataParallel on CPUs (gloo), with MASTER_ADDR and RANK as rendezvous."""
 
 import os
 

@@ -26,9 +26,8 @@ class Outcome(Generic[T]):
 def fan_out(names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
     """Run `work` for every name, a thread each, and wait until all have ended or `seconds` have passed.
 
-    `done` is called with each name that has ended. An interrupt ends the wait at once; threads that hang block nothing,
-    since they
-    are daemons.
+    `done` is called with each name that has ended. An interrupt ends the wait at once; threads that hang block nothing, since
+    they are daemons.
     """
     all_names = list(names)
     ended: queue.SimpleQueue[tuple[str, T | None, Exception | None]] = queue.SimpleQueue()

@@ -109,7 +109,7 @@ def _replicas(inventory: Inventory, size: int, asked: str | None) -> str:
 
 
 def paid_for(size: int, there: int, shared_cpus: int | None) -> int:
-    """Return how many replicas an input of `size` bytes is worth; `shared_cpus` is the limit on shared CPUs."""
+    """Return how many replicas an input of `size` bytes is worth; at most `shared_cpus` on shared CPUs."""
     return max(1, min(there, size // _PAYS, shared_cpus or there))
 
 

@@ -16,19 +16,19 @@ _INDEX_OPTIONS = ("--extra-index-url", "--index-url", "-i ")
 
 
 def replaced(lines: Sequence[str]) -> list[str]:
-    """The lines of a requirements.txt with builds for processors; a line with a hash is for one file, and stays."""
+    """Return the lines of a requirements.txt with CPU builds; a line with a hash names a file, and stays."""
     return [_replaced(line) for line in lines]
 
 
 def asks_for_cuda(lines: Iterable[str]) -> bool:
-    """True for lines that fetch PyTorch with CUDA, as its build for processors is in another index."""
+    """Return True for lines that fetch PyTorch with CUDA, whose CPU build is in another index."""
     lines = list(lines)
     elsewhere = any(line.startswith(_INDEX_OPTIONS) for line in lines)
     return not elsewhere and any(_name(line) in _TORCH and "+cpu" not in line for line in lines)
 
 
 def remedy(files: Iterable[str]) -> str:
-    """What to ask for in place of what brings such files, as a part of a sentence; empty if there is nothing."""
+    """Return what to ask for instead of these files, as a part of a sentence; empty if there is nothing."""
     names = {canonicalize_name(file.partition("-")[0]) for file in files}
     if names & {*_TORCH} or any(name.startswith("nvidia-") for name in names if "torch" in names):
         return f"a line {TORCH_INDEX} above torch fetches its build for processors; "
@@ -39,9 +39,9 @@ def _replaced(line: str) -> str:
     name = _name(line)
     if name not in _BY_NAME or " --" in line:
         return line
-    wanted = Requirement(line)
-    wanted.name, wanted.extras = _BY_NAME[name], wanted.extras - {_CUDA}
-    return line if wanted.url else str(wanted)
+    requirement = Requirement(line)
+    requirement.name, requirement.extras = _BY_NAME[name], requirement.extras - {_CUDA}
+    return line if requirement.url else str(requirement)
 
 
 def _name(line: str) -> str:

@@ -1,7 +1,7 @@
-"""What a trainer package says of itself: `scaletier.yaml` beside its `__init__.py`. docs/trainers.md has the contract.
+"""A trainer package's declaration: `scaletier.yaml` beside its `__init__.py`; see docs/trainers.md.
 
-Nothing else is known of a trainer. One that trains by the library has the library's own file below its. Where there is neither,
-nothing is declared, and every value is the default here.
+Nothing else is known of a trainer. One that trains by the library has the library's own file below its own. If there is
+neither, nothing is declared, and every value is the default here.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ EXCHANGES = ("servers", "all-reduce")
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a value of `--strategy` means to the cluster.
+    """The meaning of a value of `--strategy` for the cluster.
 
-    It cannot run where one of the roles that it `needs` has no host; `replicas` are the roles that it makes use of besides the
-    master, None for all; of those that go `together` it has all or none; the loss of an `expendable` role it survives. With
-    restart_policy `all` a kill starts the whole job again, with `replica` that replica alone. None as exchange: not told.
-    `exits` are the keys of `ops.checks.EXIT_KEYS` that are declared.
+    It cannot run if one of the roles that it `needs` has no host; `replicas` are the roles that it uses besides the master,
+    None for all; of those that go `together` it has all or none; it survives the loss of an `expendable` role. With
+    restart_policy `all` a kill restarts the whole job, with `replica` that replica alone. None as exchange: unknown. `exits`
+    are the declared keys of `ops.checks.EXIT_KEYS`.
     """
 
     needs: tuple[str, ...] = ()
@@ -93,11 +93,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Pace:
-    """What `fab plan` goes by, and how long a job takes: the flags for all its steps, for those between two exchanges, and for
-    those of all replicas between two evaluations.
+    """The flags that `fab plan` uses: all steps, steps between two exchanges, steps between evaluations.
 
-    Each is None where there is none. `usual_steps` counts where the flag is not given, and `usual_period` where neither flag
-    nor log tells a period; a number has `wire_bits` on its way to the parameter servers. The defaults are TensorFlow's own way.
+    Each is None if there is none; the first and the last count the steps of all replicas. `usual_steps` counts if the flag is
+    not given, and `usual_period` if neither flag nor log has a period; a number has `wire_bits` on its way to the parameter
+    servers. The defaults are TensorFlow's own way.
     """
 
     steps: str | None = None
@@ -110,11 +110,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Declared:
-    """A trainer's declaration: `strategies` by their names, `default` the one that it takes by itself, `export` a module.
+    """A trainer's declaration: `strategies` by name, `default` its default one, `export` a module.
 
-    `tensorflow` are the minor versions that it knows, none where any will do. `exits` hold for every strategy, which
-    may declare its own. A job's end is reported to `notify`, a URL or a command, unless the job says otherwise.
-    Where `pass_job_dir` is False, the trainer goes by JOB_DIR and is not to be passed a flag that its code seems to know.
+    `tensorflow` are the minor versions that it knows, none if any will do. `exits` hold for every strategy, which may declare
+    its own. A job's end is reported to `notify`, a URL or a command, unless the job sets another. If `pass_job_dir` is False,
+    the trainer uses JOB_DIR and is not passed a flag that its code seems to know.
     """
 
     data: Data | None = None
@@ -128,7 +128,7 @@ class Declared:
     notify: str = ""
 
     def strategy(self, name: str | None) -> Strategy:
-        """What a strategy means, the default one where none is named; nothing in particular where it is not declared."""
+        """Return a strategy, by default the default one; the defaults if it is not declared."""
         return self.strategies.get(name or self.default or "", Strategy(exits=self.exits))
 
     def data_for(self, args: Sequence[str]) -> Data | None:
@@ -178,27 +178,31 @@ _KEYS: Mapping[str, Check] = {
 
 
 def read(files: Mapping[str, bytes], package: str) -> Declared:
-    """What a package declares; `files` maps a path such as `trainer/task.py` to its content. UsageError for what is wrong."""
-    path, given = f"{package}/{FILE}", dict[str, Any]()
+    """Parse a package's declaration; `files` maps a path such as `trainer/task.py` to its content.
+
+    Raises:
+        UsageError: if it is invalid.
+    """
+    path, declaration = f"{package}/{FILE}", dict[str, Any]()
     for place in (f"{LIBRARY}/{FILE}", path):
         if place in files:
             content = read_yaml(files[place], place)
-            given |= check_mapping(content if content is not None else {}, _KEYS, place)
-    exits = _exits(given, path)
+            declaration |= check_mapping(content if content is not None else {}, _KEYS, place)
+    exits = _exits(declaration, path)
     strategies = {
         name: _strategy(keys, merged(exits, _exits(keys, f"{path}: strategies.{name}")))
-        for name, keys in given.get("strategies", {}).items()
+        for name, keys in declaration.get("strategies", {}).items()
     }
-    default, export = given.get("strategy"), given.get("export")
+    default, export = declaration.get("strategy"), declaration.get("export")
     if default is not None and default not in strategies:
         raise UsageError(
             f"{path}: strategy {default!r} is not one of its strategies; valid are {', '.join(strategies) or 'none'}"
         )
     if export is not None and f"{export.replace('.', '/')}.py" not in files:
         raise UsageError(f"{path}: export {export!r} is not a module of the package")
-    pace, pass_job_dir = _pace(given.get("plan", {})), given.get("passJobDir", True)
-    versions = given.get("tensorflow", ())
-    data, notified = _data(given.get("data"), path), given.get("notify", "")
+    pace, pass_job_dir = _pace(declaration.get("plan", {})), declaration.get("passJobDir", True)
+    versions = declaration.get("tensorflow", ())
+    data, notified = _data(declaration.get("data"), path), declaration.get("notify", "")
     return Declared(data, strategies, default, pace, export, pass_job_dir, versions, exits, notified)
 
 
@@ -208,22 +212,24 @@ def _exits(given: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def merged(exits: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `EXIT_KEYS` with those that come before them: a code that these name in one list leaves the other."""
+    """Merge keys of `EXIT_KEYS` with those that take precedence, which take a code out of the other list."""
     codes = {"restartCodes": "permanentCodes", "permanentCodes": "restartCodes"}
-    left = {key: [code for code in exits[key] if code not in above.get(codes[key], ())] for key in codes if key in exits}
-    return {**exits, **left, **above}
+    remaining = {key: [code for code in exits[key] if code not in above.get(codes[key], ())] for key in codes if key in exits}
+    return {**exits, **remaining, **above}
 
 
 def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: bool) -> None:
-    """UsageError where a job's own Python has, by lines such as `tensorflow-cpu==2.20.0`, a TensorFlow that its package does
-    not know; or none, where the lines are the whole of it.
+    """Check that a job's own Python, by lines such as `tensorflow-cpu==2.20.0`, has a known TensorFlow.
+
+    Raises:
+        UsageError: if the package does not know that version, or if there is none and the lines are the `whole` of it.
     """
     if not told.tensorflow:
         return
-    found = next((match[1] for line in lines if (match := _TENSORFLOW.match(line))), None)
-    if found in told.tensorflow or (found is None and not whole):
+    version = next((match[1] for line in lines if (match := _TENSORFLOW.match(line))), None)
+    if version in told.tensorflow or (version is None and not whole):
         return
-    has = f"has {found}" if found else "has none"
+    has = f"has {version}" if version else "has none"
     raise UsageError(
         f"package {package} trains by TensorFlow {', '.join(told.tensorflow)}, and the job's own Python {has}: "
         f"take --runtime-version {told.tensorflow[-1]}, or another of these"
@@ -231,12 +237,12 @@ def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: 
 
 
 def read_archive(archive: bytes, package: str) -> Declared:
-    """The same of a package.tar.gz."""
+    """Parse the declaration in a package.tar.gz."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         # Of everything else the name is enough.
-        told = (f"{package}/{FILE}", f"{LIBRARY}/{FILE}")
-        wanted = {entry.name: tar.extractfile(entry) if entry.name in told else None for entry in tar}
-        return read({name: opened.read() if opened else b"" for name, opened in wanted.items()}, package)
+        names = (f"{package}/{FILE}", f"{LIBRARY}/{FILE}")
+        members = {entry.name: tar.extractfile(entry) if entry.name in names else None for entry in tar}
+        return read({name: opened.read() if opened else b"" for name, opened in members.items()}, package)
 
 
 def _strategy(given: Mapping[str, Any], exits: Mapping[str, Any]) -> Strategy:

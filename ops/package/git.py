@@ -10,14 +10,14 @@ from pathlib import Path, PurePath
 
 @dataclass(frozen=True)
 class History:
-    """The repository that a project is in: its top folder, and a text that changes when a commit or a tag does."""
+    """A project's repository: its top folder, and a text that changes when a commit or a tag does."""
 
     top: Path
     state: str
 
 
 def find(folder: Path) -> History | None:
-    """The repository that has a folder; None if there is none, it has no commit, or there is no git."""
+    """Return a folder's repository; None if there is none, it has no commit, or git is not installed."""
     top = _git(folder, "rev-parse", "--show-toplevel")
     head = _git(folder, "rev-parse", "HEAD")
     if not top or not head:
@@ -28,13 +28,13 @@ def find(folder: Path) -> History | None:
 
 
 def tracked(folder: Path) -> frozenset[str]:
-    """The files below a folder that its repository has, and the folders that they are in, by their paths there."""
+    """Return the files below a folder that its repository tracks, and their folders, by relative path."""
     files = (_git(folder, "ls-files", "-z", "--recurse-submodules") or "").split("\0")
     return frozenset(str(path) for file in files if file for path in (PurePath(file), *PurePath(file).parents))
 
 
 def copy(history: History, into: Path, files: Mapping[Path, bytes]) -> None:
-    """Make a repository of the same commit and tags with those files, by their paths below its top, and nothing else.
+    """Make a repository of the same commit and tags with only those files, by their paths below its top.
 
     What is not copied, such as the rest of the repository, does not count as a change, so that no version becomes a dirty one.
     """
@@ -55,11 +55,11 @@ def write(into: Path, files: Mapping[Path, bytes]) -> None:
 
 
 def _git(folder: Path, *words: str, said: str = "") -> str | None:
-    """What git answers; None where it fails."""
+    """Return git's output, or None if it fails."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *words], cwd=folder, input=said, capture_output=True, text=True, errors="surrogateescape", check=False
         )
     except OSError:
         return None
-    return None if done.returncode else done.stdout
+    return None if process.returncode else process.stdout

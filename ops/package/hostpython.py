@@ -1,4 +1,4 @@
-"""The hosts' Python as pip must see it: what it has, which needs no push and is never replaced, and which wheels fit it."""
+"""The hosts' Python for pip: its packages, which are never pushed or replaced, and its wheel tags."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _ALIASES = {"tensorflow": TENSORFLOW}
 
 @cache
 def hosts() -> dict[str, str]:
-    """What the hosts' Python has for trainers, name to version: the names of hosts.txt in the versions of constraints.txt.
+    """Return the hosts' packages for trainers, name to version, from hosts.txt and constraints.txt.
 
-    It is written down because nothing of it need be here, and this Python may be another.
+    They are read from files because none of them need be installed here, and this Python may be another.
     """
     pinned = dict(line.split("==") for line in lines_of(CONSTRAINTS))
     versions: dict[str, str] = {canonicalize_name(name): version for name, version in pinned.items()}
@@ -56,15 +56,15 @@ def hosts() -> dict[str, str]:
 
 
 def aliased(there: Mapping[str, str]) -> dict[str, str]:
-    """With the other names of what is there."""
+    """Return the packages with their other names."""
     return {**there, **{alias: there[name] for alias, name in _ALIASES.items() if name in there}}
 
 
 def is_there(line: str, there: Mapping[str, str], python: str = PYTHON) -> bool:
-    """True for a requirement that what is `there` meets or need not meet."""
-    if (wanted := _requirement(line)) is None:
+    """Return True for a requirement that the packages `there` meet, or that need not be met."""
+    if (requirement := _requirement(line)) is None:
         return False  # a path or an option, or pip will say what is wrong
-    return not _applies(wanted, python) or _meets(wanted, there.get(canonicalize_name(wanted.name)))
+    return not _applies(requirement, python) or _meets(requirement, there.get(canonicalize_name(requirement.name)))
 
 
 def replaced(lines: Iterable[str], there: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
@@ -73,38 +73,38 @@ def replaced(lines: Iterable[str], there: Mapping[str, str], python: str = PYTHO
     Raises:
         UsageError: it is something that TensorFlow works with.
     """
-    found = {}
+    lines_by_name = {}
     for line in lines:
-        wanted = _requirement(line)
-        name = canonicalize_name(wanted.name) if wanted else ""
-        if wanted and name in there and _applies(wanted, python) and not _meets(wanted, there[name]):
+        requirement = _requirement(line)
+        name = canonicalize_name(requirement.name) if requirement else ""
+        if requirement and name in there and _applies(requirement, python) and not _meets(requirement, there[name]):
             if name in _never_replaced():
                 raise other_version(line, name, there[name])
-            found[name] = line
-    return found
+            lines_by_name[name] = line
+    return lines_by_name
 
 
 def other_version(line: str, name: str, have: str) -> UsageError:
-    """The refusal of a requirement that no package can bring along."""
-    asked = without_options(line)
+    """Return the error for a requirement that no package can install."""
+    spec = without_options(line)
     return UsageError(
-        f"{asked} is asked for, but the Python of the job has {name} {have}: ask for that, leave the version out, or give the "
+        f"{spec} is asked for, but the Python of the job has {name} {have}: ask for that, leave the version out, or give the "
         "job a Python of its own by --runtime"
     )
 
 
 def without_options(line: str) -> str:
-    """A line's requirement without what comes behind it, such as --hash."""
+    """Return a line's requirement without options such as --hash."""
     return line.partition(" --")[0].strip()
 
 
 def _requirement(line: str) -> Requirement | None:
     try:
-        wanted = Requirement(without_options(line))
-        _applies(wanted, PYTHON)
+        requirement = Requirement(without_options(line))
+        _applies(requirement, PYTHON)
     except (InvalidRequirement, UndefinedEnvironmentName):
         return None
-    return wanted
+    return requirement
 
 
 def _meets(wanted: Requirement, have: str | None) -> bool:
@@ -113,41 +113,41 @@ def _meets(wanted: Requirement, have: str | None) -> bool:
 
 @cache
 def _never_replaced() -> frozenset[str]:
-    """What the hosts' TensorFlow was built for, or is itself."""
-    named = {canonicalize_name(Requirement(line).name) for line in lines_of(REQUIREMENTS)}
-    return frozenset({*named, *_ALIASES, "keras"})
+    """Return the packages of the hosts' TensorFlow, and those it was built for."""
+    names = {canonicalize_name(Requirement(line).name) for line in lines_of(REQUIREMENTS)}
+    return frozenset({*names, *_ALIASES, "keras"})
 
 
 def stubs(folder: Path, there: Mapping[str, str]) -> dict[str, Path]:
     """Make wheels with no content, by which pip takes what is there for given; by the name of each."""
-    made = {}
+    wheels = {}
     for name, version in there.items():
         stem = f"{name.replace('-', '_')}-{version}"
-        made[name] = folder / f"{stem}-py3-none-any.whl"
-        with zipfile.ZipFile(made[name], "w") as wheel:
+        wheels[name] = folder / f"{stem}-py3-none-any.whl"
+        with zipfile.ZipFile(wheels[name], "w") as wheel:
             info = f"{stem}.dist-info"
             wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
-    return made
+    return wheels
 
 
 def is_like_this(python: str = PYTHON) -> bool:
-    """True where what pip makes for the Python that runs this may be for the hosts."""
+    """Return True if pip's builds for the running Python may fit the hosts."""
     here = (platform.python_version_tuple()[:2], sys.platform, platform.machine())
     return here == (tuple(python.split(".")), "linux", "x86_64")
 
 
 @cache
 def tags(python: str = PYTHON) -> frozenset[Tag]:
-    """The tags of wheels that the hosts can use."""
+    """Return the tags of wheels that the hosts can use."""
     version = [int(part) for part in python.split(".")]
     interpreter = f"cp{python.replace('.', '')}"
     return frozenset([*cpython_tags(version, platforms=PLATFORMS), *compatible_tags(version, interpreter, PLATFORMS)])
 
 
 def lines_of(requirements: Path) -> list[str]:
-    """The lines of a requirements.txt without comments."""
+    """Return the lines of a requirements.txt without comments."""
     try:
         text = requirements.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -157,31 +157,34 @@ def lines_of(requirements: Path) -> list[str]:
 
 
 def flat_lines(requirements: Path) -> list[str]:
-    """The same with the lines of the files that are named by -r, and the paths of other options from the root."""
-    found = []
+    """Return those lines with the files of -r inlined, and the paths of other options made absolute."""
+    lines = []
     for line in lines_of(requirements):
         option = _PATH_OPTION.fullmatch(line)
-        named = requirements.parent / option[2] if option else requirements
-        inline = option and option[1] in ("-r", "--requirement") and named.is_file()
-        found += flat_lines(named) if inline else [absolute(line, requirements.parent)]
-    return found
+        path = requirements.parent / option[2] if option else requirements
+        inline = option and option[1] in ("-r", "--requirement") and path.is_file()
+        lines += flat_lines(path) if inline else [absolute(line, requirements.parent)]
+    return lines
 
 
 def absolute(line: str, folder: Path) -> str:
-    """A line for a file elsewhere: the path of an option, which starts at the file's folder, from the root."""
+    """Return a line for use elsewhere, with the path of an option, relative to the file, made absolute."""
     option = _PATH_OPTION.fullmatch(line)
     return f"{option[1]} {(folder / option[2]).absolute()}" if option and (folder / option[2]).exists() else line
 
 
 def named_files(folder: Path, lines: Iterable[str]) -> Iterator[bytes]:
-    """The content of the files that lines name, such as `./mine-1.0-py3-none-any.whl` or `-r more.txt` and what that names."""
+    """Yield the content of files that lines name, recursively.
+
+    Such as `./mine-1.0-py3-none-any.whl` or `-r more.txt`.
+    """
     for line in lines:
         option = _OPTION.match(line)
         if option is None and not line.startswith(_PATHS) and not without_options(line).endswith(_ARCHIVES):
             continue  # the name of a distribution, though there may be a folder of that name
         path = folder / _EXTRAS.sub("", option[1] if option else without_options(line))
         inside = sorted(path.rglob("*")) if path.is_dir() and path != folder else [path]
-        yield from (found.read_bytes() for found in inside if found.is_file())
+        yield from (candidate.read_bytes() for candidate in inside if candidate.is_file())
         if option and path.is_file():
             yield from named_files(path.parent, lines_of(path))
 

@@ -1,4 +1,4 @@
-"""What a module imports, read from its source: nothing of the user's is ever run to find out."""
+"""The imports of a module, read from its source: the user's code is never run to find them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseExc
 
 
 def check_module(files: Mapping[str, bytes], package: str, module: str, root: str = "") -> dict[str, str]:
-    """The modules from outside the package that starting `module` imports, each with the `file:line` that does.
+    """Return the modules outside the package that `module` imports, each with the importing `file:line`.
 
-    UsageError for a module that is not in the package, a file that does not compile, and an import of a part of the
-    package that is not there.
+    Raises:
+        UsageError: for a module that is not in the package, a file that does not compile, and an import of a part of the
+          package
+            that is missing.
     """
     start = _path_of(module, files) if module.partition(".")[0] == package else None
     if start is None:
@@ -26,12 +28,12 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
         raise UsageError(f"module {module!r} is a package without a __main__.py, which is what would run: name a module of it")
     trees = {path: _compile(path, content, root) for path, content in files.items() if path.endswith(".py")}
     outside: dict[str, str] = {}
-    waiting, seen = [start], set[str]()
+    waiting, visited = [start], set[str]()
     while waiting:
         path = waiting.pop()
-        if path in seen:
+        if path in visited:
             continue
-        seen.add(path)
+        visited.add(path)
         for name, parts, line in _imports(trees[path], _package_of(path)):
             where = f"{path}:{line}"
             if name.partition(".")[0] != package:
@@ -46,39 +48,41 @@ def check_module(files: Mapping[str, bytes], package: str, module: str, root: st
 
 
 def check_script(files: Mapping[str, bytes], script: str, root: str = "") -> dict[str, str]:
-    """The same of a file that Python runs by its path: what lies beside it can be imported by its own name."""
+    """Return the same for a file that Python runs by its path: it can import its neighbours by name."""
     beside = script.rpartition("/")[0]
     own = {path.removeprefix(f"{beside}/"): content for path, content in files.items() if path.startswith(f"{beside}/")}
     outside: dict[str, str] = {}
-    waiting, seen = [script.rpartition("/")[2]], set[str]()
+    waiting, visited = [script.rpartition("/")[2]], set[str]()
     while waiting:
         path = waiting.pop()
-        if path in seen:
+        if path in visited:
             continue
-        seen.add(path)
+        visited.add(path)
         for name, parts, line in _imports(_compile(path, own[path], f"{root}/{beside}"), _package_of(path)):
-            found = [way for module in (name, *(f"{name}.{part}" for part in parts)) for way in _paths_on_the_way(module, own)]
-            waiting += found
-            if not found and not any(path.startswith(f"{name.partition('.')[0]}/") for path in own):
+            neighbours = [
+                way for module in (name, *(f"{name}.{part}" for part in parts)) for way in _paths_on_the_way(module, own)
+            ]
+            waiting += neighbours
+            if not neighbours and not any(path.startswith(f"{name.partition('.')[0]}/") for path in own):
                 _note(outside, name.partition(".")[0], f"{beside}/{path}:{line}")
     return outside
 
 
 def wants(content: bytes, package: str) -> bool:
-    """Whether a file imports this package, anywhere in it; False for one that does not compile, which is said elsewhere."""
+    """Return whether a file imports this package; False if it does not compile: another check reports it."""
     if package.encode() not in content:
         return False
     try:
         nodes = [*ast.walk(ast.parse(content))]
     except (SyntaxError, ValueError):
         return False
-    found = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    found += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    return any(name.partition(".")[0] == package for name in found)
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return any(name.partition(".")[0] == package for name in names)
 
 
 def missing_line(lacking: Sequence[str], imports: Mapping[str, str], package: str, files: Mapping[str, bytes]) -> str:
-    """What to say of modules that the hosts lack, of those that `imports` names with the `file:line` of each."""
+    """Describe the modules that the hosts lack; `imports` has the `file:line` of some."""
     name, others = lacking[0], [f"{name} ({imports[name]})" for name in lacking[1:]]
     where, more = imports[name], f"; nor have they {', '.join(others)}" if others else ""
     folder = where.rpartition(":")[0].rpartition("/")[0]
@@ -116,21 +120,21 @@ def _name_of(path: str) -> str | None:
 
 
 def _package_of(path: str) -> str:
-    """The package that relative imports of this file start from."""
+    """Return the package from which relative imports of this file start."""
     return path.rpartition("/")[0].replace("/", ".")
 
 
 def _paths_on_the_way(name: str, files: Mapping[str, bytes]) -> list[str]:
-    """The files that run when `name` is imported: each package's `__init__.py` on the way, and the module."""
+    """Return the files that run when `name` is imported: each package's `__init__.py`, and the module."""
     parts = name.split(".")
     paths = (_path_of(".".join(parts[: end + 1]), files) for end in range(len(parts)))
     return [path for path in paths if path]
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], int]]:
-    """The modules that are imported when the file runs, as absolute names, what is taken from them, and the lines.
+    """Yield the modules imported when the file runs, by absolute name, with the imported names and lines.
 
-    What is taken may be a module or any other name: `from trainer import model`.
+    A name may be a module or any other: `from trainer import model`.
     """
     for node in _top_level(tree.body):
         if isinstance(node, ast.Import):
@@ -140,14 +144,14 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, list[str], i
             base = node.module or ""
             if node.level:
                 parents = package.split(".")
-                kept = parents[: len(parents) - node.level + 1]
-                base = ".".join([*kept, *([base] if base else [])])
+                ancestors = parents[: len(parents) - node.level + 1]
+                base = ".".join([*ancestors, *([base] if base else [])])
             if base:
                 yield base, [alias.name for alias in node.names], node.lineno
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run on import: in no function, and not where a failing import is caught."""
+    """Yield the statements that run on import: in no function, and not where a failing import is caught."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -1,4 +1,4 @@
-"""The trainer package: found or built, checked without importing it, and packed the same way every time."""
+"""The trainer package: found or built, checked without an import, and packed reproducibly."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Package:
 
     @property
     def declared(self) -> declared.Declared:
-        """What it says of itself."""
+        """Its declaration."""
         return declared.read(self.files, self.name)
 
     @property
@@ -109,10 +109,13 @@ def build(
     installed: Mapping[str, str] | None = None,
     python: str = PYTHON,
 ) -> Package:
-    """Pack the package in `folder`, which is to run `module`; UsageError for all that would fail on the hosts later.
+    """Pack the package in `folder`, which is to run `module`, and check what would fail on the hosts.
 
-    `installed` is what the job's own Python has, None for the hosts', whose version is `python`. Without a module it is a
-    folder with any program, of which a `script` of Python is looked at as a module is.
+    `installed` is the content of the job's own Python, None for the hosts', whose version is `python`. Without a module it is a
+    folder with any program, of which a Python `script` is checked like a module.
+
+    Raises:
+        UsageError: if a check fails.
     """
     source = folder if isinstance(folder, Source) else find(folder)
     name = module.partition(".")[0]
@@ -136,7 +139,7 @@ def unpack(
     script: str | None = None,
     installed: Mapping[str, str] | None = None,
 ) -> Package:
-    """The package of an archive that `build` made; `own` are the paths that are no dependency's."""
+    """Read the package of an archive that `build` made; `own` are the paths that are no dependency's."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         content = {entry.name: opened.read() for entry in tar if (opened := tar.extractfile(entry))}
         executables = frozenset(entry.name for entry in tar.getmembers() if entry.mode & _EXECUTABLE)
@@ -146,7 +149,11 @@ def unpack(
 
 
 def find(folder: str | Path) -> Source:
-    """The package in a directory, or the one that its setup.py or pyproject.toml builds; UsageError where there is none."""
+    """Find the package in a directory, or the one that its setup.py or pyproject.toml builds.
+
+    Raises:
+        UsageError: if there is none.
+    """
     root = Path(folder).resolve()
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
@@ -173,7 +180,7 @@ def folder(path: str | Path) -> Source:
 
 
 def single(path: Path) -> Source:
-    """A file alone, in a folder of its name."""
+    """Return a file alone, in a folder of its name."""
     name = f"{path.stem}/{path.name}"
     executables = frozenset([name] if path.stat().st_mode & _EXECUTABLE else ())
     try:
@@ -188,8 +195,8 @@ def _as_it_is(root: Path, beside: str = "") -> Source:
     tree = _walk(root)
     files = _read(tree, root.name)
     executables = frozenset(f"{root.name}/{path}" for path, file in tree.files.items() if file.stat().st_mode & _EXECUTABLE)
-    found = requirements if requirements.is_file() else None
-    return Source(root.name, with_library(files, beside), found, str(root.parent), executables, tree.left_out)
+    requirements_file = requirements if requirements.is_file() else None
+    return Source(root.name, with_library(files, beside), requirements_file, str(root.parent), executables, tree.left_out)
 
 
 def _project(root: Path) -> Source:
@@ -229,9 +236,9 @@ def _note_requirements(root: Path) -> None:
 
 
 def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
-    """These files, and the library for trainers beside them where one of them imports it and there is none of their own.
+    """Return the files, with the training library beside them if one imports it and they have none.
 
-    `beside` is a further folder, with its slash, where Python would find that first.
+    `beside` is a further folder, with its slash, in which Python would find one first.
     """
     own = tuple(f"{folder}{declared.LIBRARY}{end}" for folder in ("", beside) for end in ("/", ".py"))
     if any(path.startswith(own) for path in files):
@@ -242,7 +249,7 @@ def with_library(files: dict[str, bytes], beside: str = "") -> dict[str, bytes]:
 
 
 def _dependencies(source: Source, installed: Mapping[str, str] | None, python: str) -> dict[str, bytes]:
-    """The files of what the package depends on and the hosts lack, or the job's own Python where it has one."""
+    """Return the files of the package's dependencies that the hosts, or the job's own Python, lack."""
     if source.requirements is None or source.requirements.read_bytes() == _HOSTS_HAVE.read_bytes():
         return {}
     from ops.package import wheels
@@ -272,18 +279,22 @@ def _too_much(name: str, total: int, sizes: Mapping[str, int]) -> UsageError:
 def _imports(
     files: dict[str, bytes], wheels: Mapping[str, bytes], name: str, module: str, script: str | None, folder: str = ""
 ) -> dict[str, str]:
-    """The modules that the hosts must have: what the package brings along, need not; of another program nothing is known."""
+    """Return the modules that the hosts must have, without the package's own; unknown for other programs."""
     if module:
-        brought, imports = (*wheels, *files), check_module(files, name, module, folder)
+        contained, imports = (*wheels, *files), check_module(files, name, module, folder)
     else:  # Python looks beside a script, and not for the folder that it is in
         beside = (path for path in files if path.startswith(f"{declared.LIBRARY}/"))
-        brought, imports = (*wheels, *beside), check_script(files, script, folder) if script else {}
-    tops = {path.partition("/")[0].partition(".")[0] for path in brought}
-    return {wanted: where for wanted, where in imports.items() if wanted not in tops}
+        contained, imports = (*wheels, *beside), check_script(files, script, folder) if script else {}
+    tops = {path.partition("/")[0].partition(".")[0] for path in contained}
+    return {name_of_module: where for name_of_module, where in imports.items() if name_of_module not in tops}
 
 
 def _walk(root: Path) -> Tree:
-    """The files of a package; UsageError where there is too much."""
+    """Return the files of a package.
+
+    Raises:
+        UsageError: if they are too many or too large.
+    """
     tree = walk(root, (IGNORE_FILE, GIT_IGNORE_FILE), _SKIPPED_DIRS, _SKIPPED_FILES)
     show_notes(tree, root.name)
     sizes = tree.sizes()
@@ -297,7 +308,7 @@ def _walk(root: Path) -> Tree:
 
 
 def _read(tree: Tree, name: str) -> dict[str, bytes]:
-    """Every file, in order, by its path from beside the folder, which has that name."""
+    """Read every file, in order, by its path from beside the folder, which has that name."""
     try:
         return {f"{name}/{path}": file.read_bytes() for path, file in tree.files.items()}
     except OSError as error:
@@ -305,7 +316,7 @@ def _read(tree: Tree, name: str) -> dict[str, bytes]:
 
 
 def mode(path: str, executables: Collection[str]) -> int:
-    """The permissions of a file of a package, which has those of a program or of a text, whatever its owner's umask was."""
+    """Return the permissions of a package's file, of a program or a text, whatever its owner's umask was."""
     return 0o755 if path in executables else 0o644
 
 

@@ -52,15 +52,15 @@ def pip(
         UsageError: pip failed.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        shown = _Progress(Path(scratch), check, site)
+        progress = _Progress(Path(scratch), check, site)
         if step:
-            step.count = shown.line
+            step.count = progress.line
         line = bare_pip.command(command, *arguments, whose=python)
         try:
-            run(line, start, hosts, shown.hear, {"TMPDIR": scratch, "PYTHONUNBUFFERED": "1"})
+            run(line, start, hosts, progress.hear, {"TMPDIR": scratch, "PYTHONUNBUFFERED": "1"})
         finally:
             if step:
-                step.count = shown.total
+                step.count = progress.total
 
 
 def run(
@@ -71,13 +71,13 @@ def run(
     more: Mapping[str, str] | None = None,
 ) -> None:
     """Run a command that must succeed; UsageError with pip's reason where it does not."""
-    done = bare_pip.run(command, start, heard=heard, more=more)
-    if done.returncode:
-        raise UsageError(piperror.explain(done.stdout, hosts))
+    process = bare_pip.run(command, start, heard=heard, more=more)
+    if process.returncode:
+        raise UsageError(piperror.explain(process.stdout, hosts))
 
 
 class _Progress:
-    """What pip is at, by the lines that it prints, and by what has come into the folder for its temporary files."""
+    """The progress of pip, by its output and by the size of its folder for temporary files."""
 
     def __init__(self, scratch: Path, check: Callable[[Sizes], None], site: Path | None) -> None:
         self._scratch, self._check, self._site = scratch, check, site
@@ -93,19 +93,19 @@ class _Progress:
             project = canonicalize_name(name.partition("-")[0])
             self._sizes[project], self._now = (name, size), project
             self._check(dict(self._sizes.values()))
-        elif found := _BUILDS.search(line):
-            self._now = f"building {found[1]}" if found[1] else self._now
-        elif found := _INSTALLS.search(line):
-            self._installed, self._now = len(found[1].split(", ")), "installing"
+        elif match := _BUILDS.search(line):
+            self._now = f"building {match[1]}" if match[1] else self._now
+        elif match := _INSTALLS.search(line):
+            self._installed, self._now = len(match[1].split(", ")), "installing"
 
     @property
     def total(self) -> str:
-        """How much was fetched; empty for nothing."""
+        """The size of the downloads; empty if there are none."""
         total = sum(size for _, size in self._sizes.values())
         return terminal.size(total) if total else ""
 
     def line(self) -> str:
-        """What is shown: `numpy, 12.1 MB of 55.0 MB`."""
+        """Return the status to show: `numpy, 12.1 MB of 55.0 MB`."""
         if self._installed:
             there = len([*self._site.glob("*.dist-info")]) if self._site else 0
             return f"installing {min(there, self._installed)} of {self._installed} packages"

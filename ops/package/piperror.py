@@ -1,4 +1,4 @@
-"""What pip says when it fails, as one line."""
+"""pip's errors as one line."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ _SHOWN_VERSIONS = 5
 
 
 def explain(output: str, python: str) -> str:
-    """Why pip failed for hosts with this version of Python, by what it printed, and what to do."""
-    if found := _WRONG_WHEEL.search(output):
-        return unfit(found[1].rpartition("/")[2], python)
-    if found := _NOT_FOUND.search(output):
-        return _not_found(found[1].strip(), output, python)
-    if found := _CONFLICT.search(output):
-        wanted = "; ".join(line.strip() for line in found[1].splitlines())
-        return f"dependencies contradict one another or what the hosts have: {wanted}"
+    """Explain by pip's output why it failed for hosts with this version of Python, and the remedy."""
+    if match := _WRONG_WHEEL.search(output):
+        return unfit(match[1].rpartition("/")[2], python)
+    if match := _NOT_FOUND.search(output):
+        return _not_found(match[1].strip(), output, python)
+    if match := _CONFLICT.search(output):
+        conflicts = "; ".join(line.strip() for line in match[1].splitlines())
+        return f"dependencies contradict one another or what the hosts have: {conflicts}"
     if _CLONE.search(output) and (why := _GIT.search(output)):
         return f"a dependency cannot be fetched by git: {why[1]}"
-    if found := _WRONG_HASH.search(output):
-        said = f"what was fetched has sha256 {found[2]}"
-        return f"{found[1]} does not match its hash in requirements.txt, {said}: export the file again, or ask who changed it"
-    if found := _NO_HASH.search(output):
+    if match := _WRONG_HASH.search(output):
+        problem = f"what was fetched has sha256 {match[2]}"
+        return (
+            f"{match[1]} does not match its hash in requirements.txt, {problem}: export the file again, or ask who changed it"
+        )
+    if match := _NO_HASH.search(output):
         how = "uv export and pip-compile --generate-hashes do"
-        return f"{found[1]} has no version and hash in requirements.txt, as all that a file with hashes wants must: {how}"
+        return f"{match[1]} has no version and hash in requirements.txt, as all that a file with hashes wants must: {how}"
     if outputs := _BUILD_OUTPUT.findall(output):
         return f"a build by setup.py or pyproject.toml failed: {reason(outputs[-1])}"
     errors = [line.partition("ERROR: ")[2] for line in output.splitlines() if "ERROR: " in line]
@@ -55,29 +57,29 @@ def explain(output: str, python: str) -> str:
 
 
 def reason(output: str) -> str:
-    """The line of a failed build's output that states why: of the last traceback the exception, else the last error.
+    """Return the line of a failed build's output that states why: the last exception, else the last error.
 
-    What says only that a command failed comes second, and the last line, which may be advice, third.
+    A line that only says that a command failed comes second, and the last line, which may be advice, third.
     """
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    found: list[str] = []
+    errors: list[str] = []
     depth: int | None = None
     for line in lines:
         indent = len(line) - len(line.lstrip())
         if _TRACEBACK in line:
             depth = indent
         elif depth is not None and indent <= depth:
-            found.append(line.strip())
+            errors.append(line.strip())
             depth = None
         elif _ERROR_LINE.match(line.strip()):
-            found.append(line.strip())
-    telling = [line for line in found if not _GENERIC.search(line)]
+            errors.append(line.strip())
+    telling = [line for line in errors if not _GENERIC.search(line)]
     last = [line.strip() for line in lines[-1:]]
-    return (telling or found or last or ["it printed nothing"])[-1]
+    return (telling or errors or last or ["it printed nothing"])[-1]
 
 
 def unfit(wheel: str, python: str) -> str:
-    """What to say of a wheel that hosts with this version of Python cannot use."""
+    """Return the message for a wheel that hosts with this version of Python cannot use."""
     tag = f"cp{python.replace('.', '')}"
     if (compiled := _COMPILED.search(wheel)) and compiled[1] in (tag, "abi3", "none"):
         return f"{wheel} was compiled here, and may not run on the hosts: ask for a version that has a manylinux wheel"

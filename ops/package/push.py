@@ -1,4 +1,4 @@
-"""What a host receives for a job, as data: one compressed tar stream and the one command that takes it in."""
+"""The content a host receives for a job: one compressed tar stream and one command to unpack it."""
 
 from __future__ import annotations
 
@@ -42,21 +42,26 @@ def take_in_command(version: str, job_id: str = "") -> str:
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:
-    """Print how far the host is, and where it is ready the free bytes below each directory, a line each, and then the modules
-    that a Python of the host lacks.
+    """Return the command that prints a host's state and, if it is ready, free bytes and missing modules.
+
+    It prints the free bytes below each directory, a line each, and then the modules that a Python of the host lacks.
     """
     check = f"{_STATE}; df --output=avail -B1 -- {shlex.join(directories)} | tail -n +2"
-    wanted = sorted(modules)
-    return f"{check}; {shlex.join([python, '-c', _MISSING, *wanted])}" if wanted else check
+    names = sorted(modules)
+    return f"{check}; {shlex.join([python, '-c', _MISSING, *names])}" if names else check
 
 
 def read_state(output: str) -> str:
-    """How far the host is, of check_command's output: `ready`, `preparing: STEP`, or `failed: STEP: WHY`."""
+    """Parse the host's state of check_command's output: `ready`, `preparing: STEP` or `failed: STEP: WHY`."""
     return output.partition("\n")[0]
 
 
 def read_check(output: str, directories: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """The free bytes of each directory, and the missing modules, of check_command's output; ValueError for another."""
+    """Parse the free bytes of each directory, and the missing modules, from check_command's output.
+
+    Raises:
+        ValueError: for any other output.
+    """
     lines = output.splitlines()[1:]
     if len(lines) < len(directories):
         raise ValueError(f"df told nothing of {', '.join(directories)}")
@@ -70,7 +75,7 @@ def shared_stream(
     mark: str = "",
     executables: Collection[str] = (),
 ) -> bytes:
-    """The part that is the same for every host, compressed once: the replica's code, and a job's package.
+    """Return the part for all hosts, compressed once: the agent's code, and a job's package.
 
     It is a gzip member without tar's end mark; a host's own part follows it. The hosts take a package that does not come this
     way, or whose `mark` is another than the plan's packageSha256, from the bucket.
@@ -88,7 +93,7 @@ def shared_stream(
 
 
 def host_stream(files: Iterable[File]) -> bytes:
-    """The part of one host, to be sent after the shared one."""
+    """Return the part of one host, to be sent after the shared one."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for file in files:
@@ -97,7 +102,7 @@ def host_stream(files: Iterable[File]) -> bytes:
 
 
 def code(root: Path) -> tuple[dict[str, bytes], str]:
-    """What runs on the hosts, as it is here, and its version: a hash of all of it."""
+    """Return the local code for the hosts, and its version: a hash of all of it."""
     files = {
         path.relative_to(root).as_posix(): path.read_bytes() for name in CODE for path in sorted((root / name).glob("*.py"))
     }
@@ -106,7 +111,7 @@ def code(root: Path) -> tuple[dict[str, bytes], str]:
 
 
 def _add(tar: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:
-    """Whose it will be, and who may read it, the host knows."""
+    """Add a file; the host sets its owner and its permissions."""
     entry = tarfile.TarInfo(path.lstrip("/"))
     entry.mode, entry.size = mode, len(content)
     tar.addfile(entry, io.BytesIO(content))

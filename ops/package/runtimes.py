@@ -1,7 +1,7 @@
-"""A Python of a job's own, for a program that wants another TensorFlow than the hosts have, or none at all.
+"""A job's own Python, for a program that needs another TensorFlow than the hosts', or none at all.
 
 It is built here once, in a folder that every host mounts read-only, so that no host has to fetch or unpack it. Its folder is
-named by what was asked for, and whoever asks for the same finds it there as long as it is kept.
+named by a hash of the request, and a job that asks for the same uses it as long as it is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 @dataclass(frozen=True)
 class Runtime:
-    """What pip is asked for.
+    """A request to pip.
 
     Attributes:
         name: for people.
@@ -62,19 +62,23 @@ class Runtime:
 
 
 def of_version(text: str, where: str, inventory: Inventory) -> Runtime | None:
-    """TensorFlow 2.19, of which the newest 2.19.x is taken, or 2.19.1; None where that is what the hosts have."""
+    """Return a runtime with TensorFlow 2.19, of which the newest 2.19.x is used, or 2.19.1.
+
+    Returns:
+        None if the hosts have that version.
+    """
     ours = inventory.tensorflow or hostpython.hosts()[hostpython.TENSORFLOW]
     if not _TENSORFLOW_2.fullmatch(text):
         raise UsageError(f"{where} {text!r} is no version of TensorFlow 2: write 2.20 or 2.20.0, or leave it out for {ours}")
     if f"{ours}.".startswith(f"{text}."):
         return None
     others = (Requirement(line).name for line in hostpython.lines_of(hostpython.REQUIREMENTS))
-    wanted = f"{hostpython.TENSORFLOW}=={text}{'.*' if text.count('.') == 1 else ''}"
-    return _of(f"tensorflow-{text}", [wanted, *(name for name in others if name != hostpython.TENSORFLOW)])
+    requirement = f"{hostpython.TENSORFLOW}=={text}{'.*' if text.count('.') == 1 else ''}"
+    return _of(f"tensorflow-{text}", [requirement, *(name for name in others if name != hostpython.TENSORFLOW)])
 
 
 def of_file(path: str, where: str, gpus: bool = False) -> Runtime:
-    """What a requirements.txt asks for, and nothing else; without `gpus` in builds for processors, if there are any."""
+    """Return the runtime of a requirements.txt alone; without `gpus`, with CPU builds if there are any."""
     file = Path(path)
     if not file.is_file():
         raise UsageError(f"{where} {path} is no file: give the path of a requirements.txt")
@@ -82,33 +86,38 @@ def of_file(path: str, where: str, gpus: bool = False) -> Runtime:
         raise UsageError(f"{where} {path} asks for nothing: write a requirement on each line, such as scikit-learn==1.7.2")
     if here := next((line for line in lines if line.startswith(hostpython.EDITABLE) or line in (".", "./")), None):
         raise UsageError(f"{where} {path} asks for {here}, which stays a folder of this machine: name a wheel of it")
-    wanted = lines if gpus else cpubuilds.replaced(lines)
-    made = _of(file.stem, wanted, file.absolute())
-    return replace(made, original=() if wanted == lines else tuple(lines), cuda=not gpus and cpubuilds.asks_for_cuda(lines))
+    builds = lines if gpus else cpubuilds.replaced(lines)
+    request = _of(file.stem, builds, file.absolute())
+    return replace(request, original=() if builds == lines else tuple(lines), cuda=not gpus and cpubuilds.asks_for_cuda(lines))
 
 
 def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
-    """A runtime as a manifest told of it: the one of its key where that has the same versions to this day, else one of those.
+    """Return a manifest's runtime: that of its key if it has the same versions today, else a new one.
 
-    OpsError where what is told could be no such thing: any job can write to the bucket, and pip runs what it is given.
+    Raises:
+        OpsError: if the manifest's content is unsafe: any job can write to the bucket, and pip runs what it is given.
     """
-    name, kept_as, asked = told.get("name"), told.get("key"), told.get("requirements")
-    lines = [line for line in asked if isinstance(line, str) and _PINNED.fullmatch(line)] if isinstance(asked, list) else []
-    named = isinstance(name, str) and isinstance(kept_as, str) and _KEY.fullmatch(name) and _KEY.fullmatch(kept_as)
-    if not named or lines != asked:
+    name, kept_as, requirements = told.get("name"), told.get("key"), told.get("requirements")
+    lines = (
+        [line for line in requirements if isinstance(line, str) and _PINNED.fullmatch(line)]
+        if isinstance(requirements, list)
+        else []
+    )
+    is_valid = isinstance(name, str) and isinstance(kept_as, str) and _KEY.fullmatch(name) and _KEY.fullmatch(kept_as)
+    if not is_valid or lines != requirements:
         raise OpsError("the manifest tells of a runtime that fab train would not have made: start the job with fab train")
     there = inventory.require_runtimes(f"runtime {name}").here / str(kept_as)
     return Runtime(str(name), tuple(lines), str(kept_as)) if pinned(installed(there)) == lines else _of(str(name), lines)
 
 
 def _of(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
-    named = hostpython.named_files(file.parent, lines) if file else ()
-    digest = key([PYTHON.encode(), *(line.encode() for line in lines), *named])
+    contents = hostpython.named_files(file.parent, lines) if file else ()
+    digest = key([PYTHON.encode(), *(line.encode() for line in lines), *contents])
     return Runtime(name, tuple(lines), f"{_NOT_IN_NAMES.sub('-', name).strip('-.')[:40]}-{digest[:12]}", file)
 
 
 def python(inventory: Inventory, runtime: Runtime) -> str:
-    """Its Python, as the hosts see it."""
+    """Return its Python, as the hosts see it."""
     return _seen(inventory.require_runtimes(f"runtime {runtime.name}"), runtime.key)
 
 
@@ -117,14 +126,18 @@ def _seen(kept: Runtimes, key: str) -> str:
 
 
 def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
-    """The Python of a job's own, by its manifest, as the hosts see it; None where it had none, or they see none."""
-    told = manifest.get("runtime", {}).get("key")
-    known = inventory.runtimes is not None and isinstance(told, str) and _KEY.fullmatch(told)
-    return _seen(inventory.runtimes, told) if known and inventory.runtimes else None
+    """Return the path on the hosts of a job's own Python, by its manifest; None if there is none."""
+    runtime_key = manifest.get("runtime", {}).get("key")
+    is_known = inventory.runtimes is not None and isinstance(runtime_key, str) and _KEY.fullmatch(runtime_key)
+    return _seen(inventory.runtimes, runtime_key) if is_known and inventory.runtimes else None
 
 
 def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
-    """What is in it, name to version; made first where it was not made before. UsageError where pip finds no such thing."""
+    """Return its packages, name to version; build it first if it is missing.
+
+    Raises:
+        UsageError: if pip finds no such package.
+    """
     there = inventory.require_runtimes(f"runtime {runtime.name}")
     folder = there.here / runtime.key
     if not folder.is_dir():
@@ -132,55 +145,57 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
             how = f"put a line {cpubuilds.TORCH_INDEX} into {runtime.file}"
             terminal.note(f"PyTorch comes with CUDA, some 5 GB that hosts without a GPU do not use: {how}")
         if runtime.original:
-            asked = ", ".join(line for line in runtime.lines if line not in runtime.original)
-            terminal.note(f"no host has a GPU: {asked} is taken, its build for processors")
+            replacements = ", ".join(line for line in runtime.lines if line not in runtime.original)
+            terminal.note(f"no host has a GPU: {replacements} is taken, its build for processors")
         with (
             terminal.Step(f"building the runtime {runtime.name} (a minute or three, once)", always=True) as step,
-            making(folder, OpsError) as made,
+            making(folder, OpsError) as folder_in_progress,
         ):
             try:
-                _install(made, runtime, _seen(there, runtime.key), step)
+                _install(folder_in_progress, runtime, _seen(there, runtime.key), step)
             except UsageError:
                 if not runtime.original:
                     raise
                 # Not every version has such a build.
-                _install(made, replace(runtime, lines=runtime.original), _seen(there, runtime.key), step)
+                _install(folder_in_progress, replace(runtime, lines=runtime.original), _seen(there, runtime.key), step)
     return installed(folder)
 
 
 def kept(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
-    """What is in it, if it was built before; empty if not."""
+    """Return its packages if it was built before, else an empty mapping."""
     return installed(inventory.require_runtimes(f"runtime {runtime.name}").here / runtime.key)
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """What is in a runtime's folder, name to version; empty where there is none."""
-    found = metadata.distributions(path=[str(folder / _SITE)])
-    return {canonicalize_name(each.name): each.version for each in found}
+    """Return the packages in a runtime's folder, name to version; empty if there is none."""
+    distributions = metadata.distributions(path=[str(folder / _SITE)])
+    return {canonicalize_name(each.name): each.version for each in distributions}
 
 
 def pinned(versions: Mapping[str, str]) -> list[str]:
-    """The same as requirements."""
+    """Return the same as requirements."""
     return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
 def requested(folder: Path) -> list[str]:
-    """What of a runtime's folder was asked for, and did not come along with that, as requirements."""
-    found = metadata.distributions(path=[str(folder / _SITE)])
+    """Return the requested packages of a runtime, without their dependencies, as requirements."""
+    distributions = metadata.distributions(path=[str(folder / _SITE)])
     return sorted(
-        f"{canonicalize_name(each.name)}=={each.version}" for each in found if each.read_text("REQUESTED") is not None
+        f"{canonicalize_name(each.name)}=={each.version}" for each in distributions if each.read_text("REQUESTED") is not None
     )
 
 
 def _install(made: Path, runtime: Runtime, seen: str, step: terminal.Step) -> None:
     base = _base()
     run([base, "-m", "venv", "--without-pip", "--clear", str(made)], made.parent)
-    asked, start = made / "asked.txt", runtime.file.parent if runtime.file else made
-    asked.write_text("".join(f"{hostpython.absolute(line, start)}\n" for line in runtime.lines))
+    requirements, start = made / "asked.txt", runtime.file.parent if runtime.file else made
+    requirements.write_text("".join(f"{hostpython.absolute(line, start)}\n" for line in runtime.lines))
     try:
-        pip("install", "--requirement", str(asked), start=start, python=made / "bin/python", step=step, site=made / _SITE)
+        pip(
+            "install", "--requirement", str(requirements), start=start, python=made / "bin/python", step=step, site=made / _SITE
+        )
     finally:
-        asked.unlink()
+        requirements.unlink()
     for script in (made / "bin").iterdir():  # they name the Python that installed them
         if script.is_file() and not script.is_symlink() and (content := script.read_bytes()).startswith(b"#!"):
             script.write_bytes(content.replace(bytes(made / "bin/python"), seen.encode()))
@@ -197,15 +212,15 @@ def _base() -> str:
     versions = {}
     for python in filter(None, (_BASE, os.path.realpath(sys.executable), shutil.which(f"python{PYTHON}"))):
         try:
-            told = subprocess.run([python, "-c", _TELL_VERSION], capture_output=True, text=True, check=False).stdout.strip()
+            output = subprocess.run([python, "-c", _TELL_VERSION], capture_output=True, text=True, check=False).stdout.strip()
         except OSError:
-            told = "not there"
-        if told == PYTHON:
+            output = "not there"
+        if output == PYTHON:
             return python
-        versions[python] = told
-    seen = ", ".join(f"{python} is {version}" for python, version in versions.items())
+        versions[python] = output
+    names = ", ".join(f"{python} is {version}" for python, version in versions.items())
     raise OpsError(
-        f"the hosts have Python {PYTHON} and {seen}: install a Python {PYTHON}, such as by uv python install {PYTHON}"
+        f"the hosts have Python {PYTHON} and {names}: install a Python {PYTHON}, such as by uv python install {PYTHON}"
     )
 
 

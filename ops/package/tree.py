@@ -1,4 +1,7 @@
-"""The files below a folder, as a package and `fab data put` send them: links followed, ignore files obeyed."""
+"""The files below a folder as a package and `fab data put` send them, with links and ignore files.
+
+Links are followed, ignore files are obeyed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Tree:
         return tuple(sorted(path for paths in self.ignored.values() for path in paths))
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of each file."""
+        """Return the bytes of each file."""
         return {path: file.stat().st_size for path, file in self.files.items()}
 
 
@@ -67,8 +70,8 @@ def walk(root: Path, ignore_files: Sequence[str] = (), skipped: Collection[str] 
     walker = _Walker(root, ignore_files, skipped, endings)
     files = dict(sorted(walker.walk(root, "", (os.path.realpath(root),))))
     if not files and walker.ignored:
-        named = " and ".join(f"{name} ({', '.join(paths[:_SHOWN])})" for name, paths in walker.ignored.items())
-        raise UsageError(f"{root} has no file left, as its ignore files leave out all of them: take lines out of {named}")
+        reasons = " and ".join(f"{name} ({', '.join(paths[:_SHOWN])})" for name, paths in walker.ignored.items())
+        raise UsageError(f"{root} has no file left, as its ignore files leave out all of them: take lines out of {reasons}")
     return Tree(files, walker.ignored, tuple(walker.notes()))
 
 
@@ -94,7 +97,7 @@ class _Walker:
         self._linked_folders = 0
 
     def notes(self) -> Iterator[str]:
-        """One line for each kind of link, and one for keys."""
+        """Yield one line for each kind of link, and one for keys."""
         if self._keys:
             yield f"keys of stacks are left out: {terminal.list_some(self._keys)}"
         if self._outside:
@@ -132,7 +135,7 @@ class _Walker:
                 yield path, entry
 
     def _ignores(self, path: str) -> str:
-        """The name of the ignore file that leaves a path out; empty if none does."""
+        """Return the name of the ignore file that leaves a path out; empty if none does."""
         verdicts = ((rules.name, rules.ignores(path)) for rules in self._rules)
         name, ignored = next(((name, verdict) for name, verdict in verdicts if verdict is not None), ("", False))
         if not ignored or (name == GIT_IGNORE_FILE and path.rstrip("/") in self._tracked):
@@ -141,26 +144,26 @@ class _Walker:
 
     @cached_property
     def _tracked(self) -> frozenset[str]:
-        """What git has: it goes along whatever .gitignore says, as with git itself."""
+        """Git's tracked files: they are included whatever .gitignore has, as in git itself."""
         return git.tracked(self._root)
 
     def _follows(self, entry: Path, path: str, chain: tuple[str, ...]) -> bool:
-        """Whether an entry is taken; of a link to elsewhere a note is made."""
+        """Return whether an entry is included; note a link that leads elsewhere."""
         if not entry.is_symlink():
             return True
         real = Path(os.path.realpath(entry))
-        shown = f"{path} -> {entry.readlink()}"
+        link = f"{path} -> {entry.readlink()}"
         if not entry.exists():  # a link to itself, too
-            self._dangling.append(shown)
+            self._dangling.append(link)
             return False
         if entry.is_dir() and (str(real) in chain or self._real.is_relative_to(real)):
-            self._cycles.append(shown)
+            self._cycles.append(link)
             return False
         if _KEY_FOLDERS.intersection(real.parts):
-            self._keys.append(shown)
+            self._keys.append(link)
             return False
         if not real.is_relative_to(self._real):
-            self._outside.append(shown)
+            self._outside.append(link)
         self._linked_folders += entry.is_dir()
         if self._linked_folders > _MOST_LINKED_FOLDERS:
             raise UsageError(
@@ -170,7 +173,7 @@ class _Walker:
 
 
 class _Rules:
-    """The ignore files of one name, that of a folder above all others in it; as git has it, the last line that fits counts."""
+    """The ignore files of one name; as in git the deepest folder's file and the last matching line count."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.name = name
@@ -180,7 +183,7 @@ class _Rules:
             self._read_above(Path(os.path.realpath(root)))
 
     def _read_above(self, root: Path) -> None:
-        """Read the files of the folders above, up to the repository's; none of them if they leave out the root itself."""
+        """Read the files of the folders above, up to the repository's; none if they leave out the root itself."""
         top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
         for folder in reversed([each for each in root.parents if each.is_relative_to(top)]):
             self._read(folder, f"{root.relative_to(folder).as_posix()}/", "")
@@ -192,7 +195,7 @@ class _Rules:
         self._read(folder, "", below)
 
     def ignores(self, path: str) -> bool | None:
-        """Whether a path below the root is left out; None if no line says so or says not so."""
+        """Return whether a path below the root is left out; None if no line matches it."""
         for before, inside, spec in reversed(self._specs):
             if path.startswith(inside) and (ignored := spec.check_file(before + path[len(inside) :]).include) is not None:
                 return ignored

@@ -1,6 +1,6 @@
-"""What a trainer needs besides itself: made or fetched by pip here, since hosts have no route outside, and unpacked for them.
+"""A trainer's dependencies: built or fetched by pip here, since hosts have no route, and unpacked.
 
-All that pip leaves is kept below .cache/wheels by the content that asked for it: a second submission needs no network.
+All results of pip are kept below .cache/wheels by the content that asked for them: a second submission needs no network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CACHE = ROOT / ".cache" / "wheels"
 
 
 def project(root: Path, files: Mapping[str, bytes]) -> Path:
-    """A folder with the wheel of a project, and its dependencies as requirements.txt.
+    """Return a folder with the wheel of a project, and its dependencies as requirements.txt.
 
     Args:
         root: the project's folder.
@@ -55,7 +55,7 @@ def project(root: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def project_files(built: Path) -> dict[str, bytes]:
-    """What is in the project's wheel."""
+    """Return the content of the project's wheel."""
     return unpack([_only_wheel(built)])
 
 
@@ -81,23 +81,23 @@ def fetch(
         return []
     there = hostpython.hosts() if installed is None else hostpython.aliased(installed)
     replaced = hostpython.replaced(lines, there, python)
-    kept = {name: version for name, version in there.items() if name not in replaced}
-    lacking = [line for line in lines if not hostpython.is_there(line, kept, python)]
+    remaining = {name: version for name, version in there.items() if name not in replaced}
+    lacking = [line for line in lines if not hostpython.is_there(line, remaining, python)]
     if all(line.startswith("-") and not line.startswith(hostpython.EDITABLE) for line in lacking):
         return []
-    have = [f"{name}=={version}" for name, version in sorted(kept.items())]
+    have = [f"{name}=={version}" for name, version in sorted(remaining.items())]
     parts = [part.encode() for part in (python, *have, *lines)] + list(hostpython.named_files(requirements.parent, lines))
 
     def make(into: Path, step: terminal.Step) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            asked = _asked(Path(folder), requirements, lines, lacking, kept)
+            pip_args = _asked(Path(folder), requirements, lines, lacking, remaining)
             like_this = hostpython.is_like_this(python)
             where = [f"--wheel-dir={into}"] if like_this else [f"--dest={into}", *for_hosts(python)]
             command = "wheel" if like_this else "download"
-            pip(command, *where, *asked, start=requirements.parent, hosts=python, step=step, check=check)
+            pip(command, *where, *pip_args, start=requirements.parent, hosts=python, step=step, check=check)
         for wheel in into.glob("*.whl"):
             name, version, _, tags = parse_wheel_filename(wheel.name)
-            if name in kept:
+            if name in remaining:
                 wheel.unlink()
             elif not tags & hostpython.tags(python):
                 raise UsageError(piperror.unfit(wheel.name, python))
@@ -112,24 +112,26 @@ def fetch(
 def _asked(
     folder: Path, requirements: Path, lines: Sequence[str], lacking: Sequence[str], kept: Mapping[str, str]
 ) -> list[str]:
-    """What pip is asked for, with what is `kept` of the job's Python as wheels with no content, made in `folder`.
+    """Return pip's arguments, with the packages `kept` of the job's Python as empty wheels in `folder`.
 
-    Where a line has a hash, pip wants one of each that it takes, and of the one that the job's Python has it is no matter.
+    If a line has a hash, pip demands one for each package; any will do for those of the job's Python.
     """
     stubs = hostpython.stubs(folder, kept)
-    given = {name: f"{name} @ {stub.as_uri()}" for name, stub in stubs.items()}
+    stub_lines = {name: f"{name} @ {stub.as_uri()}" for name, stub in stubs.items()}
     if not any(" --hash" in line for line in lines):
-        (constraints := folder / "constraints.txt").write_text("".join(f"{line}\n" for line in given.values()))
+        (constraints := folder / "constraints.txt").write_text("".join(f"{line}\n" for line in stub_lines.values()))
         return ["--constraint", str(constraints), "--requirement", str(requirements)]
     if any(" --hash" in line for line in lacking):
         digests = {name: hashlib.sha256(stub.read_bytes()).hexdigest() for name, stub in stubs.items()}
-        given = {name: f"{line} --hash=sha256:{digests[name]}" for name, line in given.items()}
-    (asked := folder / "requirements.txt").write_text("".join(f"{line}\n" for line in (*lacking, *given.values())))
-    return ["--requirement", str(asked)]
+        stub_lines = {name: f"{line} --hash=sha256:{digests[name]}" for name, line in stub_lines.items()}
+    (requirements_file := folder / "requirements.txt").write_text(
+        "".join(f"{line}\n" for line in (*lacking, *stub_lines.values()))
+    )
+    return ["--requirement", str(requirements_file)]
 
 
 def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
-    """The modules and data of wheels as they lie in site-packages: path to content."""
+    """Return the modules and data of wheels as they lie in site-packages: path to content."""
     files: dict[str, bytes] = {}
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as opened:
@@ -146,16 +148,16 @@ def unpack(wheels: Iterable[Path]) -> dict[str, bytes]:
 
 
 def _kept(parts: Iterable[bytes], what: str, make: Callable[[Path, terminal.Step], None]) -> Path:
-    """The folder that `make` filled for the same parts before, or does now; it is there whole or not at all."""
+    """Return the folder that `make` filled for the same parts before, or does now, atomically."""
     if not (folder := CACHE / key(parts)).is_dir():
-        with terminal.Step(what) as step, making(folder, OpsError) as made:
-            made.mkdir()
-            make(made, step)
+        with terminal.Step(what) as step, making(folder, OpsError) as target:
+            target.mkdir()
+            make(target, step)
     return folder
 
 
 def _installed(path: str) -> str | None:
-    """Where a file of a wheel lies once installed; None for scripts and the like, which no trainer imports."""
+    """Return the path of a wheel's file once installed; None for scripts and the like, never imported."""
     top, _, rest = path.partition("/")
     if not top.endswith(".data"):
         return path

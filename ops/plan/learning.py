@@ -1,9 +1,8 @@
 """Steps of a job to a target, by its replicas: a pure model of two numbers; see docs/plan.md.
 
 Source: McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", equation 2.11: a job that takes S
-steps of batches of E/S samples has (S/S_min - 1)(E/E_min - 1) = 1. N replicas, each with a batch of its own, count as one
-with a
-batch N times as large: then S = S_min + noise/N.
+steps of batches of E/S samples has (S/S_min - 1)(E/E_min - 1) = 1. N replicas, each with a batch of its own, count as one with
+a batch N times as large: then S = S_min + noise/N.
 """
 
 from __future__ import annotations

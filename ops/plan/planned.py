@@ -128,9 +128,8 @@ def predict(work: Work, inventory: Inventory, strategy: str | None, per_cpu: flo
 def shape(inventory: Inventory, per_cpu: float) -> Shape:
     """Return the shape of a running cluster.
 
-    Hosts that share processors share this machine's, of `per_cpu` vCPUs each, and their network is its memory. Others have
-    the vCPUs
-    and the network of their machine type.
+    Hosts that share processors share this machine's, of `per_cpu` vCPUs each, and their network is its memory. Others have the
+    vCPUs and the network of their machine type.
     """
     shared = inventory.shared_cpus
 

@@ -312,9 +312,8 @@ def _number(value: object) -> float:
 def secrets(found: Found) -> dict[str, str]:
     """Return the values to hide, each with its replacement.
 
-    A host's lines have [secret] in them where the records have the line as the trainer printed it. The result holds such
-    lines, and
-    the values that can be derived from them.
+    A host's lines have [secret] in them where the records have the line as the trainer printed it. The result holds such lines,
+    and the values that can be derived from them.
     """
     values: dict[str, str] = {}
     for replica in found.replicas:

@@ -32,8 +32,7 @@ class Pace:
     """A replica's steps/s by its Train lines.
 
     `points` are (seconds, steps/s), `restarts` the seconds at which it was killed. `own` is False if its lines do not report
-    its own
-    steps, and the rates are those of the global step.
+    its own steps, and the rates are those of the global step.
     """
 
     replica: str

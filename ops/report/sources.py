@@ -40,9 +40,8 @@ LOUD = ("ERROR", "CRITICAL")
 class Sources:
     """The sources of a report.
 
-    `logs` are each replica's lines, `scalars` those of summaries, by `run/tag`, if the logs report no step; `madeTime` is
-    when they
-    were read, RFC 3339. If a job `tuned` hyperparameters, the output is its best trial's.
+    `logs` are each replica's lines, `scalars` those of summaries, by `run/tag`, if the logs report no step; `madeTime` is when
+    they were read, RFC 3339. If a job `tuned` hyperparameters, the output is its best trial's.
     """
 
     record: JobRecord

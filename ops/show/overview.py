@@ -48,9 +48,8 @@ class HostNow:
 class JobNow:
     """A job that has hosts or waits for them.
 
-    `seconds` since it started, or else since it was made; cost is that of its hosts so far in US dollars, None if they have
-    no price
-    or it has none of them yet.
+    `seconds` since it started, or else since it was made; cost is that of its hosts so far in US dollars, None if they have no
+    price or it has none of them yet.
     """
 
     jobId: str

@@ -1,1 +1,1 @@
-"""A job, from its flags to replicas that run: what it is, what each host receives, its start and its end."""
+"""A job, from its flags to running replicas: its definition, each host's files, its start and its end."""

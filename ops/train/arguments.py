@@ -1,4 +1,4 @@
-"""The arguments of a trainer, as far as others go by them: which flags name data and output by the names that are usual."""
+"""The flags of a trainer's arguments that name data and output by their usual names."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _OUTPUT_FLAGS = tuple(f"--{name}" for name in ("job-dir", "job_dir", "output_pat
 
 
 def data_paths(args: Sequence[str]) -> list[str]:
-    """The paths that a trainer's arguments name as data, such as `--data-dir=a,b`; empty where they name none."""
+    """Return the paths of the data flags, such as `--data-dir=a,b`; empty if there are none."""
     return [path for flag, value in flags(args) if _DATA_FLAG.fullmatch(flag) for path in value.split(",") if path]
 
 
 def steps(args: Sequence[str], pace: Pace) -> int | None:
-    """The global step at which a trainer ends, as its arguments or its declaration say; None where neither does."""
-    told = [value for flag, value in flags(args) if (flag == pace.steps if pace.steps else _STEPS_FLAG.fullmatch(flag))]
-    if not told:
+    """Return the global step at which a trainer ends, by its arguments or its declaration, or None."""
+    values = [value for flag, value in flags(args) if (flag == pace.steps if pace.steps else _STEPS_FLAG.fullmatch(flag))]
+    if not values:
         return pace.usual_steps
-    return int(told[-1]) if told[-1].isdecimal() and told[-1].isascii() and 0 < len(told[-1]) < 16 else None
+    return int(values[-1]) if values[-1].isdecimal() and values[-1].isascii() and 0 < len(values[-1]) < 16 else None
 
 
 def job_dir_flag(files: Mapping[str, bytes]) -> str | None:
-    """The flag by which a package's own code wants to be told its output folder, None where it knows none.
+    """Return the flag for the output folder that a package's own code knows, or None.
 
     Cloud ML passed `--job-dir` to every trainer; one that does not know it would end with an error.
     """
     code = [content for path, content in files.items() if path.endswith(".py")]
-    return next((flag for flag, known in _JOB_DIR_FLAGS.items() if any(known.search(content) for content in code)), None)
+    return next((flag for flag, pattern in _JOB_DIR_FLAGS.items() if any(pattern.search(content) for content in code)), None)
 
 
 def names_output(args: Sequence[str]) -> bool:
-    """True where the arguments say where the output goes."""
+    """Return True if the arguments name the output folder."""
     return any(arg.partition("=")[0] in _OUTPUT_FLAGS for arg in args)
 
 
 def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The flags that have a value: `--a=b`, or `--a b`."""
+    """Yield the flags that have a value: `--a=b`, or `--a b`."""
     for place, arg in enumerate(args):
         flag, equals, value = arg.partition("=")
         if flag.startswith("--") and (equals or args[place + 1 : place + 2]):
@@ -58,7 +58,7 @@ def flags(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def redirected(args: Sequence[str], folder: str) -> list[str]:
-    """The arguments with every output folder that they name replaced: another run must not go on in it."""
+    """Return the arguments with every output folder replaced: another run must not resume in it."""
     result: list[str] = []
     for before, arg in zip(("", *args), args, strict=False):
         flag, equals, _ = arg.partition("=")
@@ -68,12 +68,12 @@ def redirected(args: Sequence[str], folder: str) -> list[str]:
 
 
 def without(args: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The arguments without those flags, without data and without output folders."""
+    """Return the arguments without those flags, without data and without output folders."""
     data = (flag for flag, _ in flags(args) if _DATA_FLAG.fullmatch(flag))
     return dropped(args, (*names, *_OUTPUT_FLAGS, *data))
 
 
 def dropped(args: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The arguments without those flags and their values."""
+    """Return the arguments without those flags and their values."""
     pairs = zip(("", *args), args, strict=False)
     return [arg for before, arg in pairs if arg.partition("=")[0] not in names and before not in names]

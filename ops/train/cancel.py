@@ -12,7 +12,7 @@ from ops.errors import DONE
 
 
 def cancel(cluster: Cluster, job_id: str | None, as_json: bool = False) -> int:
-    """Cancel a job, the only one that goes on where none is named, and wait until it is; exit code 0 once it is CANCELLED."""
+    """Cancel a job, by default the only running one, and wait; the exit code is 0 once it is CANCELLED."""
     with terminal.Step(f"cancelling {job_id or 'the job'}") as step:
 
         def show(record: JobRecord) -> None:

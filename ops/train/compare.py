@@ -1,4 +1,4 @@
-"""What two runs of a job have in common: pure functions of their records and of their final metrics."""
+"""The comparison of two runs of a job: pure functions of their records and final metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Row:
 
 
 def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Row]:
-    """Everything, in the order in which it is shown: what went in, then what came out; `finals` as of ops.train.metrics."""
+    """Return all rows in display order: inputs, then results; `finals` as of ops.train.metrics."""
     sides = (inputs(original.manifest), inputs(again.manifest))
     results = ({**finals[0], **_outcome(original)}, {**finals[1], **_outcome(again)})
     return [*_rows(sides), *_rows(results)]
@@ -52,18 +52,20 @@ def _rows(sides: Sequence[Mapping[str, str]]) -> Iterator[Row]:
 
 
 def inputs(short: Mapping[str, Any]) -> dict[str, str]:
-    """What a job was made of, as its record's short manifest tells: package, runtime, data, versions, hosts."""
-    made: Mapping[str, Any] = short.get("cluster", {})
-    replicas = {role: f"{count} x {made['machineTypes'][role]}" for role, count in made.get("replicas", {}).items()}
-    told = {
+    """Return a job's inputs by its record's short manifest: package, runtime, data, versions, hosts."""
+    then_cluster: Mapping[str, Any] = short.get("cluster", {})
+    replicas = {
+        role: f"{count} x {then_cluster['machineTypes'][role]}" for role, count in then_cluster.get("replicas", {}).items()
+    }
+    values = {
         "package": manifest.package_line(short),
         "runtime": manifest.runtime_line(short),
         "data": manifest.data_line(short),
         **short.get("versions", {}),
-        "scaleTier": made.get("scaleTier"),
+        "scaleTier": then_cluster.get("scaleTier"),
         **replicas,
     }
-    return {what: str(value) for what, value in told.items() if value}
+    return {what: str(value) for what, value in values.items() if value}
 
 
 def _outcome(record: JobRecord) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What runs: a job as Cloud ML's config.yaml and the flags of `fab train` describe it, checked before anything is touched."""
+"""A job as Cloud ML's config.yaml and the flags of `fab train` define it, checked before it starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "notify", 
 
 @dataclass(frozen=True)
 class Flags:
-    """What the command line says about a job; None where it says nothing, and then config.yaml does."""
+    """The command line's values of a job; for those that are None config.yaml counts."""
 
     job_id: str | None = None
     module: str | None = None
@@ -65,21 +65,21 @@ class Flags:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], more_args: Sequence[str]) -> Flags:
-        """Those of a task of `fab` whose parameters, by name, are `given`; others of it are passed over."""
-        named = {item.name: given[item.name] for item in fields(cls) if given.get(item.name) is not None}
-        return cls(given["job"], more_args=more_args, **named)
+        """Select the flags among a task's parameters by name, and ignore the others."""
+        options = {item.name: given[item.name] for item in fields(cls) if given.get(item.name) is not None}
+        return cls(given["job"], more_args=more_args, **options)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job ready to be rendered. `job_dir` is where its output goes, as the hosts see it; `reproduces` is the id of a job.
+    """A job ready to be rendered; `job_dir` is its output as the hosts see it, `reproduces` a job's id.
 
-    `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is what the package
-    says of itself. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is what the user
-    adds to it; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
-    that the cluster has where it is empty. With a `command` there is no module: it runs in that `folder` of the package.
-    Without a `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With
-    `wake` hosts of its that are stopped are started first. Its end is reported to `notify` (`jobs.notification`).
+    `policy` are fields of `jobs.records.Plan`, in its names, as `policy` below decides them. `declared` is the package's
+    declaration. With a `job_dir_flag` the trainer is passed its output folder, behind `args`. `environment` is the user's
+    addition; of `secrets` only the names are ever written down. `counts` are how many replicas of each role it asks for, all
+    that the cluster has if it is empty. With a `command` there is no module: it runs in that `folder` of the package. Without a
+    `runtime` it has the hosts' Python. With a `study` each of its replicas is a trial's, one after another. With `wake` its
+    stopped hosts are started first. Its end is reported to `notify` (`jobs.notification`).
     """
 
     id: str
@@ -106,7 +106,7 @@ class Job:
     notify: str = ""
 
     def part(self, inventory: Inventory) -> Inventory:
-        """The part of a cluster that it asks for, as a cluster of its own."""
+        """Return the part of a cluster that the job asks for, as a cluster of its own."""
         return inventory.part(self.counts, self.training_input.get("scaleTier"))
 
 
@@ -125,7 +125,7 @@ def read_config(path: str | None) -> dict[str, Any]:
 
 
 def split_args(text: str | None) -> list[str]:
-    """The words of `--args`, quoted as for a shell."""
+    """Split `--args` into words, quoted as for a shell."""
     try:
         return shlex.split(text or "")
     except ValueError as error:
@@ -145,27 +145,32 @@ def split_labels(texts: Sequence[str]) -> dict[str, str]:
 
 
 def told_job_dir(args: Sequence[str], declared: Declared, files: Mapping[str, bytes] | None) -> str | None:
-    """The flag by which a trainer is told its output folder, as Cloud ML told every one; None where nobody asked for it.
+    """Return the flag by which a trainer gets its output folder, as every one in Cloud ML, or None.
 
     `files` are as of `program.readers`.
     """
-    wanted = declared.pass_job_dir and not arguments.names_output(args)
-    return arguments.job_dir_flag(files) if wanted and files is not None else None
+    detect = declared.pass_job_dir and not arguments.names_output(args)
+    return arguments.job_dir_flag(files) if detect and files is not None else None
 
 
 def chosen_strategy(args: Sequence[str]) -> str | None:
-    """The value of `--strategy` that a trainer goes by, which is the last; None where its default one is meant."""
-    named = [value for flag, value in arguments.flags(args) if flag == arguments.STRATEGY]
-    return named[-1] if named else None
+    """Return the last value of `--strategy`, which counts, or None for the trainer's default."""
+    values = [value for flag, value in arguments.flags(args) if flag == arguments.STRATEGY]
+    return values[-1] if values else None
 
 
 def policy(
     scheduling: Mapping[str, Any], strategy: Strategy, study: Study | None = None, where: str = "scheduling"
 ) -> dict[str, Any]:
-    """The fields of a plan that are a matter of choice: as config.yaml says, else as the trainer declares.
+    """Return the optional fields of a plan: by config.yaml, else by the trainer's declaration.
 
-    Trials have nothing to do with one another: where one host is lost the others go on. UsageError, which names config.yaml's
-    scheduling as `where`, for a success that cannot be waited for.
+    Trials are independent: if one host is lost, the others continue.
+
+    Args:
+        where: config.yaml's scheduling, for messages.
+
+    Raises:
+        UsageError: if the success condition can never be met.
     """
     if study:
         codes = {key: strategy.exits[key] for key in ("restartCodes", "permanentCodes", "stopSignal") if key in strategy.exits}
@@ -186,7 +191,7 @@ def policy(
 
 
 def automatic_id(package: str) -> str:
-    """An id for a job that was given none, as Cloud ML's samples made theirs: `trainer_20260131_120000`, in UTC."""
+    """Return an id for a job without one, like Cloud ML's samples: `trainer_20260131_120000`, in UTC."""
     name = re.sub(r"\W", "_", package, flags=re.ASCII).lstrip("_0123456789") or "job"
     return f"{name}_{datetime.now(UTC):%Y%m%d_%H%M%S}"
 
@@ -199,12 +204,12 @@ def _priority(text: str) -> int:
 
 
 def arguments_of(given: Mapping[str, Any], text: str | None, more: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments that were typed, as `--args` and behind `--`, and those of config.yaml; where the first are, they count."""
+    """Return the arguments of `--args` and behind `--`, which take precedence, and those of config.yaml."""
     return [*split_args(text), *more], given.get("args", [])
 
 
 def _runtime(flags: Flags, given: Mapping[str, Any], inventory: Inventory, where: str) -> Runtime | None:
-    """The job's own Python; None where it has none, or config.yaml was written for one that is not to be had."""
+    """Return the job's own Python, or None if it has none or config.yaml's version is not available."""
     path, version, names = flags.runtime, flags.runtime_version, ("--runtime", "--runtime-version")
     if path is None and version is None:
         names = (f"{where}: trainingInput.runtime", f"{where}: trainingInput.runtimeVersion")
@@ -221,14 +226,14 @@ def _runtime(flags: Flags, given: Mapping[str, Any], inventory: Inventory, where
 
 
 def _version_ignored(given: Mapping[str, Any], inventory: Inventory) -> str:
-    """Why a runtimeVersion of config.yaml, which may be Cloud ML's of old, is passed over; empty where it is not."""
+    """Explain why config.yaml's runtimeVersion, maybe of Cloud ML, is ignored; empty if it is not."""
     if str(given.get("runtimeVersion", "")).startswith("1."):
         return "no Python of today has TensorFlow 1, of which tf.compat.v1 is left"
     return "the stack says what its hosts have" if "runtimeVersion" in given and inventory.runtimes is None else ""
 
 
 def _ignored(given: Mapping[str, Any], inventory: Inventory, where: str, typed: bool) -> Iterator[str]:
-    """What of config.yaml does not count, and why."""
+    """Yield the parts of config.yaml that are ignored, with the reason."""
     if ignored := [key for key in IGNORED_KEYS if key in given]:
         yield f"{', '.join(ignored)} in {where}: ignored, the cluster is where and what pulumi made it"
     if why := _version_ignored(given, inventory):
@@ -243,14 +248,18 @@ def _ignored(given: Mapping[str, Any], inventory: Inventory, where: str, typed: 
 
 
 def _job_dir_flag(args: Sequence[str], declared: Declared, files: Mapping[str, bytes] | None, asked: bool) -> str | None:
-    """The flag for the output folder; one that was asked for is passed also to a trainer that knows none, as Cloud ML did."""
+    """Return the flag for the output folder; with `asked`, also if the trainer knows none, like Cloud ML."""
     if asked and files is not None:
         return arguments.job_dir_flag(files) or "--job-dir"
     return told_job_dir(args, declared, files)
 
 
 def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Inventory, where: str) -> part.Counts:
-    """The hosts of a job that tunes hyperparameters; UsageError for a flag that goes with any other."""
+    """Return the hosts of a job that tunes hyperparameters.
+
+    Raises:
+        UsageError: for a flag that only goes with other jobs.
+    """
     for flag, value in {"--scale-tier": flags.scale_tier, "--replicas": flags.replicas}.items():
         if value is not None:
             raise UsageError(f"{flag}: {where} tunes hyperparameters, each trial on one host; maxParallelTrials says how many")
@@ -260,7 +269,7 @@ def _counts_of_trials(flags: Flags, tuned: Mapping[str, Any], inventory: Invento
 
 
 def _notify(flags: Flags, config: Mapping[str, Any], declared: Declared) -> str:
-    """Where the job's end is reported: by the command line, else by config.yaml, else by the package; empty for nowhere."""
+    """Return the notification target by the command line, config.yaml or the package; empty for none."""
     if flags.notify is not None:
         return notify(flags.notify, "--notify")
     return str(config.get("notify") or config.get("trainingInput", {}).get("notify") or declared.notify)
@@ -270,12 +279,12 @@ def _check_variables(words: Sequence[str], added: Mapping[str, str], notified: s
     """UsageError for a `${NAME}` that is none of those that hosts fill in."""
     command = [] if notification.is_url(notified) else shlex.split(notified)
     texts = {"an argument": words, "notify": command, **{f"the environment's {name}": [value] for name, value in added.items()}}
-    for where, said in texts.items():
-        if found := variables.unknown(said):
-            like = meant(found.strip("${}"), variables.NAMES)
+    for where, text in texts.items():
+        if unknown := variables.unknown(text):
+            like = meant(unknown.strip("${}"), variables.NAMES)
             valid = ", ".join(f"${{{name}}}" for name in variables.NAMES)
-            how = f"valid are {valid}; ${found} passes {found} on as it is, and a shell fills it in: sh -c '…'"
-            raise UsageError(f"{where} has {found}, which nobody fills in{like}: {how}")
+            how = f"valid are {valid}; ${unknown} passes {unknown} on as it is, and a shell fills it in: sh -c '…'"
+            raise UsageError(f"{where} has {unknown}, which nobody fills in{like}: {how}")
 
 
 def build_job(
@@ -286,55 +295,63 @@ def build_job(
     command: Sequence[str] = (),
     folder: str = "",
 ) -> Job:
-    """The job that the flags and config.yaml describe, the flags winning; UsageError for all that is wrong in them.
+    """Build the job of the flags and config.yaml; the flags take precedence.
 
-    `files` are those of the trainer package, which may declare what it needs; `command` and `folder` as of a Job.
+    Args:
+        files: the trainer package's, which may declare what it needs.
+        command: as of a Job.
+        folder: as of a Job.
+
+    Raises:
+        UsageError: if any of them is invalid.
     """
     config = read_config(flags.config)
     where = flags.config or "config.yaml"
     job_id = flags.job_id if flags.job_id is not None else config.get("jobId", automatic_id(package))
     check_job_id(job_id)
-    given: dict[str, Any] = config.get("trainingInput", {})
+    training_input: dict[str, Any] = config.get("trainingInput", {})
     if config.get("jobId", job_id) != job_id:
         raise UsageError(f"{where} is for job {config['jobId']!r}, the command line says {job_id!r}: make them the same")
     default_dir = f"{inventory.bucket}/{paths.output(job_id)}"
-    chosen_dir = flags.job_dir or given.get("jobDir")
+    chosen_dir = flags.job_dir or training_input.get("jobDir")
     chosen = [arguments.STRATEGY, flags.strategy] if flags.strategy is not None else []
-    typed, written = arguments_of(given, flags.args, flags.more_args)
-    args = [*chosen, *typed] if typed else [*written, *chosen]  # one or the other, as gcloud has it
+    typed, config_args = arguments_of(training_input, flags.args, flags.more_args)
+    args = [*chosen, *typed] if typed else [*config_args, *chosen]  # one or the other, as gcloud has it
     if chosen_dir:
         fitness.check_job_dir(chosen_dir, inventory.bucket, default_dir)
     for arg in args:
         if "\0" in arg:
             raise UsageError("an argument of the trainer holds a NUL character, which no program can receive")
     asked_files = readers(folder, command, files or {})
-    module = "" if command else flags.module or given.get("pythonModule") or f"{package}.task"
+    module = "" if command else flags.module or training_input.get("pythonModule") or f"{package}.task"
     declared = declaration.read(files or {}, module.partition(".")[0] or package)
-    tuned = given.get(tuning.HYPERPARAMETERS)
-    asked = bool((flags.job_dir and flags.resume is None) or given.get("jobDir"))
-    job_dir_flag = _job_dir_flag(args, declared, asked_files, asked)
-    if job_dir_flag and asked and not tuned:
+    tuned = training_input.get(tuning.HYPERPARAMETERS)
+    has_job_dir = bool((flags.job_dir and flags.resume is None) or training_input.get("jobDir"))
+    job_dir_flag = _job_dir_flag(args, declared, asked_files, has_job_dir)
+    if job_dir_flag and has_job_dir and not tuned:
         args += [job_dir_flag, str(chosen_dir)]
     strategy = chosen_strategy(args)
     if tuned:
         counts = _counts_of_trials(flags, tuned, inventory, where)
     else:
-        counts = part.asked(flags.scale_tier, flags.replicas, given, declared.strategy(strategy).replicas, inventory, where)
+        counts = part.asked(
+            flags.scale_tier, flags.replicas, training_input, declared.strategy(strategy).replicas, inventory, where
+        )
     for name in {flags.strategy or strategy, strategy}:
         fitness.check_strategy(name, declared, inventory, {Role.MASTER: 1} if tuned else counts)
-    labels = {**inventory.labels, **given.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
-    scheduling = given.get("scheduling", {})
-    added = environment.added(given.get("environment", {}), flags.env_file, flags.env, where)
+    labels = {**inventory.labels, **training_input.get("labels", {}), **config.get("labels", {}), **split_labels(flags.labels)}
+    scheduling = training_input.get("scheduling", {})
+    added = environment.added(training_input.get("environment", {}), flags.env_file, flags.env, where)
     notified = _notify(flags, config, declared)
     _check_variables([*command, *args], added, notified)
     secrets = environment.secrets(flags.secret, flags.secret_file, os.environ)
     if both := added.keys() & secrets.keys():
         raise UsageError(f"{min(both)} is a secret and a variable that is written down: leave one of them out")
-    runtime = _runtime(flags, given, inventory, where)
+    runtime = _runtime(flags, training_input, inventory, where)
     study = tuning.build_study(tuned, args, chosen_dir or default_dir, job_dir_flag) if tuned else None
-    shown = {
+    input_record = {
         **part.described(counts, inventory),
-        **{key: given[key] for key in given if key not in _SAID_OTHERWISE},
+        **{key: training_input[key] for key in training_input if key not in _SAID_OTHERWISE},
         **({"runtime": runtime.name} if runtime else {}),
         **({"command": [*command]} if command else {"pythonModule": module}),
         "args": args,
@@ -347,20 +364,20 @@ def build_job(
         args=tuple(args),
         job_dir=chosen_dir or default_dir,
         labels=labels,
-        job_dir_flag=None if asked or tuned else job_dir_flag,
-        use_chief=given.get("useChiefInTfConfig", True),
+        job_dir_flag=None if has_job_dir or tuned else job_dir_flag,
+        use_chief=training_input.get("useChiefInTfConfig", True),
         policy=policy(scheduling, declared.strategy(strategy), study, f"{where}: trainingInput.scheduling"),
         priority=scheduling.get("priority", 0) if flags.priority is None else _priority(flags.priority),
         declared=declared,
         environment=added,
         secrets=secrets,
-        training_input=shown,
+        training_input=input_record,
         counts=counts,
         command=tuple(command),
         folder=folder,
         runtime=runtime,
         study=study,
-        wake=flags.wake or given.get("wake", False),
+        wake=flags.wake or training_input.get("wake", False),
         notify=notified,
-        notes=tuple(_ignored(given, inventory, where, bool(typed))),
+        notes=tuple(_ignored(training_input, inventory, where, bool(typed))),
     )

@@ -25,13 +25,13 @@ def data(cluster: Cluster, action: str | None, what: str | None, name: str | Non
     if name is not None and action != "put":
         raise UsageError(f"fab data {action} takes one NAME, and {name!r} is a second one")
     if action == "put":
-        told = _put(cluster, Path(what or ""), name, as_json)
+        result = _put(cluster, Path(what or ""), name, as_json)
     elif action == "rm":
-        told = _remove(cluster, what or "", sure)
+        result = _remove(cluster, what or "", sure)
     else:
-        told = _list(cluster, what, as_json)
+        result = _list(cluster, what, as_json)
     if as_json:
-        terminal.as_json(told)
+        terminal.as_json(result)
     return DONE
 
 
@@ -40,13 +40,13 @@ def _list(cluster: Cluster, name: str | None, as_json: bool) -> dict[str, object
     with terminal.Step(f"looking through {folder}"):
         files = cluster.bucket.walk(folder)
     files = {path or posixpath.basename(folder): size for path, size in sorted(files.items())}
-    seen = _seen(cluster, folder)
+    host_path = _seen(cluster, folder)
     if not as_json and not files:
-        terminal.note(f"nothing is in {seen}: fab data put PATH puts a file or a folder there")
+        terminal.note(f"nothing is in {host_path}: fab data put PATH puts a file or a folder there")
     elif not as_json:
-        terminal.note(f"{len(files)} files, {terminal.size(sum(files.values()))}, in {seen}")
+        terminal.note(f"{len(files)} files, {terminal.size(sum(files.values()))}, in {host_path}")
         terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
-    return {"folder": seen, "files": [{"name": path, "bytes": size} for path, size in files.items()]}
+    return {"folder": host_path, "files": [{"name": path, "bytes": size} for path, size in files.items()]}
 
 
 def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dict[str, object]:
@@ -62,11 +62,11 @@ def _put(cluster: Cluster, source: Path, name: str | None, as_json: bool) -> dic
         target, there = f"{target}/{source.name}", {"": there[source.name]} if source.name in there else {}
     elif "" in there and "" not in files:
         raise UsageError(f"{_seen(cluster, target)} is a file, and {source} a folder: give it another NAME")
-    wanted = upload_missing(cluster.bucket, target, files, there, str(source))
+    uploaded = upload_missing(cluster.bucket, target, files, there, str(source))
     if not as_json:
-        same = f", {len(files) - len(wanted)} were there in their size" if len(wanted) < len(files) else ""
+        same = f", {len(files) - len(uploaded)} were there in their size" if len(uploaded) < len(files) else ""
         terminal.out(f"{len(files)} files{same}: {_seen(cluster, target)}")
-    return {"folder": _seen(cluster, target), "uploaded": wanted}
+    return {"folder": _seen(cluster, target), "uploaded": uploaded}
 
 
 def _remove(cluster: Cluster, name: str, sure: bool) -> dict[str, object]:
@@ -85,7 +85,11 @@ def _remove(cluster: Cluster, name: str, sure: bool) -> dict[str, object]:
 
 
 def _below(name: str) -> str:
-    """The place of a name below data/; UsageError for one that leads out of it."""
+    """Return the path of a name below data/.
+
+    Raises:
+        UsageError: if it leads out of data/.
+    """
     path = posixpath.normpath(name)
     if posixpath.isabs(path) or path.split("/")[0] in ("..", ".") or not name.isprintable():
         raise UsageError(f"{name!r} is no name below {DATA}/: take one such as pictures or pictures/train")
@@ -93,5 +97,5 @@ def _below(name: str) -> str:
 
 
 def _seen(cluster: Cluster, path: str) -> str:
-    """The path as the hosts see it, for the arguments of a trainer."""
+    """Return the path as the hosts see it, for the arguments of a trainer."""
     return f"{cluster.inventory.bucket}/{path}"

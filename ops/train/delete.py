@@ -28,8 +28,8 @@ def delete(cluster: Cluster, job_id: str | None, sure: bool, as_json: bool = Fal
 def prune(cluster: Cluster, keep: str | None, sure: bool, as_json: bool = False) -> int:
     """Take all jobs out of the bucket that have ended, but for those made last."""
     if keep is None or not keep.isdecimal():
-        said = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
-        raise UsageError(f"{said} fab prune --keep 10 deletes all jobs that have ended but the newest 10")
+        problem = "how many are to stay?" if keep is None else f"--keep {keep!r} is no number of jobs:"
+        raise UsageError(f"{problem} fab prune --keep 10 deletes all jobs that have ended but the newest 10")
     records = _records(cluster)
     queue = cluster.ledger.queue()
     ended = [record.jobId for record in records if record.final and not queue.entry(record.jobId)]
@@ -48,7 +48,11 @@ def prune(cluster: Cluster, keep: str | None, sure: bool, as_json: bool = False)
 
 
 def _records(cluster: Cluster) -> list[JobRecord]:
-    """Every job; UsageError where one cannot be read, for it may have its output in that of any other."""
+    """Return every job's record.
+
+    Raises:
+        UsageError: if one cannot be read: its output may be in any other job's.
+    """
     with terminal.Step("reading the jobs"):
         records, unreadable = cluster.ledger.jobs()
     if unreadable:
@@ -74,18 +78,18 @@ def _check(cluster: Cluster, job_ids: Sequence[str]) -> None:
 
 
 def _users(cluster: Cluster, records: Sequence[JobRecord], gone: Collection[str]) -> dict[str, str]:
-    """Of the jobs that are to go, those in whose folder a job writes that stays, and which one that is."""
+    """Map each job to delete, in whose folder a remaining job writes, to that job."""
     stay = {record.jobId: f"{_normal(record.trainingInput.get('jobDir'))}/" for record in records if record.jobId not in gone}
-    found = {}
+    users_by_job = {}
     for job_id in gone:
         own = f"{_normal(cluster.inventory.bucket)}/{paths.folder(job_id)}/"
         if users := [user for user, job_dir in stay.items() if job_dir.startswith(own)]:
-            found[job_id] = users[0]
-    return found
+            users_by_job[job_id] = users[0]
+    return users_by_job
 
 
 def _normal(path: object) -> str:
-    """A path, or a URL, without what leads nowhere: `//`, `/./`."""
+    """Return a path or a URL without redundant parts: `//`, `/./`."""
     scheme, separator, rest = str(path or "").rpartition("://")
     return f"{scheme}{separator}{posixpath.normpath(rest)}"
 
@@ -111,7 +115,7 @@ def _delete(cluster: Cluster, job_ids: Sequence[str], sure: bool, as_json: bool)
 
 
 def _remove(cluster: Cluster, job_id: str) -> None:
-    """All of a job's folder, its record at the end, so that what breaks off can be made again."""
+    """Remove a job's folder, its record last, so that an interrupted removal can be repeated."""
     inventory = cluster.inventory
     if not inventory.operator_bucket.startswith("sftp://"):
         cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
@@ -129,7 +133,7 @@ def _remove(cluster: Cluster, job_id: str) -> None:
 
 
 def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
-    """What those hosts that answer have kept, log and package: another job of that id must not go on in it."""
+    """Remove the logs and packages of jobs from the hosts that answer: another job may get the same id."""
     fleet = cluster.fleet
     line = asroot.command("forget", *job_ids)
     failures = fleet.each(

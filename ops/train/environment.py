@@ -1,4 +1,4 @@
-"""What a trainer finds in its environment besides TF_CONFIG: what every job has, what the user adds, and secrets."""
+"""The environment of a trainer besides TF_CONFIG: the variables of every job, the user's, and secrets."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ native code shows its stack. What depends on the host is set there: its threads 
 
 
 def of_task(inventory: Inventory, host: Host, job_id: str, job_dir: str, data: str) -> dict[str, str]:
-    """What tells a trainer who and where it is; TYPE is `master` on the chief, as in Cloud ML's samples."""
-    told = {"TYPE": str(host.role), "INDEX": str(host.index), "JOB_ID": job_id, "JOB_DIR": job_dir, "SCALETIER_DATA": data}
+    """Return the variables that identify a task; TYPE is `master` on the chief, as in Cloud ML's samples."""
+    values = {"TYPE": str(host.role), "INDEX": str(host.index), "JOB_ID": job_id, "JOB_DIR": job_dir, "SCALETIER_DATA": data}
     if host.accelerator:
-        told[ACCELERATOR] = f"{host.accelerator['count']} {host.accelerator['type']}"
-    return told | _ranks(inventory, host)
+        values[ACCELERATOR] = f"{host.accelerator['count']} {host.accelerator['type']}"
+    return values | _ranks(inventory, host)
 
 
 def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
-    """Where PyTorch, JAX and their like find one another, one process a host; nothing for a role that does not train.
+    """Return the rendezvous variables of PyTorch, JAX and others, a process a host; none without training.
 
     Source: the environment variables of torch.distributed's `env://`, of torchrun, and the names that programs
     of JAX read: by itself it knows the coordinator's alone.
@@ -73,38 +73,46 @@ def _ranks(inventory: Inventory, host: Host) -> dict[str, str]:
 
 
 def added(given: Mapping[str, str], file: str | None, pairs: Sequence[str], where: str) -> dict[str, str]:
-    """`environment:` of config.yaml, then `--env-file`, then `--env`, of which the later wins; UsageError for what is wrong."""
-    found = dict(given)
-    for name in found:
+    """Merge `environment:` of config.yaml, `--env-file` and `--env`; the later wins.
+
+    Raises:
+        UsageError: if one is invalid.
+    """
+    variables_by_name = dict(given)
+    for name in variables_by_name:
         _check(name, f"{where}: trainingInput.environment")
     if file is not None:
-        found |= _read(file, "--env-file")
+        variables_by_name |= _read(file, "--env-file")
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"--env {pair!r} is not of the form NAME=VALUE")
         _check(name, "--env")
-        found[name] = value
-    for name, value in found.items():
+        variables_by_name[name] = value
+    for name, value in variables_by_name.items():
         if "\0" in value:
             raise UsageError(f"the environment's {name} holds a NUL character, which no program can receive")
-    return found
+    return variables_by_name
 
 
 def secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """`--secret NAME`, from the operator's own environment, and `--secret-file`; UsageError for one that is not set."""
-    found = _read(file, "--secret-file", hidden=True) if file is not None else {}
+    """Return the secrets of `--secret NAME`, from the operator's environment, and of `--secret-file`.
+
+    Raises:
+        UsageError: if one is not set.
+    """
+    values = _read(file, "--secret-file", hidden=True) if file is not None else {}
     for name in names:
         if not _NAME.fullmatch(name):  # and not shown: it may be the secret itself
             raise UsageError("--secret takes the NAME of a variable of this shell, and no value: --secret TOKEN")
         _check(name, "--secret")
         if name not in environ:
             raise UsageError(f"--secret {name} is not set in this shell: export {name}=…, or put it in a --secret-file")
-        found[name] = environ[name]
-    for value in found.values():  # without its name, which may be the secret itself: a token may end in =
+        values[name] = environ[name]
+    for value in values.values():  # without its name, which may be the secret itself: a token may end in =
         if not value or "\0" in value:
             raise UsageError(f"a secret {'holds a NUL character' if value else 'is empty, and NAME=VALUE is the form'}")
-    return found
+    return values
 
 
 def mapping(value: Any, path: str) -> dict[str, str]:
@@ -127,21 +135,21 @@ def _check(name: str, where: str) -> None:
 
 
 def _read(file: str, flag: str, hidden: bool = False) -> dict[str, str]:
-    """Lines NAME=VALUE, as `docker run --env-file` has them: nothing is unquoted, # at the beginning is a comment.
+    """Parse lines NAME=VALUE like `docker run --env-file`: nothing is unquoted, # begins a comment line.
 
-    No message shows what is `hidden`.
+    No message shows a value that is `hidden`.
     """
     try:
         lines = Path(file).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{flag} {file} cannot be read: {reason}") from None
-    found = {}
+    values = {}
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
             name, equals, value = line.partition("=")
             if not equals or (hidden and not _NAME.fullmatch(name.strip())):
                 raise UsageError(f"{flag} {file}:{number} is not of the form NAME=VALUE")
             _check(name.strip(), f"{flag} {file}:{number}")
-            found[name.strip()] = value
-    return found
+            values[name.strip()] = value
+    return values

@@ -1,4 +1,4 @@
-"""Whether a job can be what its flags and config.yaml ask for: on this cluster, with this package, into this bucket."""
+"""Checks whether the cluster, the package and the bucket can run a job as requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOT_FOR_OUTPUT = ("data", "cluster", "models")
 
 
 def check_strategy(name: str | None, declared: Declared, inventory: Inventory, wanted: Counts) -> None:
-    """Whether the trainer knows a strategy, None for its default one, and the part that is wanted has whom it needs.
+    """Check that the trainer knows a strategy, None for its default, and that the part has its roles.
 
     A trainer that declares none may know any.
     """
@@ -24,7 +24,7 @@ def check_strategy(name: str | None, declared: Declared, inventory: Inventory, w
         return
     if name not in declared.strategies:
         raise UsageError(f"{STRATEGY} {name!r} is unknown; valid are {', '.join(declared.strategies)}")
-    lacks = {known: [role for role in each.needs if role not in wanted] for known, each in declared.strategies.items()}
+    lacks = {strategy: [role for role in each.needs if role not in wanted] for strategy, each in declared.strategies.items()}
     together = declared.strategies[name].together
     if (has := [role for role in together if role in wanted]) and (
         missing := [role for role in together if role not in wanted]
@@ -35,14 +35,17 @@ def check_strategy(name: str | None, declared: Declared, inventory: Inventory, w
     role = Role(lacks[name][0])
     if inventory.of_role(role):
         raise UsageError(f"{STRATEGY} {name} needs a {role}, and the job asks for none: --replicas master,{role} does")
-    others = " or ".join(known for known, missing in lacks.items() if not missing)
+    others = " or ".join(strategy for strategy, missing in lacks.items() if not missing)
     lacking = f"{STRATEGY} {name} needs a {role}, and stack {inventory.stack} ({inventory.scale_tier}) has none"
     instead = f"take {STRATEGY} {others}, or " if others else ""
     raise UsageError(f"{lacking}: {instead}run pulumi config set scaleTier STANDARD_1 && pulumi up")
 
 
 def check_job_dir(job_dir: str, bucket: str, default: str, what: str = "jobDir") -> None:
-    """A path on a host is writable only in the bucket; a URL is TensorFlow's affair, where a host can reach it."""
+    """Check that a path on a host is in the bucket, the only writable place.
+
+    TensorFlow handles a URL, if a host can reach it.
+    """
     inside = job_dir.startswith(f"{bucket}/") and ".." not in job_dir.split("/")
     if "://" in job_dir and "://" not in bucket:
         raise UsageError(f"{what} {job_dir!r} cannot be reached: local hosts have no way out; take a path below {bucket}/")

@@ -1,4 +1,4 @@
-"""`fab runtimes`: the Pythons that jobs have brought along, which are kept for the next job that asks for the same."""
+"""`fab runtimes`: the Python runtimes of jobs, which are kept for the next job that asks for the same."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def runtimes(cluster: Cluster, action: str | None, name: str | None, sure: bool,
     if (name is None) != (action == "ls"):
         raise UsageError("fab runtimes ls takes no NAME" if action == "ls" else "fab runtimes rm needs the NAME of one")
     folder = cluster.inventory.require_runtimes("fab runtimes").here
-    kept = {path.name: path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
-    told = _list(kept, as_json) if name is None else _remove(cluster, kept, name, sure)
+    folders = {path.name: path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
+    result = _list(folders, as_json) if name is None else _remove(cluster, folders, name, sure)
     if as_json:
-        terminal.as_json(told)
+        terminal.as_json(result)
     return DONE
 
 
 def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = [
+    entries: list[dict[str, Any]] = [
         {"name": name, "requirements": requested(path), "versions": installed(path), "bytes": _bytes(path)}
         for name, path in kept.items()
     ]
-    if not as_json and not told:
+    if not as_json and not entries:
         terminal.note("there are none: fab train --runtime-version or --runtime builds one")
     elif not as_json:
         rows = [
@@ -47,10 +47,10 @@ def _list(kept: Mapping[str, Path], as_json: bool) -> list[dict[str, Any]]:
                 terminal.size(each["bytes"]),
                 terminal.list_some(each["requirements"]),
             )
-            for each in told
+            for each in entries
         ]
         terminal.table(("NAME", "TENSORFLOW", "PACKAGES", "SIZE", "ASKED FOR"), rows)
-    return told
+    return entries
 
 
 def _bytes(folder: Path) -> int:

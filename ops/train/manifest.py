@@ -1,4 +1,4 @@
-"""manifest.json: what a job was made of, so that it can be run again from the bucket alone, and compared."""
+"""manifest.json: a job's inputs, with which it can be rerun from the bucket alone, and compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environm
 
 
 def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]:
-    """All that is known of a job before it starts; the chief's host adds `data`, and to `versions` (replica.facts)."""
+    """Return a job's inputs before it starts; the chief's host adds `data` and `versions` (replica.facts)."""
     return {
         "job": job.id,
         "package": {
@@ -49,39 +49,39 @@ def manifest(inventory: Inventory, job: Job, package: Package) -> dict[str, Any]
 
 
 def dependencies(package: Package) -> list[str]:
-    """What goes along beside the package, such as `tabulate-0.9.0`."""
+    """Return the names of the packages sent along, such as `tabulate-0.9.0`."""
     return sorted({path.partition(_DIST)[0] for path in package.wheels if _DIST in path})
 
 
 def _runtime(runtime: Runtime, package: Package) -> dict[str, Any]:
-    """What it was asked for as, where it is kept, and a hash of all that is in it."""
+    """Return the request for a runtime, its key, and a hash of its content."""
     lines = pinned(package.installed)
     return {"name": runtime.name, "key": runtime.key, "sha256": key(map(str.encode, lines)), "requirements": lines}
 
 
 def cluster(inventory: Inventory) -> dict[str, Any]:
-    """The scale tier, and of each role how many replicas on what machine type."""
+    """Return the scale tier, and the count and machine type of each role."""
     types = {str(host.role): host.machine_type for host in inventory.hosts}
     counts = Counter(str(host.role) for host in inventory.hosts)
     return {"scaleTier": inventory.scale_tier, "replicas": dict(counts), "machineTypes": types}
 
 
 def short(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job's record has of its manifest."""
+    """Return the part of the manifest that the job's record holds."""
     package = {key: whole["package"][key] for key in ("name", "sha256")}
     runtime = {"runtime": {part: whole["runtime"][part] for part in ("name", "key", "sha256")}} if "runtime" in whole else {}
     return {"package": package, **runtime, **{key: whole[key] for key in _SHORT if key in whole}}
 
 
 def to_json(whole: Mapping[str, Any]) -> bytes:
-    """The file: ASCII, so that an argument that is no UTF-8 comes back as it was given."""
+    """Return the file in ASCII, so that an argument that is not UTF-8 survives."""
     return (json.dumps(whole, indent=1) + "\n").encode()
 
 
 def lines(record: Mapping[str, Any]) -> dict[str, str]:
-    """The short form for people, by what it tells of."""
-    told = {"package": package_line(record), "cluster": cluster_line(record)}
-    return {**told, "versions": versions_line(record), "data": data_line(record)}
+    """Return the short form for people, by topic."""
+    texts = {"package": package_line(record), "cluster": cluster_line(record)}
+    return {**texts, "versions": versions_line(record), "data": data_line(record)}
 
 
 def package_line(record: Mapping[str, Any]) -> str:
@@ -97,9 +97,11 @@ def runtime_line(record: Mapping[str, Any]) -> str:
 
 def cluster_line(record: Mapping[str, Any]) -> str:
     """`CUSTOM: 2 ps (n1-standard-4), 1 master (n1-highcpu-8)`."""
-    made = record.get("cluster", {})
-    roles = (f"{count} {role} ({made['machineTypes'][role]})" for role, count in made.get("replicas", {}).items())
-    return f"{made['scaleTier']}: {', '.join(roles)}" if made else ""
+    cluster_input = record.get("cluster", {})
+    roles = (
+        f"{count} {role} ({cluster_input['machineTypes'][role]})" for role, count in cluster_input.get("replicas", {}).items()
+    )
+    return f"{cluster_input['scaleTier']}: {', '.join(roles)}" if cluster_input else ""
 
 
 def versions_line(record: Mapping[str, Any]) -> str:

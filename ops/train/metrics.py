@@ -1,4 +1,4 @@
-"""What came out of a job: the numbers that its trainer told, by a line, by a file, or by its summaries for TensorBoard."""
+"""The results of a job: final metrics by a log line, by a file, or by its summaries for TensorBoard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(json.dumps(values))
 
 
 def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
-    """Each number by its name, with `steps` where that is told; empty where a job tells none, or where that cannot be read.
+    """Return each metric by name, with `steps` if reported; empty if there are none or they are lost.
 
     The chief's last `Final metrics` line counts before JOB_DIR/metrics.json, and that before the summaries below JOB_DIR.
     """
@@ -52,8 +52,8 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
         return {}
     try:
         log = read_logs(cluster, record, names[:1], Wanted())
-        if said := progress.final_metrics(line.message for line in log.get(names[0], [])):
-            return said
+        if metrics := progress.final_metrics(line.message for line in log.get(names[0], [])):
+            return metrics
         output = find(cluster, record)
         return _of_file(output) if METRICS in output.files else _of_summaries(cluster, output)
     except (OpsError, StoreError, OSError) as error:
@@ -62,12 +62,12 @@ def final_metrics(cluster: Cluster, record: JobRecord) -> dict[str, str]:
 
 
 def _of_file(output: Output) -> dict[str, str]:
-    """Of `{"steps": 5006, "loss": 0.228}`, whatever else may be in it."""
+    """Return the metrics of a file such as `{"steps": 5006, "loss": 0.228}`; ignore anything else in it."""
     try:
-        told = json.loads(output.read(METRICS))
+        document = json.loads(output.read(METRICS))
     except ValueError:
         return {}
-    return _as_text(told) if isinstance(told, dict) else {}
+    return _as_text(document) if isinstance(document, dict) else {}
 
 
 def _of_summaries(cluster: Cluster, output: Output) -> dict[str, str]:
@@ -77,10 +77,12 @@ def _of_summaries(cluster: Cluster, output: Output) -> dict[str, str]:
 
 
 def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple[int, float]]]:
-    """The scalars in a job's summaries for TensorBoard by `run/tag`, each as (step, value) in the order of time; empty where
-    there are none.
+    """Return the scalars of a job's summaries by `run/tag`, each as (step, value) by time; empty if none.
 
-    Of one with more than `most` points so many are chosen, the last among them. HostError where a host cannot read them.
+    If one has more than `most` points, that many are chosen, the last among them.
+
+    Raises:
+        HostError: if a host cannot read them.
     """
     if not output.summaries:
         return {}
@@ -90,10 +92,10 @@ def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple
         command = aside.reading(cluster.inventory.host(host), reader)
         printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
     try:
-        found: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])
+        series: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
         return {}
-    return {name: [(int(step), value) for step, value in points] for name, points in found.items() if points}
+    return {name: [(int(step), value) for step, value in points] for name, points in series.items() if points}
 
 
 def _as_text(told: dict[Any, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ _HINT = "what a program saves below $JOB_DIR is kept; in arguments ${JOB_DIR} st
 
 
 def read(cluster: Cluster, record: JobRecord) -> list[str]:
-    """Read what an ended job left, and say it; empty if the bucket cannot be asked. The first line follows the job's state."""
+    """Return the lines on an ended job's output, to follow its state; empty if the bucket is unreachable."""
     try:
         files = find(cluster, record).files
     except (OpsError, OSError):
@@ -35,8 +35,8 @@ def read_unsaved(cluster: Cluster, record: JobRecord) -> list[str]:
 
 def _of_output(job_id: str, files: Mapping[str, int]) -> str:
     own = {name: size for name, size in files.items() if not name.startswith(f"{paths.LEFT}/")}
-    told = own or files
-    fetches = f"fab get {job_id} fetches its {terminal.plural(len(told), 'file')}, {terminal.size(sum(told.values()))}"
+    chosen = own or files
+    fetches = f"fab get {job_id} fetches its {terminal.plural(len(chosen), 'file')}, {terminal.size(sum(chosen.values()))}"
     if own:
         return fetches
     return f"it wrote nothing to JOB_DIR; {fetches}" if files else "it wrote nothing to JOB_DIR, there is nothing to fetch"
@@ -46,16 +46,16 @@ def unsaved(replicas: Sequence[ReplicaRecord]) -> list[str]:
     """Say what replicas wrote beside JOB_DIR, a line for each that did, and what to do about it."""
     lines = []
     for replica in replicas:
-        if (found := replica.unsaved) is None:
+        if (report := replica.unsaved) is None:
             continue
-        kept = f"kept in JOB_DIR/{paths.LEFT}/{replica.name}: {terminal.list_some(found.kept, found.keptFiles)}"
-        parts = [kept] if found.keptFiles else []
-        parts += [f"not kept: {terminal.list_some(found.leftOut, found.leftOutFiles)}"] if found.leftOutFiles else []
-        parts += [found.error] if found.error else []
+        copy_note = f"kept in JOB_DIR/{paths.LEFT}/{replica.name}: {terminal.list_some(report.kept, report.keptFiles)}"
+        parts = [copy_note] if report.keptFiles else []
+        parts += [f"not kept: {terminal.list_some(report.leftOut, report.leftOutFiles)}"] if report.leftOutFiles else []
+        parts += [report.error] if report.error else []
         if parts:
             lines.append(
                 f"{replica.name} wrote beside JOB_DIR, {'; '.join(parts)}"
-                if found.jobDirEmpty
+                if report.jobDirEmpty
                 else f"{replica.name}: {parts[0]}"
             )
     return [*lines, _HINT] if any(replica.unsaved and replica.unsaved.jobDirEmpty for replica in replicas) and lines else lines

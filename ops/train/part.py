@@ -1,4 +1,4 @@
-"""The part of a cluster that a job asks for: how many replicas of each role, and which hosts would do for them."""
+"""The part of a cluster that a job asks for: replicas of each role, and their candidate hosts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def asked(
     inventory: Inventory,
     where: str,
 ) -> Counts:
-    """How many of each role: as the flags say, else config.yaml, else those `roles` that the strategy makes use of, else all.
+    """Return the count of each role: by the flags, config.yaml, the strategy's `roles`, else all.
 
-    UsageError for more than the cluster has, a role that it lacks, and what contradicts itself.
+    Raises:
+        UsageError: for more than the cluster has, a role that it lacks, and contradictions.
     """
     if scale_tier is not None and replicas is not None:
         raise UsageError("--scale-tier and --replicas both say how much of the cluster is wanted: leave one of them out")
@@ -44,12 +45,12 @@ def asked(
 
 
 def counts(inventory: Inventory) -> dict[Role, int]:
-    """How many of each role a cluster has for jobs."""
+    """Return how many of each role a cluster has for jobs."""
     return dict(Counter(host.role for host in inventory.job_hosts))
 
 
 def described(wanted: Counts, inventory: Inventory) -> dict[str, Any]:
-    """`scaleTier` and, for a part that no tier has the shape of, machine types and counts, in Cloud ML's names."""
+    """Return `scaleTier` and, if no tier has this shape, machine types and counts, in Cloud ML's names."""
     tier = inventory.scale_tier if wanted == counts(inventory) else _tier_like(wanted, inventory)
     if tier != ScaleTier.CUSTOM:
         return {"scaleTier": str(tier)}
@@ -68,7 +69,7 @@ def _tier_like(wanted: Counts, inventory: Inventory) -> ScaleTier:
 
 
 def would_do(wanted: Counts, inventory: Inventory) -> dict[str, list[str]]:
-    """By replica, the chief first, the hosts that would do for it, the best first.
+    """Map each replica, the chief first, to its candidate hosts, the best first.
 
     Those of its role; for the master also a worker's of the same make, so that a one-host job need not wait for the master's
     host. All that a role has are each for the replica of its own name.
@@ -76,20 +77,20 @@ def would_do(wanted: Counts, inventory: Inventory) -> dict[str, list[str]]:
     wanted = wanted or counts(inventory)
     part = inventory.part(wanted)
     spare = {role: inventory.of_role(role) for role, there in counts(inventory).items() if wanted.get(role, 0) < there}
-    found = {}
+    candidates = {}
     for name in part.replicas:
         own = inventory.host(name)
         alike = [host for host in spare.get(own.role, ()) if host is not own]
         if own.role is Role.MASTER:
             alike += [host for host in spare.get(Role.WORKER, ()) if host.make == own.make]
-        found[name] = [own.name, *(host.name for host in alike)]
-    return found
+        candidates[name] = [own.name, *(host.name for host in alike)]
+    return candidates
 
 
 def _of_words(text: str, inventory: Inventory) -> Counts:
     """`--replicas master,worker` for all of a role, `worker=2,ps=1` for so many; a master is always there."""
     there = counts(inventory)
-    wanted, named = {Role.MASTER: 1}, set[Role]()
+    totals, roles = {Role.MASTER: 1}, set[Role]()
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = word.partition("=")
         if name not in JOB_ROLES:
@@ -98,20 +99,20 @@ def _of_words(text: str, inventory: Inventory) -> Counts:
                 f"--replicas {word!r} is no role{meant(name, JOB_ROLES)}; valid are {', '.join(JOB_ROLES)}, {example}"
             )
         role = Role(name)
-        if role in named:
+        if role in roles:
             raise UsageError(f"--replicas names {role} twice: say it once")
-        named.add(role)
+        roles.add(role)
         if equals and not (number.isdecimal() and len(number) < _DIGITS):
             how = "worker=2 is two workers, worker all that there are, and a comma stands between two roles"
             raise UsageError(f"--replicas {word!r} is no number of them: {how}")
-        wanted[role] = int(number) if equals else there.get(role, 0)
-        if wanted[role] == 0 and not equals:
+        totals[role] = int(number) if equals else there.get(role, 0)
+        if totals[role] == 0 and not equals:
             _check({role: 1}, inventory, f"--replicas {word}")
     if not text.strip(" ,"):
         raise UsageError(f"--replicas names no role; valid are {', '.join(JOB_ROLES)}, such as worker=2,ps=1 or worker")
-    if wanted[Role.MASTER] != 1:
-        raise UsageError(f"--replicas master={wanted[Role.MASTER]}: a job has one master")
-    return _check({role: count for role, count in wanted.items() if count}, inventory, f"--replicas {text}")
+    if totals[Role.MASTER] != 1:
+        raise UsageError(f"--replicas master={totals[Role.MASTER]}: a job has one master")
+    return _check({role: count for role, count in totals.items() if count}, inventory, f"--replicas {text}")
 
 
 def _of_tier(tier: ScaleTier, inventory: Inventory, what: str) -> Counts:
@@ -146,13 +147,13 @@ def _of_config(given: Mapping[str, Any], shape: list[str], inventory: Inventory,
             has = f"stack {inventory.stack} has {hosts[0].machine_type}"
             fix = f"run pulumi config set {key} {given[key]} && pulumi up" if inventory.scale_tier == ScaleTier.CUSTOM else ""
             raise UsageError(f"{path}.{key} is {given[key]}, but {has}: {fix}{', or ' if fix else ''}{_COUNTS_ALONE}")
-    wanted = {Role.MASTER: 1} | {role: given[key] for role, key in COUNT_KEYS.items() if given.get(key)}
-    for role, count in wanted.items():
+    totals = {Role.MASTER: 1} | {role: given[key] for role, key in COUNT_KEYS.items() if given.get(key)}
+    for role, count in totals.items():
         if role in COUNT_KEYS:
             key = COUNT_KEYS[role]
             grows = f"pulumi config set {key} {count} && pulumi up" if inventory.scale_tier == ScaleTier.CUSTOM else None
             _check({role: count}, inventory, f"{path}.{key}", grows)
-    return wanted
+    return totals
 
 
 def _tier(text: str, path: str) -> ScaleTier:
@@ -169,6 +170,6 @@ def _check(wanted: Counts, inventory: Inventory, what: str, fix: str | None = No
         has = there.get(role, 0)
         if count > has:
             many = f"{count} {role}" if role is Role.PS else plural(count, role)
-            said = f"{what} needs {many}, and stack {inventory.stack} ({inventory.scale_tier}) has {has or 'none'}"
-            raise UsageError(f"{said}: {f'run {fix}, or ' if fix else ''}take no more than it has")
+            problem = f"{what} needs {many}, and stack {inventory.stack} ({inventory.scale_tier}) has {has or 'none'}"
+            raise UsageError(f"{problem}: {f'run {fix}, or ' if fix else ''}take no more than it has")
     return wanted

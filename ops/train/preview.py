@@ -1,4 +1,4 @@
-"""`fab train --dry-run`: what a job would send where, and what its replicas would find; nothing is sent."""
+"""`fab train --dry-run`: the files and the replicas' environment that a job would get; sends nothing."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ops.train.submit import Submission
 
 
 def show(submission: Submission, as_json: bool) -> int:
-    """Print the files, the plan on a cluster whose hosts are all free, and the environment of each replica."""
+    """Print the files, the plan if all hosts were free, and the environment of each replica."""
     inventory, built = submission.inventory, submission.package
     hosts = place(submission.wants, ())
     plan = render.plan(inventory, submission.job, built.sha256).placed(hosts)
     sent = _sent(submission, plan, len(hosts))
     files = {path: len(content) for path, content in sorted(built.files.items())}
-    brought = dependencies(built)
+    wheels = dependencies(built)
     if as_json:
-        told = {
+        result = {
             "files": [{"path": path, "bytes": size} for path, size in files.items()],
             "ignored": list(built.left_out),
-            "dependencies": brought,
+            "dependencies": wheels,
             "sent": sent,
             "hosts": hosts,
             "tfConfig": {replica: json.loads(task.tfConfig) for replica, task in plan.tasks.items()},
             "plan": plan.to_dict(),
         }
-        terminal.as_json(told)
+        terminal.as_json(result)
         return DONE
     terminal.table(("FILE", "SIZE"), [(path, terminal.size(size)) for path, size in files.items()])
-    for what, names in (("left out", built.left_out), ("dependencies", brought)):
+    for what, names in (("left out", built.left_out), ("dependencies", wheels)):
         if names:
             terminal.out(f"{what}: {', '.join(names)}")
     _show_sent(sent, len(hosts))
@@ -51,7 +51,7 @@ def show(submission: Submission, as_json: bool) -> int:
 
 
 def _sent(submission: Submission, plan: Plan, hosts: int) -> dict[str, int]:
-    """The bytes that would be sent; of data some may be in the bucket already."""
+    """Return the bytes that would be sent; some data may be in the bucket already."""
     built = submission.package
     code, _ = push.code(HERE)
     each = len(push.shared_stream(code, built.pushed or None, plan.packageSha256, built.executables))
@@ -75,6 +75,6 @@ def _show_replica(inventory: Inventory, plan: Plan, replica: str, host: str) -> 
     terminal.out()
     terminal.out(terminal.paint(f"# {replica} on {host} ({inventory.host(host).address}): {runs}", "bold"))
     hidden = dict.fromkeys(plan.secrets, "(secret)")
-    told: dict[str, Any] = {"TF_CONFIG": json.dumps(json.loads(task.tfConfig)), **task.environment, **hidden}
-    for name, value in told.items():
+    environment: dict[str, Any] = {"TF_CONFIG": json.dumps(json.loads(task.tfConfig)), **task.environment, **hidden}
+    for name, value in environment.items():
         terminal.out(f"{name}={value}")

@@ -1,4 +1,4 @@
-"""What runs of a package: a module, as of old, or a script or any command in the package's own folder."""
+"""The program of a package: a module, as in Cloud ML, or a script or command in the package's folder."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Program:
 
     @property
     def folder(self) -> str:
-        """Where in the package the command runs."""
+        """The folder of the package in which the command runs."""
         return self.source.name if self.command and self.source.files else ""
 
     @property
     def script(self) -> str | None:
-        """As of `script_of`."""
+        """The script, as of `script_of`."""
         return script_of(self.folder, self.command, self.source.files)
 
 
 def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str | None:
-    """The path in the package of a script of Python that runs in that folder; None for any other program."""
+    """Return the package's path of a Python script that runs in that folder; None for any other program."""
     if not folder or len(command) < 2 or command[0] != PYTHON:
         return None
     path = posixpath.normpath(f"{folder}/{command[1]}")
@@ -55,8 +55,10 @@ def script_of(folder: str, command: Sequence[str], files: Container[str]) -> str
 
 
 def readers(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> Mapping[str, bytes] | None:
-    """The files that tell which flags the arguments may have: a script is asked for its own, and not for those of what lies
-    beside it. None where some other program reads them, of whose flags nothing is known.
+    """Return the files that show which flags the arguments may have.
+
+    A script is searched alone, without the files beside it. None if another program reads the arguments, whose flags are
+    unknown.
     """
     if command and command[0] != PYTHON:
         return None
@@ -65,10 +67,14 @@ def readers(folder: str, command: Sequence[str], files: Mapping[str, bytes]) -> 
 
 
 def find(folder: str | None, module: str | None, script: str | None, command: str | None) -> Program:
-    """What is meant, the shipped trainer where nothing is named; UsageError for what is not there or cannot run."""
-    named = {"--module": module, "--script": script, "--command": command}
-    if len(given := [flag for flag, value in named.items() if value is not None]) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} both say what runs: leave one of them out")
+    """Find the named program, by default the shipped trainer.
+
+    Raises:
+        UsageError: if it is missing or cannot run.
+    """
+    choices = {"--module": module, "--script": script, "--command": command}
+    if len(flags := [flag for flag, value in choices.items() if value is not None]) > 1:
+        raise UsageError(f"{flags[0]} and {flags[1]} both say what runs: leave one of them out")
     if script is not None:
         return _script(folder, script)
     if command is not None:
@@ -134,9 +140,9 @@ def _check_shell(text: str, words: Sequence[str]) -> None:
             how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
             raise UsageError(f"--command runs no shell, and {shell} is a shell's: {how}")
     if settings := [*takewhile(_SETTING.fullmatch, words)]:
-        told = " ".join(f"--env {shlex.quote(setting)}" for setting in settings)
+        flags = " ".join(f"--env {shlex.quote(setting)}" for setting in settings)
         rest = shlex.quote(shlex.join(words[len(settings) :]))
-        raise UsageError(f"--command begins with {settings[0]}, which only a shell reads: {told} --command {rest}")
+        raise UsageError(f"--command begins with {settings[0]}, which only a shell reads: {flags} --command {rest}")
 
 
 def _file(name: str, flag: str) -> Path:
@@ -146,7 +152,7 @@ def _file(name: str, flag: str) -> Path:
 
 
 def _in_folder(folder: str, source: package.Source, name: str, flag: str) -> str:
-    """The path of a file of the package below its folder; it may be told with the folder in front, or from the root."""
+    """Return the path of a package's file below its folder; the input may include it or be absolute."""
     there = [path for path in (Path(folder, name), Path(name)) if path.is_file()]
     if not there:
         raise UsageError(f"there is no file {name} in {folder}: give {flag} the path of one")
@@ -158,10 +164,10 @@ def _in_folder(folder: str, source: package.Source, name: str, flag: str) -> str
 
 
 def _absolute(path: str | Path) -> Path:
-    """The path without `..`, its links as they are: a file may be in a folder that a link leads to."""
+    """Return the path without `..`, its links unresolved: a file may be in a folder that a link leads to."""
     return Path(os.path.abspath(path))  # noqa: PTH100  which `resolve` would not leave
 
 
 def words(command: Sequence[str]) -> str:
-    """A command as one would type it."""
+    """Return a command as one would type it."""
     return shlex.join(command)

@@ -21,19 +21,19 @@ SECRETS = "/var/lib/scaletier/secrets"
 
 
 def secret_files(job: Job) -> list[File]:
-    """A job's secrets, the same on every host and the replica's alone, who tells its trainer; nothing for a job without."""
+    """Return a job's secrets file, the same on every host and only readable by the replica; none without."""
     if not job.secrets:
         return []
     return [File(f"{SECRETS}/{job.id}.json", json.dumps(dict(job.secrets)), 0o600, "replica", "replica")]
 
 
 def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
-    """What the replicas of a job need to know; SpecError or UsageError have been raised before, where the job is wrong."""
+    """Return the plan for the replicas of a job; invalid jobs have raised SpecError or UsageError before."""
     part = job.part(inventory)
     # Which hosts they get is seen later: until then each replica's address is its name.
-    named = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
-    hosts = [named.host(name) for name in named.replicas]
-    tasks = {host.name: task(_alone(named, host) if job.study else named, host.name, job) for host in hosts}
+    addressed = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
+    hosts = [addressed.host(name) for name in addressed.replicas]
+    tasks = {host.name: task(_alone(addressed, host) if job.study else addressed, host.name, job) for host in hosts}
     data = data_paths(variables.expand_command(job.args, tasks[hosts[0].name].environment))
     return Plan(
         jobId=job.id,
@@ -55,18 +55,18 @@ def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
 
 
 def task(inventory: Inventory, name: str, job: Job) -> Task:
-    """What the trainer of one replica finds."""
+    """Return the task of one replica's trainer."""
     host = next(host for host in inventory.hosts if host.name == name)
     return Task(tf_config(inventory, host, job), environment(inventory, host, job))
 
 
 def _alone(inventory: Inventory, host: Host) -> Inventory:
-    """A host as a cluster of its own, whose master it is."""
+    """Return a host as a cluster of its own, whose master it is."""
     return replace(inventory, hosts=(replace(host, role=Role.MASTER, index=0),))
 
 
 def python(inventory: Inventory, job: Job) -> str:
-    """The Python of the hosts that a job brings along; empty where theirs will do."""
+    """Return the job's own Python on the hosts; empty if theirs is used."""
     if not job.runtime:
         return ""
     from ops.package import runtimes  # takes packaging along
@@ -87,9 +87,9 @@ def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
 
 
 def environment(inventory: Inventory, host: Host, job: Job) -> dict[str, str]:
-    """What a trainer finds in its environment, besides TF_CONFIG and secrets."""
-    told = of_task(inventory, host, job.id, job.job_dir, data_folder(inventory, job))
-    return {**USUAL, **job.environment, **told}
+    """Return a trainer's environment, besides TF_CONFIG and secrets."""
+    identity = of_task(inventory, host, job.id, job.job_dir, data_folder(inventory, job))
+    return {**USUAL, **job.environment, **identity}
 
 
 def data_folder(inventory: Inventory, job: Job) -> str:

@@ -37,9 +37,9 @@ from ops.train.submit import Submission, used_before
 
 
 def reproduce(cluster: Cluster, job_id: str | None, new_id: str | None, follow: bool, as_json: bool) -> int:
-    """Run the job again, follow it and compare; the exit code is 0 where it SUCCEEDED, or was started with `follow` False.
+    """Run the job again, follow it and compare; the exit code is 0 if it SUCCEEDED, or without `follow`.
 
-    A run that was already started as this one is followed and compared, so that one comes back after a Ctrl-C.
+    A run that was already started as this one is followed and compared, so that the command can be repeated after a Ctrl-C.
     """
     ledger = cluster.ledger
     original = existing_job(ledger, job_id)
@@ -79,13 +79,17 @@ def _again(cluster: Cluster, original: JobRecord, new_id: str, follow: bool) -> 
     plan = cluster.ledger.plan(original.jobId)
     job = build_job(inventory, whole, new_id, built, runtime, plan.study if plan else None)
     if (then := whole["cluster"]) != (today := manifest.cluster(job.part(inventory))):
-        lines = (manifest.cluster_line({"cluster": made}) for made in (then, today))
+        lines = (manifest.cluster_line({"cluster": cluster_input}) for cluster_input in (then, today))
         terminal.note(f"{original.jobId} ran on another cluster: {' - now it is '.join(lines)}")
     return train.run(cluster, Submission(inventory, job, built, {}), True, follow)
 
 
 def read_manifest(bucket: Bucket, job_id: str) -> dict[str, Any]:
-    """A job's manifest; UsageError where there is none that a job can be made of."""
+    """Return a job's manifest.
+
+    Raises:
+        UsageError: if there is none from which a job can be made.
+    """
     content = bucket.read(paths.manifest(job_id))
     try:
         whole: dict[str, Any] = json.loads(content or "{}")
@@ -101,8 +105,8 @@ def _is_whole(whole: Any) -> bool:
     """Tell whether a manifest has what a job is made of: any job can write to the bucket."""
     if not isinstance(whole, dict) or not isinstance(whole.get("args"), list) or "module" not in whole:
         return False
-    package, made = whole.get("package"), whole.get("cluster")
-    counts = made.get("replicas", {}) if isinstance(made, dict) else None
+    package, cluster_input = whole.get("package"), whole.get("cluster")
+    counts = cluster_input.get("replicas", {}) if isinstance(cluster_input, dict) else None
     return (
         isinstance(package, dict)
         and {"name", "sha256", "files"} <= package.keys()
@@ -113,20 +117,24 @@ def _is_whole(whole: Any) -> bool:
 
 
 def _runtime(inventory: Inventory, whole: Mapping[str, Any]) -> Runtime | None:
-    """The job's own Python, of the same versions."""
-    if not isinstance(told := whole.get("runtime"), dict):
+    """Return the job's own Python, of the same versions."""
+    if not isinstance(request := whole.get("runtime"), dict):
         return None
-    return runtimes.again(inventory, told)
+    return runtimes.again(inventory, request)
 
 
 def read_package(bucket: Bucket, job_id: str, whole: Mapping[str, Any], installed: Mapping[str, str] | None = None) -> Package:
-    """A job's package as it ran, byte for byte; OpsError where the bucket has it no more, or damaged."""
-    name, wanted = whole["package"]["name"], whole["package"]["sha256"]
+    """Return a job's package as it ran, byte for byte.
+
+    Raises:
+        OpsError: if the bucket has none, or a damaged one.
+    """
+    name, expected = whole["package"]["name"], whole["package"]["sha256"]
     archive = bucket.read(paths.package(job_id))
     if archive is None:
         raise OpsError(f"the package of {job_id} is no longer in the bucket: start the job with fab train")
-    if (found := hashlib.sha256(archive).hexdigest()) != wanted:
-        what = f"its package.tar.gz has sha256 {found[:16]}…, its manifest says {wanted[:16]}…"
+    if (digest := hashlib.sha256(archive).hexdigest()) != expected:
+        what = f"its package.tar.gz has sha256 {digest[:16]}…, its manifest says {expected[:16]}…"
         raise OpsError(f"the package of {job_id} is damaged, {what}: start the job with fab train")
     script = script_of(whole.get("folder", ""), whole.get("command", ()), whole["package"]["files"])
     try:
@@ -143,9 +151,12 @@ def build_job(
     runtime: Runtime | None = None,
     before: Study | None = None,
 ) -> Job:
-    """The job of a manifest under another id, with an output folder of its own; UsageError for a secret that is not set.
+    """Build the job of a manifest under another id, with an output folder of its own.
 
     With the study that it had `before`, trials are proposed as they were.
+
+    Raises:
+        UsageError: if a secret is not set.
     """
     declared = package.declared
     folder = f"{inventory.bucket}/{paths.output(new_id)}"
@@ -161,7 +172,7 @@ def build_job(
     study = tuning.build_study(tuned, args, folder, flag) if tuned else None
     if study and before:
         study = replace(study, seed=before.seed, earlier=before.earlier)
-    shown = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
+    input_record = {**runs, "args": args, "jobDir": folder, **own, **({"environment": added} if added else {})}
     return Job(
         id=new_id,
         module=whole["module"],
@@ -175,7 +186,7 @@ def build_job(
         declared=declared,
         environment=added,
         secrets=_secrets(whole),
-        training_input={**config, **part.described(counts, inventory), **shown},
+        training_input={**config, **part.described(counts, inventory), **input_record},
         reproduces=whole["job"],
         counts=counts,
         command=command,
@@ -186,13 +197,13 @@ def build_job(
 
 
 def _counts(then: Mapping[str, Any], inventory: Inventory) -> part.Counts:
-    """As many of each role as the job had, as far as today's cluster has them."""
+    """Return as many of each role as the job had, as far as today's cluster has them."""
     there, had = part.counts(inventory), then.get("replicas", {})
     return {role: min(had[role], count) for role, count in there.items() if had.get(role)}
 
 
 def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
-    """The secrets of a manifest, which has their names alone, from the operator's environment."""
+    """Return the secrets that a manifest names, from the operator's environment."""
     names: list[str] = whole.get("secrets", [])
     if missing := [name for name in names if name not in os.environ]:
         raise UsageError(f"job {whole['job']} had the secret {missing[0]}, which nothing has kept: export {missing[0]}=… first")
@@ -200,7 +211,7 @@ def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _show(job_id: str, new_id: str, found: list[compare.Row], measured: bool, as_json: bool) -> None:
-    """What was compared, and what it comes to; without metrics of both there is no saying that a job is another over again."""
+    """Print the comparison and its result; without metrics of both there is no verdict."""
     differs = [row.what for row in found if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
     if as_json:
         listed = [{"what": row.what, "original": row.original, "again": row.again, "same": row.same} for row in found]

@@ -63,7 +63,7 @@ def check_label(key: str, value: str, path: str) -> None:
 
 
 def version(value: Any, path: str) -> str:
-    """A version, which YAML takes for a number where it is not quoted, and then 2.20 is 2.2; all of 1.x are passed over."""
+    """Check a version, which must be quoted: YAML reads 2.20 as the number 2.2; all of 1.x are ignored."""
     if isinstance(value, float) and value >= 2 and len(str(value)) == len("2.2"):
         raise UsageError(f'{path}: {value} or {value}0? YAML makes one number of both: quote it, "{value}0"')
     return text(value, path)
@@ -97,9 +97,9 @@ SCHEDULING_KEYS: Mapping[str, Check] = {
 
 def scheduling(value: Any, path: str) -> dict[str, Any]:
     """`trainingInput.scheduling`, checked."""
-    given = check_mapping(value if value is not None else {}, SCHEDULING_KEYS, path)
-    check_exit_codes(given, path)
-    return given
+    keys = check_mapping(value if value is not None else {}, SCHEDULING_KEYS, path)
+    check_exit_codes(keys, path)
+    return keys
 
 
 TRAINING_KEYS: Mapping[str, Check] = {

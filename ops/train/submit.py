@@ -1,4 +1,4 @@
-"""How a job is handed to the hosts: all of it, or undone."""
+"""The submission of a job to the hosts: complete, or undone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Submission:
 
     @property
     def wants(self) -> dict[str, list[str]]:
-        """By replica the hosts that would do for it."""
+        """The candidate hosts of each replica."""
         all_of_them = would_do(self.job.counts, self.inventory)
         return {replica: [host for host in hosts if host not in self.dead] for replica, hosts in all_of_them.items()}
 
@@ -76,8 +76,8 @@ class Submission:
         return manifest.manifest(self.part, self.job, self.package)
 
     def record(self) -> JobRecord:
-        """The job's first record."""
-        shown = plain(dict(self.job.training_input))
+        """Return the job's first record."""
+        training_input = plain(dict(self.job.training_input))
         return JobRecord(
             self.job.id,
             wants=self.wants,
@@ -85,7 +85,7 @@ class Submission:
             hourlyCost=self.part.hourly_cost,
             submittedBy=me(),
             labels=dict(self.job.labels),
-            trainingInput=shown,
+            trainingInput=training_input,
             steps=None if self.job.study else steps(self.job.args, self.job.declared.plan),
             notification=Notification(shown_target(self.job.notify)) if self.job.notify else None,
             manifest=manifest.short(self.manifest()),
@@ -93,7 +93,7 @@ class Submission:
 
 
 def plain(value: Any) -> Any:
-    """The value with all that is no UTF-8 replaced, for records, which people read; the plan has it as it was given."""
+    """Return the value with invalid UTF-8 replaced, for records, which people read; the plan keeps it."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, list):
@@ -106,10 +106,13 @@ def used_before(job_id: str) -> UsageError:
 
 
 def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Entry]:
-    """Claim the hosts, put all that the job needs into the bucket, start the hosts, and hand the job over to them.
+    """Claim the hosts, upload the job to the bucket, start the hosts, and hand the job over to them.
 
-    The result are the jobs that it waits for, empty where its hosts are its own. Undone where it fails or is interrupted; where
-    it is killed, its lease falls silent, and whoever looks at the queue next undoes it.
+    A failure or an interrupt undoes it. If the process is killed, its lease expires, and the next reader of the queue undoes
+    it.
+
+    Returns:
+        The jobs that it waits for, empty if its hosts are its own.
     """
     job_id, inventory = submission.job.id, cluster.inventory
     plan = render.plan(inventory, submission.job, hashlib.sha256(submission.package.archive).hexdigest())
@@ -150,7 +153,7 @@ def submit(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Ent
 
 
 def _concerned(inventory: Inventory, submitter: Submitter) -> list[str]:
-    """The hosts that the job has, or may be given, in the order of the inventory."""
+    """Return the hosts that the job has, or may be given, in the order of the inventory."""
     mine = submitter.may_use
     return [name for name in inventory.names if name in mine]
 
@@ -170,7 +173,7 @@ def _claim(cluster: Cluster, submitter: Submitter, may_wait: bool) -> list[Entry
 
 
 def _left_behind(cluster: Cluster, ahead: Sequence[Entry]) -> bool:
-    """True once what is in the way was cleared away, as a fab train that is no more had left it; False where it lives."""
+    """Return True once a dead fab train's entry that was in the way is cleared; False if it is alive."""
     ledger = cluster.ledger
 
     def present() -> list[Lease | None]:
@@ -190,7 +193,7 @@ def _left_behind(cluster: Cluster, ahead: Sequence[Entry]) -> bool:
 
 
 def _busy(cluster: Cluster, ahead: Sequence[Entry]) -> str:
-    """Who has the hosts, in words."""
+    """Describe the holders of the hosts."""
     first = ahead[0]
     job = find_job(cluster.ledger, first.jobId)
     state = "is being submitted" if job is None else f"is {job.state}"
@@ -214,7 +217,7 @@ def _overtaken(job_id: str, error: OvertakenError) -> OpsError:
 def _push(
     fleet: Fleet, submission: Submission, plan: Plan, hosts: Sequence[str], with_package: bool, step: terminal.Step
 ) -> None:
-    """Bring every host its units and the code of the replica, and wake it; its package, too, where it is to start now."""
+    """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
     inventory, job_id = submission.inventory, submission.job.id
     code, version = push.code(HERE)
     # One without a file, of a command that the hosts have, is no folder in the stream: they take it from the bucket.
@@ -225,13 +228,13 @@ def _push(
     size = len(shared) * len(hosts)
     # What is large is counted by bytes, as its hosts are all done at once.
     sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None
-    done = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
+    advance = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
 
     def take_in(name: str) -> None:
         stream = (shared, push.host_stream([*files[name], *secrets]))  # 31 copies of a package do not fit into memory
         fleet.must(name, command, "could not start its replica, it ended", stream, sent)
 
-    outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, done)
+    outcome = fleet.each(hosts, take_in, _PUSH_SECONDS, advance)
     if outcome.failures:
         raise HostsError(outcome.failures, f"job {job_id} is FAILED, nothing runs; {ADVICE}, and start it under another id")
 
@@ -280,7 +283,7 @@ class _Renewal:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
-        """From now on there is something to renew."""
+        """Start the renewal of the lease."""
         self._thread.start()
 
     def check(self) -> None:

@@ -57,14 +57,14 @@ def train(
 
 def prepared(cluster: Cluster, flags: Flags, folder: str | None) -> Submission:
     """Check a job as far as that can be done without its hosts; UsageError for what is wrong."""
-    given = resumed(cluster, flags, folder) if flags.resume is not None else flags
-    return with_earlier(cluster, prepare(cluster.inventory, given, folder))
+    job_flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
+    return with_earlier(cluster, prepare(cluster.inventory, job_flags, folder))
 
 
 def run_told(
     cluster: Cluster, prepared: Callable[[], Submission], may_wait: bool, follow: bool, as_json: bool, plain: bool
 ) -> int:
-    """`run` what is `prepared`, and print the job's record where JSON is wanted: stdout is for that alone, then."""
+    """Run a `prepared` submission, and print the job's record for JSON, then alone on stdout."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         submission = prepared()
         code = run(cluster, submission, may_wait, follow, plain or as_json)
@@ -74,8 +74,10 @@ def run_told(
 
 
 def resumed(cluster: Cluster, flags: Flags, folder: str | None = None) -> Flags:
-    """The flags of a job that goes on where an earlier one has left its checkpoints; UsageError where there are none, and where
-    the trainer of another package would go on, as no `folder` of one is named.
+    """Return the flags of a job that resumes from an earlier one's checkpoints.
+
+    Raises:
+        UsageError: if there are none, or if no `folder` is named and the trainer would be another package.
     """
     if flags.job_dir is not None:
         raise UsageError("--resume goes on in the output of that job, and --job-dir names another: leave one of them out")
@@ -94,22 +96,22 @@ def resumed(cluster: Cluster, flags: Flags, folder: str | None = None) -> Flags:
             f"job {record.jobId} ran {ran}, and package {program.SHIPPED.name} would go on with it: name its own by --package, "
             "--script or --command"
         )
-    found = find(cluster, record)
-    if not found.checkpoints:
-        raise UsageError(f"job {record.jobId} left no checkpoint in {found.job_dir}: there is nothing to go on from")
-    return replace(flags, job_dir=found.job_dir)
+    output = find(cluster, record)
+    if not output.checkpoints:
+        raise UsageError(f"job {record.jobId} left no checkpoint in {output.job_dir}: there is nothing to go on from")
+    return replace(flags, job_dir=output.job_dir)
 
 
 def with_earlier(cluster: Cluster, submission: Submission) -> Submission:
-    """A job that tunes hyperparameters, with what came out of the one that it goes on from, where it names one."""
+    """Return a tuning job with the results of the one that it resumes from, if it names one."""
     study = submission.job.study
     if study is None or not study.resumePreviousJobId:
         return submission
     record = existing_job(cluster.ledger, study.resumePreviousJobId)
     plan = cluster.ledger.plan(record.jobId)
     trials = Trials(cluster.ledger, record.jobId).read()
-    told = tuning.resumed(study, plan.study if plan else None, trials)
-    return replace(submission, job=replace(submission.job, study=told))
+    resumed_study = tuning.resumed(study, plan.study if plan else None, trials)
+    return replace(submission, job=replace(submission.job, study=resumed_study))
 
 
 def run(cluster: Cluster, submission: Submission, may_wait: bool, follow: bool, plain: bool = True) -> int:
@@ -133,7 +135,7 @@ def start(cluster: Cluster, submission: Submission, may_wait: bool) -> list[Entr
 
 
 def dry_run(cluster: Cluster, flags: Flags, folder: str | None, as_json: bool) -> int:
-    """Show what `train` would send, and send nothing; no host is asked, and no Python of the job's own is built."""
+    """Show what `train` would send, and send nothing; query no host, and build no runtime."""
     from ops.train import preview
 
     flags = resumed(cluster, flags, folder) if flags.resume is not None else flags
@@ -149,7 +151,7 @@ def prepare(inventory: Inventory, flags: Flags, folder: str | None, dry: bool = 
 
 
 def prepare_program(inventory: Inventory, flags: Flags, found: program.Program, dry: bool = False) -> Submission:
-    """The same of a program that was found. With `dry` a Python of the job's own is taken as it is, or as nothing."""
+    """Prepare a program that was found. With `dry` a runtime is used as it is, or as empty."""
     source = found.source
     job = build_job(flags, inventory, found.source.name, found.source.files, found.command, found.folder)
     installed = None
@@ -178,12 +180,12 @@ def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
     """
     wants = submission.wants
     candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in wants.values())]
-    asked = Background(lambda: _would_get(cluster.ledger, submission))  # meanwhile the hosts are looked at
-    would_get = cache(lambda: set(asked.join(_CHECK_SECONDS)))
-    seen: set[str] = set()
+    lookup = Background(lambda: _would_get(cluster.ledger, submission))  # meanwhile the hosts are looked at
+    would_get = cache(lambda: set(lookup.join(_CHECK_SECONDS)))
+    checked: set[str] = set()
     away: dict[str, Exception] = {}
-    wanted = set(place(wants, ()).values())
-    while new := [name for name in candidates if name in wanted - seen]:
+    targets = set(place(wants, ()).values())
+    while new := [name for name in candidates if name in targets - checked]:
         failures = _connect(cluster.fleet, new)
         stopped = startable(cluster.inventory, failures)
         if stopped and submission.job.wake:
@@ -196,8 +198,8 @@ def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
         if len(place(wants, away)) < len(wants):
             raise HostsError(away, WAKE_ADVICE if stopped and not submission.job.wake else ADVICE, UsageError.code)
         _look_at(cluster, submission, [name for name in new if name not in failures])
-        seen.update(new)
-        wanted = set(candidates) if away else would_get()
+        checked.update(new)
+        targets = set(candidates) if away else would_get()
     for error in away.values():
         terminal.note(f"{error}: the job goes without this host")
     _check_data(cluster, submission)
@@ -206,7 +208,11 @@ def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
 
 
 def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
-    """The hosts that a job would be given now, or all that it may wait for; UsageError where its id was used before."""
+    """Return the hosts that a job would get now, or all that it may wait for.
+
+    Raises:
+        UsageError: if its id was used before.
+    """
     job = submission.job
     if find_job(ledger, job.id):
         raise used_before(job.id)
@@ -215,43 +221,49 @@ def _would_get(ledger: Ledger, submission: Submission) -> list[str]:
 
 
 def _connect(fleet: Fleet, names: Sequence[str]) -> Mapping[str, Exception]:
-    """By host why it does not answer, of those that do not."""
+    """Map each host that does not answer to the reason."""
     with terminal.Step(f"connecting to {terminal.plural(len(names), 'host')}") as step:
         return fleet.connect_each(names, terminal.counter(step, len(names))).failures
 
 
 def _look_at(cluster: Cluster, submission: Submission, names: Sequence[str]) -> None:
-    """Raise where one of the hosts could not run the job: HostsError, or UsageError that says what it lacks.
+    """Check that these hosts can run the job; wait for those that still prepare themselves.
 
-    Hosts that still prepare themselves are waited for.
+    Raises:
+        HostsError: if one of them cannot.
+        UsageError: with what it lacks.
     """
     inventory, fleet = cluster.inventory, cluster.fleet
     directories = [push.STATE_DIR, *([inventory.bucket] if inventory.bucket.startswith("/") else [])]
     python = render.python(inventory, submission.job) or push.PYTHON
 
     def check(name: str) -> str:
-        wanted = submission.package.imports if name == names[0] else ()
-        return fleet.must(name, push.check_command(directories, wanted, python), "could not be checked, it ended")
+        imports = submission.package.imports if name == names[0] else ()
+        return fleet.must(name, push.check_command(directories, imports, python), "could not be checked, it ended")
 
     for name, output in _when_ready(fleet, names, check).items():
         try:
-            free, said = push.read_check(output, directories)
+            free, modules = push.read_check(output, directories)
         except ValueError as error:
             failure = HostError(name, f"could not be checked ({error})", output=output)
             raise HostsError({name: failure}, ADVICE, UsageError.code) from None
-        lacking = [module for module in said if module in submission.package.imports]  # a runtime may print, too
+        lacking = [module for module in modules if module in submission.package.imports]  # a runtime may print, too
         _check_host(name, free, lacking, submission.package)
 
 
 def _when_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str]) -> dict[str, str]:
-    """What the check says on each host, once it is ready; HostsError for those that cannot be, or are not for too long."""
-    found: dict[str, str] = {}
+    """Return the check's output of each host, once it is ready.
+
+    Raises:
+        HostsError: for hosts that failed, or that are not ready in time.
+    """
+    outputs: dict[str, str] = {}
     deadline = time.monotonic() + _READY_SECONDS
     with terminal.Step("checking the hosts") as step:
-        while asked := [name for name in names if name not in found]:
-            outcome = fleet.each(asked, check, _CHECK_SECONDS)
+        while pending := [name for name in names if name not in outputs]:
+            outcome = fleet.each(pending, check, _CHECK_SECONDS)
             states = {name: push.read_state(output) for name, output in outcome.results.items()}
-            found |= {name: outcome.results[name] for name, state in states.items() if state == push.READY}
+            outputs |= {name: outcome.results[name] for name, state in states.items() if state == push.READY}
             late = {name: state for name, state in states.items() if state != push.READY}
             failed = {n: HostError(n, f"is no host: {s}") for n, s in late.items() if s.startswith(push.FAILED)}
             if failed or outcome.failures:
@@ -262,7 +274,7 @@ def _when_ready(fleet: Fleet, names: Sequence[str], check: Callable[[str], str])
             if late:
                 step.what = f"waiting for {', '.join(f'{name} ({state})' for name, state in late.items())}"
                 time.sleep(_AGAIN_SECONDS)
-    return found
+    return outputs
 
 
 def _check_host(name: str, free: dict[str, int], lacking: list[str], built: package.Package) -> None:
@@ -276,9 +288,9 @@ def _check_host(name: str, free: dict[str, int], lacking: list[str], built: pack
 
 
 def _check_output(cluster: Cluster, submission: Submission) -> None:
-    """Two jobs that run side by side must not write to one output; those that cannot, for want of hosts, take turns in it.
+    """Check that no other job runs with the same output; jobs on the same hosts take turns in it.
 
-    What other trials have left would pass for what a new trial tells.
+    Other trials' output would pass for a new trial's.
     """
     if submission.job.study and find(cluster, submission.record()).files:
         raise UsageError(
@@ -300,7 +312,7 @@ def _check_output(cluster: Cluster, submission: Submission) -> None:
 
 
 def shared(one: str, other: str) -> bool:
-    """True where two folders are one, or one is in the other."""
+    """Return True if two folders are one, or one is in the other."""
     first, second = (posixpath.normpath(path) + "/" for path in (one, other))
     return bool(one and other) and (first.startswith(second) or second.startswith(first))
 

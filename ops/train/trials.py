@@ -1,4 +1,4 @@
-"""The trials of a job that tunes hyperparameters: for people, the best first, and as Cloud ML's `trainingOutput`."""
+"""The trials of a tuning job: for people, the best first, and as Cloud ML's `trainingOutput`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_ROWS, _MOST_WORDS = 30, 120
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a job tunes, and the trials that there are, in the order of their numbers."""
+    """A job's study, and its trials, by number."""
 
     record: JobRecord
     study: Study
@@ -38,11 +38,11 @@ class Tuned:
         return best(self.study, self.trials)
 
     def state(self, trial: Trial) -> str:
-        """That of the trial; one that was under way when its job ended has ended with it."""
+        """Return the trial's state; one that ran when its job ended has ended with it."""
         return str(JobState.CANCELLED) if self.record.final and not trial.final else str(trial.state)
 
     def output(self) -> dict[str, Any]:
-        """As Cloud ML's TrainingOutput has it, the best trial first."""
+        """Return Cloud ML's TrainingOutput, the best trial first."""
         listed = [{**_plain(trial), "state": self.state(trial)} for trial in self.ranked]
         return {
             "completedTrialCount": sum(trial.final for trial in self.trials),
@@ -55,14 +55,17 @@ class Tuned:
         """`5 of 16 done, 1 FAILED; best is trial 3, accuracy 0.98: --units=32`."""
         failed = sum(trial.state is TrialState.FAILED for trial in self.trials)
         ended = sum(trial.final for trial in self.trials)
-        told = f"{ended} of {self.study.trials} done" + (f", {failed} FAILED" if failed else "")
+        text = f"{ended} of {self.study.trials} done" + (f", {failed} FAILED" if failed else "")
         if (first := self.best) is None or first.finalMetric is None:
-            return told
+            return text
         value = f"{self.study.hyperparameterMetricTag} {first.finalMetric.objectiveValue:.6g}"
-        return f"{told}; best is trial {first.trialId}, {value}: {' '.join(words(first.hyperparameters))}"
+        return f"{text}; best is trial {first.trialId}, {value}: {' '.join(words(first.hyperparameters))}"
 
     def line(self) -> str:
-        """`MAXIMIZE accuracy over learning-rate from 0.001 to 0.1 (UNIT_LOG_SCALE), units of 16, 32; 5 at once`."""
+        """Return a line on the study.
+
+        For example `MAXIMIZE accuracy over learning-rate from 0.001 to 0.1 (UNIT_LOG_SCALE), units of 16, 32; 5 at once`.
+        """
         study = self.study
         more = [f"{study.maxParallelTrials} at once"] if study.maxParallelTrials > 1 else []
         more += [str(study.algorithm)] if study.algorithm is not Algorithm.ALGORITHM_UNSPECIFIED else []
@@ -72,7 +75,7 @@ class Tuned:
         return "; ".join([over, *more])
 
     def show(self) -> None:
-        """The table of them; nothing for none."""
+        """Print the table of trials, if there are any."""
         if not self.trials:
             return
         names = [each.parameterName for each in self.study.params]
@@ -99,24 +102,30 @@ class Tuned:
 
 
 def read(ledger: Ledger, record: JobRecord) -> Tuned | None:
-    """The study of a job, as its plan has it, and its trials; None for a job that tunes nothing."""
-    given = record.trainingInput.get(HYPERPARAMETERS)
-    if not isinstance(given, dict):
+    """Return the study of a job, as its plan has it, and its trials; None if it tunes nothing."""
+    hyperparameter_input = record.trainingInput.get(HYPERPARAMETERS)
+    if not isinstance(hyperparameter_input, dict):
         return None
     plan = ledger.plan(record.jobId)
     try:
-        study = (plan.study if plan else None) or build_study(hyperparameters(given, HYPERPARAMETERS), (), "", None)
+        study = (plan.study if plan else None) or build_study(
+            hyperparameters(hyperparameter_input, HYPERPARAMETERS), (), "", None
+        )
     except UsageError as error:
         raise OpsError(f"what job {record.jobId} tunes cannot be read: {error}") from None
     trials = Trials(ledger, record.jobId)
-    found = trials.read()
+    records = trials.read()
     for number, why in trials.bad.items():
         terminal.note(f"trial {number} is not shown: {why}")
-    return Tuned(record, study, found)
+    return Tuned(record, study, records)
 
 
 def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
-    """The best trial of a job that tunes; None for any other job. OpsError where none has come to a value yet."""
+    """Return the best trial of a tuning job; None for any other job.
+
+    Raises:
+        OpsError: if no trial has a value yet.
+    """
     if (tuned := read(ledger, record)) is None:
         return None
     if (first := tuned.best) is None:
@@ -125,7 +134,7 @@ def best_of(ledger: Ledger, record: JobRecord) -> Trial | None:
 
 
 def say_which(record: JobRecord, trial: Trial) -> None:
-    """That it is the best trial whose output is taken for the job's."""
+    """Note that the best trial's output is used as the job's."""
     tried = " ".join(words(trial.hyperparameters))
     terminal.note(f"{record.jobId} tuned hyperparameters; trial {trial.trialId} is the best: {tried}")
 

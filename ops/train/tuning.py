@@ -37,7 +37,7 @@ _VALUES = {
 
 
 def number(value: Any, path: str) -> float:
-    """A number; also as a string, as many config files have Google's, and as YAML takes 1e-4."""
+    """Parse a number; also a string, as in Google's config files, and as YAML reads 1e-4."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -51,17 +51,17 @@ def number(value: Any, path: str) -> float:
 def _numbers(value: Any, path: str) -> list[float]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{path} must be a list of numbers, such as [16, 32, 64], not {value!r}")
-    found = [number(item, f"{path}[{place}]") for place, item in enumerate(value)]
-    return _once(found, path)
+    numbers = [number(item, f"{path}[{place}]") for place, item in enumerate(value)]
+    return _once(numbers, path)
 
 
 def _words(value: Any, path: str) -> list[str]:
-    found = checks.texts(value, path)
-    if any("\0" in word for word in found):
+    texts = checks.texts(value, path)
+    if any("\0" in word for word in texts):
         raise UsageError(f"{path} holds a NUL character, which no program can receive")
-    if not found:
+    if not texts:
         raise UsageError(f"{path} is empty: name the values that are to be tried")
-    return _once(found, path)
+    return _once(texts, path)
 
 
 def _once(values: list[Any], path: str) -> list[Any]:
@@ -71,7 +71,7 @@ def _once(values: list[Any], path: str) -> list[Any]:
 
 
 def _name(value: Any, path: str) -> str:
-    """The flag that a trial is passed is made of it."""
+    """Check a name, from which the trial's flag is made."""
     name = checks.text(value, path).removeprefix("--")
     if not _NAME.fullmatch(name):
         raise UsageError(f"{path} {value!r} is no name of a flag: letters, digits, _ and -, such as learning-rate")
@@ -81,10 +81,10 @@ def _name(value: Any, path: str) -> str:
 
 
 def _some(value: Any, path: str) -> int:
-    given = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < len(str(10 * MOST_TRIALS)) else value
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_TRIALS:
+    count = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < len(str(10 * MOST_TRIALS)) else value
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_TRIALS:
         raise UsageError(f"{path} must be a whole number from 1 to {MOST_TRIALS}, not {value!r}")
-    return given
+    return count
 
 
 _PARAMETER: Mapping[str, Check] = {
@@ -99,21 +99,21 @@ _PARAMETER: Mapping[str, Check] = {
 
 
 def _parameter(value: Any, path: str) -> dict[str, Any]:
-    given = check_mapping(value, _PARAMETER, path)
+    spec = check_mapping(value, _PARAMETER, path)
     for key in ("parameterName", "type"):
-        if key not in given:
+        if key not in spec:
             raise UsageError(f"{path}.{key} is missing: a hyperparameter has a parameterName and a type")
-    kind = ParameterType(given["type"])
-    wanted = _VALUES[kind]
-    if missing := [key for key in wanted if key not in given]:
-        raise UsageError(f"{path}.{missing[0]} is missing: one of type {kind} has {' and '.join(wanted)}")
-    if other := [key for keys in _VALUES.values() for key in keys if key in given and key not in wanted]:
-        raise UsageError(f"{path}.{other[0]} goes with another type: one of type {kind} has {' and '.join(wanted)}")
-    if "minValue" in given:
-        _check_range(given, kind, path)
-    elif kind is ParameterType.CATEGORICAL and given.get("scaleType", ScaleType.NONE) != ScaleType.NONE:
-        raise UsageError(f"{path}.scaleType is {given['scaleType']}, and words have no scale: take it out")
-    return given
+    kind = ParameterType(spec["type"])
+    range_keys = _VALUES[kind]
+    if missing := [key for key in range_keys if key not in spec]:
+        raise UsageError(f"{path}.{missing[0]} is missing: one of type {kind} has {' and '.join(range_keys)}")
+    if other := [key for keys in _VALUES.values() for key in keys if key in spec and key not in range_keys]:
+        raise UsageError(f"{path}.{other[0]} goes with another type: one of type {kind} has {' and '.join(range_keys)}")
+    if "minValue" in spec:
+        _check_range(spec, kind, path)
+    elif kind is ParameterType.CATEGORICAL and spec.get("scaleType", ScaleType.NONE) != ScaleType.NONE:
+        raise UsageError(f"{path}.scaleType is {spec['scaleType']}, and words have no scale: take it out")
+    return spec
 
 
 def _check_range(given: Mapping[str, Any], kind: ParameterType, path: str) -> None:
@@ -131,9 +131,9 @@ def _check_range(given: Mapping[str, Any], kind: ParameterType, path: str) -> No
 def _parameters(value: Any, path: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{path} must be a list of hyperparameters, each with parameterName, type and values, not {value!r}")
-    found = [_parameter(item, f"{path}[{place}]") for place, item in enumerate(value)]
-    _once([each["parameterName"].replace("_", "-") for each in found], f"{path}: parameterName")
-    return found
+    specs = [_parameter(item, f"{path}[{place}]") for place, item in enumerate(value)]
+    _once([each["parameterName"].replace("_", "-") for each in specs], f"{path}: parameterName")
+    return specs
 
 
 def _tag(value: Any, path: str) -> str:
@@ -158,28 +158,29 @@ _KEYS: Mapping[str, Check] = {
 
 def hyperparameters(value: Any, path: str) -> dict[str, Any]:
     """`trainingInput.hyperparameters`, each key checked, and that none contradicts another."""
-    given = check_mapping(value, _KEYS, path)
-    if "params" not in given:
+    spec = check_mapping(value, _KEYS, path)
+    if "params" not in spec:
         raise UsageError(f"{path}.params is missing: say which hyperparameters are to be tuned")
-    if given.get("algorithm") == Algorithm.GRID_SEARCH:
-        for place, parameter in enumerate(given["params"]):
+    if spec.get("algorithm") == Algorithm.GRID_SEARCH:
+        for place, parameter in enumerate(spec["params"]):
             if parameter["type"] == ParameterType.DOUBLE:
                 raise UsageError(
                     f"{path}.params[{place}] {parameter['parameterName']} is of type DOUBLE, of which there is no grid: "
                     "name its values as DISCRETE, or take another algorithm"
                 )
-    failed, trials = given.get("maxFailedTrials", 0), given.get("maxTrials", 1)
+    failed, trials = spec.get("maxFailedTrials", 0), spec.get("maxTrials", 1)
     if failed > trials:
         raise UsageError(f"{path}.maxFailedTrials {failed} is more than there are trials, maxTrials {trials}")
-    return given
+    return spec
 
 
 def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job_dir_flag: str | None) -> Study:
-    """The study of a job with these checked hyperparameters, with a seed of its own.
+    """Build the study of a job with these checked hyperparameters, with a seed of its own.
 
     `job_dir` is the folder in which each trial has its own.
 
-    UsageError where trials would write over one another.
+    Raises:
+        UsageError: if trials would overwrite one another.
     """
     if arguments.names_output(args):
         raise UsageError(
@@ -216,25 +217,26 @@ def build_study(given: Mapping[str, Any], args: Sequence[str], job_dir: str, job
 
 
 def hosts(given: Mapping[str, Any], inventory: Inventory) -> dict[Role, int]:
-    """The part of a cluster that runs so many trials at once, one on a host: the master and workers."""
+    """Return the part of a cluster that runs N trials at once, one on a host: the master and workers."""
     most = min(given.get("maxParallelTrials", 1), given.get("maxTrials", 1), 1 + len(inventory.of_role(Role.WORKER)))
     return {Role.MASTER: 1, **({Role.WORKER: most - 1} if most > 1 else {})}
 
 
 def fewer(given: Mapping[str, Any], inventory: Inventory) -> str:
-    """What is to be said where a cluster runs fewer trials at once than were asked for; empty where it does not."""
-    wanted = min(given.get("maxParallelTrials", 1), given.get("maxTrials", 1))
+    """Return the note for a cluster that runs fewer trials at once than requested, else an empty string."""
+    limit = min(given.get("maxParallelTrials", 1), given.get("maxTrials", 1))
     there = sum(hosts(given, inventory).values())
-    if wanted <= there:
+    if limit <= there:
         return ""
     hosts_of_it = f"stack {inventory.stack} has {plural(there, 'host')} for trials"
-    return f"maxParallelTrials is {wanted}, and {hosts_of_it}: so many run at once"
+    return f"maxParallelTrials is {limit}, and {hosts_of_it}: so many run at once"
 
 
 def resumed(study: Study, before: Study | None, trials: Sequence[Trial]) -> Study:
-    """The study with what came out of the one `before` and its trials, and of those that it had gone on from.
+    """Return the study with the results of the one `before` and its trials, and of earlier ones.
 
-    UsageError for a job that had none, or tuned something else.
+    Raises:
+        UsageError: if the job had no study, or tuned something else.
     """
     job_id = study.resumePreviousJobId
     if before is None:
@@ -243,18 +245,20 @@ def resumed(study: Study, before: Study | None, trials: Sequence[Trial]) -> Stud
         names = [{each.parameterName for each in params} for params in (before.params, study.params)]
         lacks, has = sorted(names[0] - names[1]), sorted(names[1] - names[0])
         differs = [each.parameterName for each in study.params if each not in before.params and each.parameterName in names[0]]
-        told = [(lacks, "which lacks here"), (has, "which it did not tune"), (differs, "whose values were others")]
-        what = "; ".join(f"{', '.join(found)}, {how}" for found, how in told if found) or "in another order"
+        differences = [(lacks, "which lacks here"), (has, "which it did not tune"), (differs, "whose values were others")]
+        what = (
+            "; ".join(f"{', '.join(parameters)}, {how}" for parameters, how in differences if parameters) or "in another order"
+        )
         raise UsageError(f"resumePreviousJobId {job_id} tuned other hyperparameters: {what}")
     for key in ("goal", "hyperparameterMetricTag"):
         if (then := getattr(before, key)) != getattr(study, key):
             raise UsageError(
                 f"resumePreviousJobId {job_id} had {key} {then}, and this one {getattr(study, key)}: make them the same"
             )
-    known = [Known(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
-    if not known:
+    prior_trials = [Known(each.hyperparameters, each.finalMetric.objectiveValue) for each in trials if each.finalMetric]
+    if not prior_trials:
         raise UsageError(f"resumePreviousJobId {job_id} has no trial that SUCCEEDED, of which one could learn: take it out")
-    result = replace(study, earlier=[*before.earlier, *known])
+    result = replace(study, earlier=[*before.earlier, *prior_trials])
     if not result.trials:
         raise UsageError(f"every point of the grid was tried by {job_id}: nothing is left to do")
     return result

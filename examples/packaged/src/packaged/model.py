@@ -16,7 +16,7 @@ class Line(tf.Module):
 
 @tf.function
 def step(line, optimizer_rate, batch_size):
-    """One step of gradient descent on fresh points; the loss."""
+    """Run one step of gradient descent on fresh points; return the loss."""
     x = tf.random.uniform([batch_size], -1, 1)
     y = SLOPE * x + LEVEL + tf.random.normal([batch_size], stddev=0.1)
     with tf.GradientTape() as tape:

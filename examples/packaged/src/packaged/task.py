@@ -1,4 +1,4 @@
-"""`python -m packaged.task`: the master fits a line, and shows in a table how it went; the others have nothing to do."""
+"""`python -m packaged.task`: the master fits a line, and prints a table; the others do nothing."""
 
 import argparse
 import os
