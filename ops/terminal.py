@@ -151,7 +151,7 @@ _FIRST_SECONDS, _AGAIN_SECONDS = 2.0, 10.0
 
 
 class Step:
-    """A slow operation: a line that counts up on a terminal, else lines after 2 s, each 10 s, and at its end.
+    """A slow operation: a line that counts up on a terminal, else lines after 2 s, each 10 s and at last.
 
     `with Step("connecting", quiet=False) as step: step.count = "3 of 8"`
     """

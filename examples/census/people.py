@@ -1,4 +1,4 @@
-"""Random people for the census example: `python people.py 2000 1 >train.csv`, the seed as 2nd argument."""
+"""Random people for the census example: `python people.py 2000 1 >train.csv`; 2nd argument: the seed."""
 
 import csv
 import math

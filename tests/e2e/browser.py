@@ -69,13 +69,14 @@ class Browser:
         self._driver.quit()
 
     def open(self, url: str) -> None:
-        """A page from its beginning, also where only the part behind # is another."""
+        """Open a page from its beginning, even if only the part behind # differs."""
         self._driver.get("about:blank")
         self._driver.get(url)
 
     def emulate(self, width: int, height: int, scheme: str = "light", media: str = "screen", bars: bool = True) -> None:
-        """A window of so many CSS pixels, a phone's below 600, that prefers a scheme of colours, `light` or `dark`, or paper
-        where media is `print`; with bars for scrolling or without. For what is opened from here on.
+        """Open a window of so many CSS pixels for pages opened from here on; below 600 it is a phone's.
+
+        It prefers a colour scheme, `light` or `dark`, or paper if media is `print`; with or without scroll bars.
         """
         self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": not bars})
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -84,7 +85,7 @@ class Browser:
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
 
     def value(self, script: str) -> Any:
-        """What a script returns on the page that is open."""
+        """Return the result of a script on the open page."""
         return self._driver.execute_script(_DEEP + script)
 
     def draw(
@@ -94,7 +95,7 @@ class Browser:
         kind: str = "mouse",
         enough: Callable[[], bool] | None = None,
     ) -> None:
-        """Draw a line over an element by `mouse`, `pen` or `touch`; with `enough` again and again, until that is true.
+        """Draw a line over an element by `mouse`, `pen` or `touch`; with `enough` until that is true.
 
         Points are parts of its width and height, from its upper left.
         """
@@ -122,7 +123,7 @@ class Browser:
         actions.perform()
 
     def press(self, selector: str, key: str) -> None:
-        """A key, on an element that has the focus."""
+        """Press a key on an element, which gets the focus."""
         self._driver.find_element(By.CSS_SELECTOR, selector).send_keys(key)
 
     def await_here(self, script: str, good: Callable[[Any], bool], seconds: float = 60) -> Any:
@@ -134,7 +135,7 @@ class Browser:
         return value
 
     def picture(self, path: Path, whole: bool = True) -> None:
-        """The page, or what of it is in the window, as a PNG."""
+        """Write the page, or its visible part, as a PNG."""
         shown = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": whole, **self._clip(whole)})
         path.write_bytes(base64.b64decode(shown["data"]))
 
@@ -145,15 +146,16 @@ class Browser:
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
     def heard(self) -> tuple[list[str], list[str]]:
-        """What the page said on its console since this was last asked, and each URL that it asked for."""
+        """Return the page's console messages since the last call, and each URL that it asked for."""
         said = [entry["message"] for entry in self._driver.get_log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         return said, [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
 
     def await_value(self, url: str, script: str, good: Callable[[Any], bool], seconds: float = 300) -> Any:
-        """What a script returns on a page, once it is good; it may use deep(root, selector) and above(element, name).
+        """Wait until a script's result on a page is good, and return it.
 
-        The page is opened again now and then, as TensorBoard asks once what there is, and may not have read all of it yet.
+        The script may use deep(root, selector) and above(element, name). The page is opened again now and then, as TensorBoard
+        asks once what there is, and may not have read all of it yet.
         """
         deadline = time.monotonic() + limit(seconds)
         while True:

@@ -24,13 +24,13 @@ CUSTOM = {
 
 @pytest.fixture(scope="session")
 def _shared() -> list[Stack]:
-    """The cluster that many tests share, once one of them has asked for it."""
+    """Return the cluster that many tests share, once one of them has asked for it."""
     return []
 
 
 @pytest.fixture(scope="session")
 def cluster(_shared: list[Stack]) -> Iterator[Stack]:
-    """A CUSTOM cluster, up: 2 ps, 1 master, 2 workers, 1 evaluator. What a test changes it puts back."""
+    """Bring up a CUSTOM cluster: 2 ps, 1 master, 2 workers, 1 evaluator. Tests restore what they change."""
     with Stack("e2e", CUSTOM) as stack:
         stack.up()
         _shared.append(stack)
@@ -40,7 +40,7 @@ def cluster(_shared: list[Stack]) -> Iterator[Stack]:
 
 @pytest.fixture(autouse=True)
 def _leave_the_cluster_as_it_was(_shared: list[Stack], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cancel the jobs that a test leaves, and after one that failed put back its hosts: the next one waits for neither."""
+    """Cancel the jobs that a test leaves, and restore the hosts after a failed one; both without delay."""
     before = [(stack, stack.settings) for stack in _shared]
     yield
     for stack in _shared:
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def served(cluster: Stack) -> str:
-    """A job that has trained on one host, whose export answers."""
+    """Return a job that has trained on one host, whose export answers."""
     trained = cluster.fab("train", "served", "--scale-tier", "BASIC", "--", "--model", "mlp", "--max-steps", "800")
     assert trained.code == 0, trained.text
     return "served"
@@ -66,7 +66,7 @@ def served(cluster: Stack) -> str:
 
 @pytest.fixture(scope="session")
 def original(cluster: Stack) -> str:
-    """A job that has trained on all of the cluster."""
+    """Return a job that has trained on all of the cluster."""
     result = cluster.fab("train", "--job", "original", "--args", ORIGINAL)
     assert result.code == 0, result.text
     return "original"
@@ -74,6 +74,6 @@ def original(cluster: Stack) -> str:
 
 @pytest.fixture
 def empty_stack() -> Iterator[Stack]:
-    """A stack with nothing in it yet, beside the cluster."""
+    """Return a stack with nothing in it yet, beside the cluster."""
     with Stack("e2e-second", {"scaleTier": "BASIC"}) as stack:
         yield stack

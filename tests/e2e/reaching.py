@@ -1,4 +1,4 @@
-"""Who can open a connection to whom, on real hosts, against the one table of the firewall."""
+"""Connections between real hosts, compared with the firewall's table."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def listening(cluster: Stack, hosts: Sequence[str], ports: Sequence[int]) -> Ite
 
 
 def mistakes(cluster: Stack, addresses: Mapping[str, str], ports: Sequence[int], peers: Collection[str] = ()) -> list[str]:
-    """Every pair of hosts, and the operator and each host, where what connects is not what the table says.
+    """List the pairs of hosts, and the operator with each host, whose connections differ from the table.
 
     `addresses` by host; something listens on all of the ports there. The hosts `peers` have one job, which runs.
     """

@@ -1,4 +1,4 @@
-"""A picture for docs/ of the screen of a job: what is heard of it in so many seconds, as a terminal then shows it.
+"""A screenshot for docs/ of a job's screen: the events of N seconds, as a terminal then shows them.
 
 `fab train --job demo --no-follow -- --model cnn` and `python tests/e2e/screenshot.py demo 60 docs/screen.png`.
 """
@@ -29,7 +29,7 @@ _LINES, _COLUMNS = 30, 118
 
 
 def seen(job: str, seconds: float) -> Picture:
-    """The picture of a job that was followed for so long."""
+    """Return the picture of a job that was followed for `seconds`."""
     cluster = Cluster.load()
     record = existing_job(cluster.ledger, job)
     names = replica_names(record)

@@ -37,7 +37,7 @@ _MARKS = ROOT / ".cache" / "tests" / "stacks"
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended, and all that it printed."""
+    """The exit code of a command, and all that it printed."""
 
     code: int
     out: str
@@ -49,12 +49,12 @@ class Result:
 
     @property
     def errors(self) -> list[str]:
-        """Return stderr from its first line `error: ` on: one line for an error as it has to be, with progress before it."""
+        """Return stderr from its first line `error: ` on; there may be progress before it."""
         return list(dropwhile(lambda line: not line.startswith("error: "), self.err.strip().splitlines()))
 
 
 class Stack:
-    """One stack of this checkout; leaving the context destroys and removes it. The user's selected stack stays selected."""
+    """One stack of this checkout, destroyed and removed with the context; the user's stack stays selected."""
 
     def __init__(self, name: str, config: Mapping[str, str]) -> None:
         self.config = {**config, "forceDestroy": "true"}
@@ -76,7 +76,7 @@ class Stack:
         self._call(name)
 
     def clear(self) -> None:
-        """Remove what a run of the tests left that was killed; AssertionError if the stack may be a user's own."""
+        """Remove the leftovers of a killed test run; AssertionError if the stack may be a user's own."""
         _MARKS.mkdir(parents=True, exist_ok=True)
         if self.name in [each["name"] for each in json.loads(self.pulumi("stack", "ls", "--json"))]:
             assert self._mark.exists(), (
@@ -112,7 +112,7 @@ class Stack:
 
     @property
     def names(self) -> Names:
-        """What its things are called, once it is up."""
+        """The names of its resources, once it is up."""
         (found,) = own(self.name)
         return found
 
@@ -128,9 +128,9 @@ class Stack:
         self._mark.unlink(missing_ok=True)
 
     def run(self, *command: str, timeout: float = _SECONDS) -> Result:
-        """Run a command as a user of this stack would, outside a terminal; its timeout is that of a usual machine.
+        """Run a command like a user of this stack, outside a terminal; its timeout is that of a usual machine.
 
-        Whatever ends the wait, the command is interrupted as by Ctrl-C first: of a Pulumi that is killed, its providers stay.
+        If the wait ends for any reason, the command is interrupted as by Ctrl-C first: a killed Pulumi leaves its providers.
         """
         process = self._popen(command, subprocess.PIPE)
         try:
@@ -146,7 +146,7 @@ class Stack:
         return self._started[-1]
 
     def _popen(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
-        """Start a command in a process group of its own, where Ctrl-C works: what a shell has in the background ignores it."""
+        """Start a command in its own process group, where Ctrl-C works: a shell's background jobs ignore it."""
         return subprocess.Popen(
             command,
             cwd=ROOT,
@@ -160,7 +160,7 @@ class Stack:
         )
 
     def pulumi(self, *arguments: str) -> str:
-        """A Pulumi command that must succeed; its output."""
+        """Run a Pulumi command that must succeed; return its output."""
         result = self.run("pulumi", *arguments, "--non-interactive")
         assert result.code == 0, f"pulumi {' '.join(arguments)} ended with {result.code}:\n{result.text}"
         return result.text
@@ -173,7 +173,7 @@ class Stack:
         return self.pulumi("up", "--yes", "--skip-preview")
 
     def changes(self) -> dict[str, int]:
-        """What `pulumi preview` would do to hosts, such as `{"create": 3, "update": 8}`; empty where all stays the same."""
+        """Return `pulumi preview`'s changes to hosts, such as `{"create": 3, "update": 8}`; empty for none."""
         steps = json.loads(self.run("pulumi", "preview", "--json", "--non-interactive").out)["steps"]
         counts: dict[str, int] = {}
         for step in steps:
@@ -278,7 +278,7 @@ class Stack:
         return self._file.read_text()
 
     def restore(self, settings: str) -> None:
-        """Bring a stack back to this configuration, with all its hosts and its firewall, whatever a test has left."""
+        """Restore a stack's configuration, hosts and firewall after any test."""
         self._file.write_text(settings)
         self.up()
 
@@ -307,7 +307,7 @@ class Stack:
 
 
 def _read(host: Any, name: str) -> dict[str, Any] | None:
-    """Return a record of the bucket through LXD, which takes a fraction of a command's time; None if it is not there."""
+    """Return a bucket's record through LXD, much faster than by a command; None if it is not there."""
     try:
         record: dict[str, Any] = json.loads(host.files.get(f"/bucket/{name}"))
     except (pylxd.exceptions.NotFound, ValueError):

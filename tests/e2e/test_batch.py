@@ -1,4 +1,4 @@
-"""The test images of MNIST, and a few lines that are none, through a model on every host, while a worker is killed."""
+"""The test images of MNIST, and a few invalid lines, through a model on all hosts while one is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ os.mkfifo("{_SECOND}", 0o644)
 
 
 def framed(content: bytes) -> list[bytes]:
-    """Return the records of a TFRecord file, each as it stands there: with its length before it, and checksums."""
+    """Return the raw records of a TFRecord file, each with its length and checksums."""
     found, at = [], 0
     while at < len(content):
         end = at + 16 + int.from_bytes(content[at : at + 8], "little")
@@ -42,7 +42,7 @@ def framed(content: bytes) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def model(cluster: Stack, served: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A model `batched`, and below data/batch the images as records in files of one shard each, and two as lines, of five."""
+    """Deploy `batched`, and put images below data/batch: records in files of one shard, and lines of five."""
     folder = tmp_path_factory.mktemp("batch") / "batch"
     folder.mkdir()
     records = framed((MNIST / "test-00000-of-00001.tfrecord").read_bytes())

@@ -1,4 +1,4 @@
-"""Jobs that fill what they may write: the limit of their host's disk holds, or the bucket's, and nobody else is short of it."""
+"""Jobs that fill what they may write: their host's or the bucket's limit holds, and others have space."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ window.fetch = (url, ...rest) => {
 
 
 class FakeServer:
-    """Model `m`: v1, the default, says 3, and v2 says 8; one of a long name is sure. What is asked is kept."""
+    """Model `m`: v1, the default, answers 3, v2 answers 8; one of a long name is sure. Requests are kept."""
 
     def __init__(self) -> None:
         self.names = {"v1": 3, "v2": 8}
@@ -91,7 +91,7 @@ class FakeServer:
         return 200, {"predictions": [values]}
 
     def listening(self) -> ThreadingHTTPServer:
-        """The same by HTTP, on a port that is free."""
+        """Serve the same by HTTP, on a free port."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(handler) -> None:  # noqa: N805
@@ -133,7 +133,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[str]:
 
 @pytest.fixture
 def url(fake: FakeServer) -> Iterator[str]:
-    """The page's address."""
+    """Return the page's address."""
     with serving(fake.listening()) as api, serving(Server(0, api, IMAGES)) as address:
         yield f"http://{address}/?model=m"
 
@@ -300,7 +300,7 @@ def test_a_model_that_takes_no_drawing_says_what_it_takes(browser: Browser, url:
 
 
 def form(levels: list[list[int]]) -> list[float]:
-    """A drawing as MNIST's images are, written down another way: a pixel is 20 × 20 parts, which are counted."""
+    """Return a drawing like MNIST's images, computed another way: a pixel is 20 × 20 counted parts."""
     inked = [(y, x) for y, row in enumerate(levels) for x, level in enumerate(row) if level]
     top, left = min(y for y, _ in inked), min(x for _, x in inked)
     size = max(max(y for y, _ in inked) - top, max(x for _, x in inked) - left) + 1
@@ -322,7 +322,7 @@ def form(levels: list[list[int]]) -> list[float]:
 
 
 def levels(side: int, *boxes: tuple[int, int, int, int, int]) -> list[list[int]]:
-    """A sheet with boxes on it, each from its upper left: x, y, width, height, level."""
+    """Return a sheet with boxes on it, each from its upper left: x, y, width, height, level."""
     sheet = [[0] * side for _ in range(side)]
     for x, y, width, height, level in boxes:
         for row in sheet[y : y + height]:

@@ -1,4 +1,4 @@
-"""What a trainer finds on real hosts: its output folder, peers, what its user adds, secrets; and jobs that are taken away."""
+"""The environment of a trainer on real hosts: output, peers, user's variables, secrets; and deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The firewall on real hosts: every pair of them, TensorFlow's port, ssh's and another, against the one table."""
+"""The firewall on real hosts: every pair, on TensorFlow's port, ssh's and another, against the table."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_job_has_its_own_hosts_ports_and_nobody_elses(cluster: Stack) -> None:
 
 
 def _peers(cluster: Stack, host: str) -> set[str]:
-    """The addresses that a host lets through: by its firewall and by its routing, which must be the same."""
+    """Return the addresses that a host lets through by its firewall and by its routing, which must match."""
     shown = cluster.ssh(host, "sudo nft list set inet scaletier peers; echo; ip -4 rule show pref 12")
     assert shown.code == 0, shown.text
     by_firewall, by_routing = (set(_ADDRESS.findall(part)) for part in shown.out.split("\n\n"))

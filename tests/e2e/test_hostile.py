@@ -1,4 +1,4 @@
-"""Trainers that want to do harm, on real hosts: each does none to the host, to the cluster's records, or to another job."""
+"""Hostile trainers on real hosts: none harms the host, the cluster's records or another job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECRET = "print('ran'); import os, pathlib; pathlib.Path(os.environ['JOB_DIR'],
 
 @pytest.fixture(scope="module")
 def victim(cluster: Stack, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A job of somebody else's, over, with an output and a package."""
+    """Return another user's job that has ended, with an output and a package."""
     script = tmp_path_factory.mktemp("victim") / "quiet.py"
     script.write_text(_SECRET)
     result = cluster.fab("train", "victim", "--scale-tier", "BASIC", "--script", str(script))
@@ -34,7 +34,7 @@ def _told(cluster: Stack, job: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def tried(cluster: Stack, victim: str) -> Iterator[dict[str, str]]:
-    """What each way came to that is refused or not at once."""
+    """Return the result of each attempt that is refused or does not end at once."""
     before = cluster.ssh("master-0", _STATE).out
     result = cluster.fab("train", "hostile", *HOSTILE, "--", "--victim", victim, "--try", *_HARMLESS)
     assert result.code == 0, result.text

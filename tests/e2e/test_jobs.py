@@ -90,7 +90,7 @@ def test_cancel_stops_all_and_the_log_stays(cluster: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def raises(cluster: Stack) -> Result:
-    """What `fab train` says of the job `raises`, whose worker-1 raises an exception."""
+    """Return `fab train`'s result for the job `raises`, whose worker-1 raises an exception."""
     return cluster.fab("train", "--job", "raises", *TINY, "--args", "--raise worker-1 --seconds 36000")
 
 

@@ -1,4 +1,4 @@
-"""Every key of the configuration, changed on a live stack: docs/operate.md's table. Nothing of it touches the bucket."""
+"""Every key of the configuration, changed on a live stack: docs/operate.md's table. The bucket stays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILE = "/bucket/models/kept/v1"
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Stack]:
-    """A master and a worker, with something in the bucket of which nothing is said; what a test changes stays so."""
+    """Bring up a master and a worker, with data in the bucket; changes by tests stay."""
     with Stack("e2e-keys", _PAIR) as stack:
         config(stack, forceDestroy=None)
         stack.up()
@@ -37,7 +37,7 @@ def pair() -> Iterator[Stack]:
 
 
 def config(stack: Stack, **values: Any) -> None:
-    """Writes keys of the configuration, or removes those that are None: as `pulumi config` does, all at once."""
+    """Write keys of the configuration, or remove those that are None: all at once, like `pulumi config`."""
     path = ROOT / f"Pulumi.{stack.name}.yaml"
     whole = yaml.safe_load(path.read_text())
     changed = whole["config"] | {f"scaletier:{key}": value for key, value in values.items()}
@@ -45,7 +45,7 @@ def config(stack: Stack, **values: Any) -> None:
 
 
 def operations(stack: Stack) -> dict[str, str]:
-    """What `pulumi preview` would do, by the resource's name; nothing that stays the same."""
+    """Return the operations of `pulumi preview` by resource name, without unchanged ones."""
     result = stack.run("pulumi", "preview", "--json", "--non-interactive")
     assert result.code == 0, result.text
     found: dict[str, set[str]] = {}
@@ -56,7 +56,7 @@ def operations(stack: Stack) -> dict[str, str]:
 
 
 def refusal(stack: Stack, command: str, *arguments: str) -> str:
-    """The one line by which a command of Pulumi says no."""
+    """Return the one error line of a refused Pulumi command."""
     result = stack.run("pulumi", command, *arguments, "--non-interactive")
     assert result.code != 0, result.text
     assert "Traceback" not in result.text

@@ -1,4 +1,4 @@
-"""Jobs that ask for a part of a cluster: side by side, each with a TF_CONFIG of its own replicas alone."""
+"""Jobs that ask for parts of a cluster: side by side, each with a TF_CONFIG of only its own replicas."""
 
 from __future__ import annotations
 

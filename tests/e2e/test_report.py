@@ -1,4 +1,4 @@
-"""`fab report` in a real browser, which needs no cluster: on a phone and a desk, in light and dark, and on paper."""
+"""`fab report` in a real browser, without a cluster: phone and desktop, light and dark, and paper."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def moment(seconds: float) -> str:
 
 
 def picture() -> str:
-    """A PNG of 28 x 28 shades of gray, in base64."""
+    """Return a PNG of 28 x 28 shades of gray, in base64."""
     rows = b"".join(b"\0" + bytes((row * column) % 256 for column in range(28)) for row in range(28))
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -73,7 +73,7 @@ def picture() -> str:
 
 
 def sources(job_id: str, rate: float) -> Sources:
-    """A job of nine replicas, one of which was killed: 15 minutes, 600 lines of each that trains."""
+    """Return a job of nine replicas, one of which was killed: 15 minutes, 600 lines of each that trains."""
     logs = {}
     for place, name in enumerate(NAMES):
         logs[name] = [Line(moment(5), "INFO", name, f"started trainer pid {100 + place}")]
@@ -148,7 +148,7 @@ def sources(job_id: str, rate: float) -> Sources:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of one job, of three, and of one that runs and has told nothing yet."""
+    """Write reports of one job, of three, and of one that runs and has reported nothing yet."""
     made = tmp_path_factory.mktemp("report")
     one = sources("digits_of_ann", 1.0)
     (made / "one.html").write_text(page([make(one)]))

@@ -15,7 +15,7 @@ from ops.plan import plan
 
 @pytest.fixture
 def _plan() -> Iterator[None]:
-    """Nobody else plans with this seed; what is kept goes."""
+    """Delete the plans with this seed, which no other test uses."""
     yield
     declared = read(find(str(ROOT / "trainer")).files, "trainer")
     plan.path("trainer.task", ORIGINAL.split(), declared).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A trained model answers: deployed, asked, shown a drawing, swapped under load, taken away; on real hosts."""
+"""A trained model on real hosts: deployed, queried, shown a drawing, swapped under load, undeployed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def request_file(tmp_path_factory: pytest.TempPathFactory, cluster: Stack) -> Pa
 
 @pytest.fixture(scope="module")
 def deployed(cluster: Stack, served: str, request_file: Path) -> Iterator[Stack]:
-    """A model `digits` with versions v1 and v2, both of one small training; all of it taken away again."""
+    """Deploy a model `digits` with versions v1 and v2 of one small training; undeploy it afterwards."""
     try:
         for version in ("v1", "v2"):
             made = cluster.fab("deploy", "--job", "served", "--model", "digits", "--version", version)
@@ -87,7 +87,7 @@ def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
 
 @pytest.fixture(scope="module")
 def apart(deployed: Stack, request_file: Path) -> Iterator[Stack]:
-    """The same cluster with two hosts for models, which a prediction found without a server; then as it was."""
+    """Give the cluster two hosts for models, whose server a prediction installs; restore it afterwards."""
     deployed.configure(servingCount="2")
     try:
         deployed.up()
@@ -105,7 +105,7 @@ def predict(cluster: Stack, request_file: Path) -> Result:
 
 
 def available(cluster: Stack, version: str = "v1") -> dict[str, str]:
-    """The state of a version on each server, as `fab versions` tells it."""
+    """Return the state of a version on each server, by `fab versions`."""
     found = json.loads(cluster.fab("versions", "digits", "--json").out)
     return {on["server"]: on["state"] for each in found if each["version"] == version for on in each["servers"]}
 
@@ -127,7 +127,7 @@ def default(port: int) -> str:
 
 
 def digits(cluster: Stack) -> dict[str, Any]:
-    """What `fab models` says of it."""
+    """Return the entry of `digits` in `fab models`."""
     return next(model for model in json.loads(cluster.fab("models", "--json").out) if model["name"] == "digits")
 
 

@@ -1,4 +1,4 @@
-"""The hosts: what comes up, what changes, what a destroy leaves, and what happens when things go wrong on the way."""
+"""The hosts of a stack: creation, changes, destruction, and failures on the way."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wait_until_answering(stack: Stack, count: int) -> None:
 
 
 def interrupt_after(stack: Stack, hosts: int) -> int:
-    """Send Ctrl-C to `pulumi up` once it has made so many hosts of those that it is to make; its exit code."""
+    """Send Ctrl-C to `pulumi up` once it has made `hosts` new hosts; return its exit code."""
     process = stack.start("pulumi", "up", "--yes", "--skip-preview")
     wait_for(lambda: len(stack.instances()) >= hosts or process.poll() is not None, f"{hosts} hosts are made", 300)
     assert process.poll() is None, "it has not ended before"

@@ -1,4 +1,4 @@
-"""The three strategies on real hosts: they train, hand a model on to one another, survive a kill, and say what stopped them."""
+"""The three strategies on real hosts: training, models passed between them, a kill, and their errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = (
 
 
 def replicas(strategy: str) -> tuple[str, str]:
-    """The flag that leaves out those who do not train."""
+    """Return the flag that leaves out replicas that do not train."""
     return "--replicas", "ps,worker" if strategy == "async" else "worker"
 
 

@@ -1,4 +1,4 @@
-"""Two people and one stack: the state is elsewhere, and who did not make the hosts works on them all the same."""
+"""Two users of one stack with remote state: the one who did not make the hosts works on them as well."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "e2e-team"
 
 @dataclass(frozen=True)
 class Colleague:
-    """Another checkout of this project, with a Pulumi of its own that knows no stack yet, and the team's state."""
+    """Another checkout of this project, with a Pulumi that knows no stack yet, and the shared state."""
 
     root: Path
     env: dict[str, str]
@@ -41,7 +41,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(state: Path) -> Iterator[Stack]:
-    """A BASIC cluster whose state is in a folder that others have, too."""
+    """Bring up a BASIC cluster whose state is in a shared folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PULUMI_BACKEND_URL", f"file://{state}")
         patch.setenv("PULUMI_CONFIG_PASSPHRASE", "of the team")

@@ -1,4 +1,4 @@
-"""`fab tensorboard` in a real browser, and `fab export`: a job that ended, one that runs, one that was cancelled."""
+"""`fab tensorboard` in a real browser, and `fab export`: of an ended, a running and a cancelled job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODES = "return deep(document, 'g.node').length"
 
 @contextlib.contextmanager
 def tensorboard(cluster: Stack, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`fab tensorboard` and the URL that it prints; killed with the context. An error is told with what it said till then."""
+    """Run `fab tensorboard`; return it with its URL. An error includes its output until then."""
     process = cluster.start("fab", "tensorboard", *arguments)
     assert process.stdout is not None
     try:
@@ -52,7 +52,7 @@ def tensorboard(cluster: Stack, *arguments: str) -> Iterator[tuple[subprocess.Po
 
 
 def fetch(url: str, path: str) -> str:
-    """A page of TensorBoard, or what its data say, at once and without a proxy."""
+    """Return a page or data of TensorBoard, at once and without a proxy."""
     connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=limit())
     with contextlib.closing(connection):
         connection.request("GET", path)
@@ -66,7 +66,7 @@ def runs_there(cluster: Stack) -> bool:
 
 
 def drawn(paths: list[str]) -> bool:
-    """True once TensorBoard has read enough of a job for a curve."""
+    """Return True once TensorBoard has read enough of a job for a curve."""
     return any(path.count(",") >= 10 for path in paths)
 
 

@@ -1,4 +1,4 @@
-"""A job's truth on real hosts: the queue, clocks that lie, hosts that go and come back, commands that are killed."""
+"""The state of jobs on real hosts: the queue, wrong clocks, lost and returning hosts, killed commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _skew(cluster: Stack, host: str, seconds: float) -> None:
 
 @pytest.fixture
 def skewed(cluster: Stack) -> Iterator[Stack]:
-    """The cluster, the master's clock ten minutes ahead and a worker's ten behind."""
+    """Set the master's clock ten minutes ahead and a worker's ten behind."""
     _skew(cluster, "master-0", 600)
     _skew(cluster, "worker-1", -600)
     try:

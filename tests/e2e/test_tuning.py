@@ -1,4 +1,4 @@
-"""Tuning on real hosts: the public package `cloudml-hypertune` unchanged, a trial that is killed, a host that goes away."""
+"""Tuning on real hosts: the public package `cloudml-hypertune` unchanged, a killed trial, a lost host."""
 
 from __future__ import annotations
 

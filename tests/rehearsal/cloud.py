@@ -1,4 +1,4 @@
-"""`pulumi up` of a Google stack with no Google: the real engine and the program itself, with doubles of what they talk to."""
+"""`pulumi up` of a Google stack without Google: the real engine and program, with fake services."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class PulumiError(Exception):
 
 
 class Step(NamedTuple):
-    """What the engine means to do with one resource, or with one of its properties, dotted, where it says of which:
-    `create`, `update`, `delete` or `replace`.
+    """One operation that the engine plans for a resource, or for one of its properties, dotted, if named.
+
+    The operation is `create`, `update`, `delete` or `replace`.
     """
 
     op: str
@@ -80,7 +81,7 @@ class Stack:
         )
 
     def pulumi(self, *arguments: str) -> str:
-        """A command that must succeed; its output."""
+        """Run a command that must succeed."""
         done = self.run(*arguments)
         if done.returncode:
             raise PulumiError(f"pulumi {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -106,7 +107,7 @@ class Stack:
         return self.pulumi("up", "--yes", "--skip-preview")
 
     def plan(self, refresh: bool = True, **values: str | None) -> list[Step]:
-        """What `pulumi up` would do with the configuration changed so, which it is not; PulumiError for what it would not.
+        """Return what `pulumi up` would do after a change of configuration; PulumiError if it is refused.
 
         Without `refresh` it takes what exists to be as the state has it.
         """
@@ -131,7 +132,7 @@ class Watched:
     """A stack as hosts_report looks at it when a test has failed."""
 
     class Answer(NamedTuple):
-        """What a command printed, on both streams where it is `text`."""
+        """The output of a command, on both streams if it is `text`."""
 
         out: str
         text: str
@@ -158,9 +159,9 @@ class Watched:
 
 @dataclass(frozen=True)
 class Cloud:
-    """The doubles, with the ports of the Compute API's, the storage API's and the provider's; `machines` None for records.
+    """The fakes, with the ports of the Compute API's, the storage API's and the provider's.
 
-    `name` is that of its stack, of which there is one at a time.
+    `machines` is None for records. `name` is that of its stack, of which there is one at a time.
     """
 
     name: str
@@ -175,7 +176,7 @@ class Cloud:
 
     @contextmanager
     def up(self, spoil: Spoil = _spoil_nothing, **raw: str) -> Iterator[Stack]:
-        """A stack that is up, with the values of `pulumi config`; destroyed in the end.
+        """Bring up a stack with these values of `pulumi config`; destroy it in the end.
 
         `spoil` may change what an instance sees of its inputs.
         """
@@ -195,7 +196,7 @@ class Cloud:
             self.destroy(stack)
 
     def stack(self, **raw: str) -> Stack:
-        """A stack that is not up yet."""
+        """Return a stack that is not up yet."""
         provider = {
             "project": PROJECT,
             "zone": ZONE,
@@ -227,7 +228,7 @@ class Cloud:
         return stack
 
     def destroy(self, stack: Stack) -> None:
-        """The stack, and all that is in its bucket."""
+        """Destroy the stack, and all that is in its bucket."""
         for bucket in self.world.of("Bucket"):
             bucket["forceDestroy"] = True
         stack.pulumi("destroy", "--yes", "--skip-preview")
@@ -235,12 +236,12 @@ class Cloud:
         self.world.told.clear()
 
     def objects(self, prefix: str) -> list[str]:
-        """What is in the stack's bucket, older versions too."""
+        """Return the objects in the stack's bucket, older versions too."""
         (bucket,) = self.world.of("Bucket")
         return [name for name, _ in self.world.objects(bucket["name"]) if name.startswith(prefix)]
 
     def put(self, bucket: str, name: str, content: bytes) -> None:
-        """An object in a bucket."""
+        """Write an object to a bucket."""
         url = f"http://127.0.0.1:{self.google.storage}/upload/storage/v1/b/{bucket}/o"
         asked = {"uploadType": "media", "name": name}
         requests.post(url, params=asked, data=content, timeout=limit()).raise_for_status()
@@ -266,7 +267,7 @@ class Cloud:
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """A command of the operator's that goes on until it is interrupted, as it is with the context."""
+        """Run an operator's command that does not end by itself; interrupt it with the context."""
         command, environment = [str(BIN / "fab"), *arguments], self._environment()
         with subprocess.Popen(
             command,

@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(cloud: Cloud) -> Iterator[Stack]:
-    """A cluster on containers, all of them spot, which nobody destroys until the end."""
+    """Bring up a cluster on containers, all of them spot, which no test destroys."""
     began = time.monotonic()
     with cloud.up(**SPOT) as stack:
         print(f"up, from nothing to ready, for {len(cloud.google.machines)} hosts: {time.monotonic() - began:.0f} s")
@@ -68,7 +68,7 @@ def cluster(cloud: Cloud) -> Iterator[Stack]:
 
 @pytest.fixture(autouse=True)
 def _leave_no_job_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cancel what a test that failed has left running, and have all hosts up: the next one waits for neither."""
+    """Cancel the jobs of a failed test, and start all hosts, so that the next test waits for neither."""
     if "cluster" not in request.fixturenames:
         yield
         return

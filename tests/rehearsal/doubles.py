@@ -1,10 +1,9 @@
-"""Doubles that answer by Google's own names: the metadata server, Cloud Storage behind TLS, and some of the Compute API.
+"""Fakes under Google's names: the metadata server, Cloud Storage behind TLS, parts of the Compute API.
 
-Behind Cloud Storage is fake-gcs-server. What they cannot say, and so nobody knows from here: what Google's own image has or
-lacks beyond what image.py names, and its newer guest agent; DHCP, DNS, routes and the hostname, which come from the container;
-the firewall's rules, which are not enforced here; how long a right to a bucket takes to be known; Private Google Access and
-IAP; Cloud Storage by gRPC, quotas and throttling; disks, drivers and Secure Boot; and whether the provider's resources are made
-as they are declared.
+Behind Cloud Storage is fake-gcs-server. What they do not cover: what Google's own image has or lacks beyond what image.py
+names, and its newer guest agent; DHCP, DNS, routes and the hostname, which come from the container; the firewall's rules, which
+are not enforced here; how long a right to a bucket takes to be known; Private Google Access and IAP; Cloud Storage by gRPC,
+quotas and throttling; disks, drivers and Secure Boot; and whether the provider's resources are made as they are declared.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _SERVER = Path(__file__).parents[2] / ".cache/fake-gcs/fake-gcs-server"
 
 @dataclass
 class Machine:
-    """What the metadata server knows of an instance, in the JSON spelling; `guest` are the attributes that its host wrote."""
+    """The metadata server's data of an instance, in the JSON spelling; `guest` are its host's attributes."""
 
     name: str
     address: str
@@ -69,7 +68,7 @@ class Machine:
     changes: int = 1
 
     def attributes(self, known: Mapping[str, str]) -> None:
-        """Other metadata, which those hear of who wait for a change."""
+        """Replace the metadata, and notify the clients that wait for a change."""
         self.tree["instance"]["attributes"] = dict(known)
         self.changes += 1
 
@@ -117,13 +116,13 @@ class Google:
         return 200 if boundary is None or any(_within(rule, bucket, name, reads) for rule in boundary) else 403
 
     def narrowed(self, token: str, boundary: list[dict[str, Any]]) -> str:
-        """A token that may do what this one may within a boundary."""
+        """Return a token with this one's rights within a boundary."""
         made = f"{_NARROW}{len(self.narrow)}"
         self.narrow[made] = (token.removeprefix("token-of-"), boundary)
         return made
 
     def may_start(self, token: str | None, name: str) -> int:
-        """The same of who would have an instance started; the operator may."""
+        """Return the status for a client that wants to start an instance; the operator may."""
         account = (token or "").removeprefix("Bearer token-of-")
         if account == OPERATOR:
             return 200
@@ -176,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, *_: Any) -> None:
-        """A test's output is pytest's affair."""
+        """Print nothing: pytest handles a test's output."""
 
 
 class Metadata(_Handler):
@@ -226,7 +225,7 @@ def _camel(part: str) -> str:
 def tree(
     project: str, zone: str, name: str, number: int, attributes: Mapping[str, str], account: str, scopes: list[str]
 ) -> Any:
-    """What the metadata server says of an instance, in the JSON spelling."""
+    """Return the metadata server's answer on an instance, in the JSON spelling."""
     token = {"access_token": f"token-of-{account}", "expires_in": 3599, "token_type": "Bearer"}
     identity = {"email": account, "aliases": ["default"], "scopes": scopes, "token": token}
     return {
@@ -247,8 +246,9 @@ def tree(
 
 
 class _Starts(_Handler):
-    """Starts an instance that is off, for whom may. Source: Compute Engine's reference, `instances.start`; "Troubleshooting VM
-    start" has the refusals.
+    """Starts a stopped instance for permitted clients.
+
+    Source: Compute Engine's reference, `instances.start`; "Troubleshooting VM start" has the refusals.
     """
 
     def begin(self) -> None:
@@ -274,7 +274,7 @@ class _Starts(_Handler):
 
 
 class Storage(_Handler):
-    """TLS in front of fake-gcs-server: it knows who may use which bucket, and mends two things that TensorFlow stumbles on."""
+    """TLS in front of fake-gcs-server, with the rights to each bucket and two fixes for TensorFlow."""
 
     origin = "https://storage.googleapis.com"
 
@@ -300,7 +300,7 @@ class Storage(_Handler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
 
     def named(self, path: str, content: bytes) -> str | None:
-        """The object that is asked for, or the prefix of those that a list is of; None where it is the bucket."""
+        """Return the requested object, or the prefix of a list; None for the bucket."""
         asked = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         if found := _OBJECT_OF.match(path):
             return unquote(found[1] or found[2])
@@ -360,7 +360,7 @@ class Front(_Starts, Storage):
 
 
 class Buckets(Storage):
-    """Cloud Storage as the operator's machine reaches it, without TLS: a bucket has its labels and location too."""
+    """Cloud Storage for the operator's machine, without TLS: a bucket has its labels and location too."""
 
     def do_GET(self) -> None:
         self.origin = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
@@ -379,7 +379,7 @@ class Buckets(Storage):
 
 
 class Compute(_Starts):
-    """What the program asks before it makes anything, what `pulumi up` asks of hosts that it has made, and what exists.
+    """The program's queries before creation, `pulumi up`'s queries of its hosts, and existing resources.
 
     Source: Compute Engine's reference, `regions.get`, `instances.getGuestAttributes`, `instances.aggregatedList` and the like;
     IAM's, `projects.serviceAccounts`.
@@ -464,7 +464,7 @@ class _Server(ThreadingHTTPServer):
 def serving(
     google: Google, kind: type[_Handler], address: str, port: int = 0, certificate: Path | None = None
 ) -> Iterator[int]:
-    """One of the doubles at an address, on a port, which is the result."""
+    """Serve one of the fakes at an address; return its port."""
     server = _Server((address, port), type(kind.__name__, (kind,), {"google": google}))
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

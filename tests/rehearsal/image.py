@@ -1,4 +1,4 @@
-"""What Google's Debian 12 image is to a host, in a container: systemd, sshd and Google's guest agent, and a test's CA.
+"""Google's Debian 12 image as a container: systemd, sshd and Google's guest agent, and a test's CA.
 
 Of what Google's image has beyond Debian's minbase this one has what is named below and nothing else: a host that needs more
 fails here.
@@ -38,7 +38,7 @@ _DAYS = 3650
 
 
 def squashfs() -> Path:
-    """The root file system; made where it was not made before."""
+    """Return the root file system; make it if it is missing."""
     authority()
     recipe = json.dumps([PACKAGES, _HOOKS, (CACHE / "ca.pem").read_text()])
     kept = CACHE / f"{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.squashfs"
@@ -53,7 +53,7 @@ def squashfs() -> Path:
 
 
 def authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The CA that the hosts trust; made once, its key stays in the cache."""
+    """Return the CA that the hosts trust; it is made once, and its key stays in the cache."""
     CACHE.mkdir(parents=True, exist_ok=True)
     certificate, key = CACHE / "ca.pem", CACHE / "ca.key"
     if not certificate.exists():
@@ -67,7 +67,7 @@ def authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
 
 
 def server_certificate(folder: Path) -> Path:
-    """A key and a certificate for Google's names, in one file."""
+    """Write a key and a certificate for Google's names, in one file."""
     issuer, signer = authority()
     key = ec.generate_private_key(ec.SECP256R1())
     file = folder / "google.pem"

@@ -1,4 +1,4 @@
-"""Instances as LXD containers, in a project and on a bridge of the rehearsal's own, with no way out of it."""
+"""Instances as LXD containers, in a project and on a bridge of their own, with no way out of it."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Machines:
         instance.start(wait=True)
 
     def serial(self, name: str) -> str:
-        """What the start-up script printed, which Google's agent writes to the serial port too."""
+        """Return the start-up script's output, which Google's agent also writes to the serial port."""
         return self.run(name, "journalctl", "--unit", "google-startup-scripts", "--output", "cat")
 
     def refused(self) -> int:
-        """How many packets of the hosts were meant for somewhere outside."""
+        """Return how many packets of the hosts were meant for an outside address."""
         table = subprocess.run(["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=True).stdout
         return int(re.findall(r"counter packets (\d+)", table)[0])
 
@@ -111,20 +111,20 @@ class Machines:
         instance.start(wait=True)
 
     def changed(self, name: str) -> None:
-        """A host asks for its metadata itself."""
+        """Do nothing: a host asks for its metadata itself."""
 
     def stop(self, name: str) -> None:
         """Takes an instance away."""
         remove(PROJECT, name)
 
     def run(self, name: str, *command: str) -> str:
-        """What a command on a host prints."""
+        """Return the output of a command on a host."""
         return run(PROJECT, name, *command)
 
 
 @contextmanager
 def machines(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
-    """A place for instances; they and all around them are gone in the end."""
+    """Make a place for instances; delete it with them in the end."""
     found = Machines(range_)
     with alone():
         yield from _machines(found, range_)
@@ -132,7 +132,7 @@ def machines(range_: ipaddress.IPv4Network) -> Iterator[Machines]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hold what the rehearsal has one of on a machine: its project, its bridge and its ranges of addresses.
+    """Lock what a machine has one of: the project, the bridge and the ranges of addresses.
 
     Raises:
         AssertionError: another checkout's rehearsal holds it.
@@ -172,13 +172,16 @@ def _machines(found: Machines, range_: ipaddress.IPv4Network) -> Iterator[Machin
 
 
 def run(project: str, name: str, *command: str) -> str:
-    """What a command on a host of a project prints."""
+    """Return the output of a command on a host of a project."""
     return str(client(project).instances.get(name).execute(list(command)).stdout)
 
 
 @contextmanager
 def local_host(alias: str, runtime: Path, seen: str) -> Iterator[tuple[str, str]]:
-    """A host of the local target, up, without a network: its project and its name. `seen` is where it has its runtime."""
+    """Bring up a host of the local target without a network: its project and its name.
+
+    `seen` is where it has its runtime.
+    """
     project, name = f"{PROJECT}-local", "local"
     purge(project)
     if not client().projects.exists(project):

@@ -1,8 +1,8 @@
-"""The provider's double: it answers the real engine as pulumi-gcp does for the resources that the program declares.
+"""A fake provider: it answers the real engine like pulumi-gcp for the program's resources.
 
-What changes in place, what makes a resource anew and what needs a stopped instance is written down here by hand, from the
-provider's documentation. What it cannot know is where the real one differs from its documentation: how it compares values that
-Google normalises (an image's family, the order of a list), which defaults it adds, and how it waits and tries again.
+What changes in place, what recreates a resource and what needs a stopped instance is written here by hand, from the provider's
+documentation. It cannot know where the real one differs from its documentation: how it compares values that Google normalises
+(an image's family, the order of a list), which defaults it adds, and how it waits and retries.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             return empty_pb2.Empty()
 
     def _seen(self, found: Props) -> Props:
-        """An instance that does not run is not in the state that it was to be in."""
+        """Return an instance's state, which differs from the desired one if it does not run."""
         return {**found, "desiredStatus": found["currentStatus"]} if "desiredStatus" in found else found
 
 
@@ -163,7 +163,7 @@ def _differ(new: Any, old: Any, path: str) -> Iterator[str]:
 
 
 def within(path: str, named: frozenset[str]) -> bool:
-    """Whether a dotted path is one of these, or below or above one."""
+    """Return whether a dotted path is one of these, or below or above one."""
     return any(f"{path}.".startswith(f"{each}.") for each in named)
 
 
@@ -202,7 +202,10 @@ def _refusing(context: Any) -> Iterator[None]:
 
 @contextmanager
 def provider(world: World) -> Iterator[int]:
-    """The double on a loopback port, which is the result: `PULUMI_DEBUG_PROVIDERS=gcp:PORT` has the engine take it."""
+    """Serve the fake on a loopback port, and return it.
+
+    `PULUMI_DEBUG_PROVIDERS=gcp:PORT` makes the engine use it.
+    """
     server = grpc.server(futures.ThreadPoolExecutor(_AT_ONCE), options=[("grpc.max_receive_message_length", 1 << 28)])
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(Provider(world), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""Instances that are records alone: each says at once that it is ready, and a bucket has its runtimes from the start."""
+"""Instances that are only records: each is ready at once, and a bucket has its runtimes already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pulumi up` makes of a change on a live Google stack, by the real engine; instances are records.
+"""The effect of `pulumi up` after a change on a live Google stack, by the real engine, with records.
 
 docs/google-cloud.md has the table of it, which is held here row by row.
 """
@@ -39,7 +39,7 @@ STARTS = "InstanceIAMBinding start-"
 
 
 class Change(NamedTuple):
-    """A change of the configuration above that is a change of one key, and which steps of a plan are this key's doing."""
+    """A change of one key of the configuration above, and the steps of a plan that this key causes."""
 
     values: Mapping[str, str | None]
     does: str = ""
@@ -125,7 +125,7 @@ def live(records: Cloud) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def planned(live: Stack) -> Planned:
-    """What the engine makes of a plan's changes, all at once: the steps of the cluster's own resources, or why not."""
+    """Return the engine's steps for all changes of a plan on the cluster's own resources, or the error."""
 
     @functools.cache
     def steps(number: int) -> list[Step] | PulumiError:
@@ -140,7 +140,7 @@ def planned(live: Stack) -> Planned:
 
 
 def outcome(steps: list[Step]) -> str:
-    """What steps do to the cluster, in the words of the table."""
+    """Return the effect of steps on the cluster, in the words of the table."""
     hosts = [step for step in steps if step.kind == "Instance"]
     ops = {step.op for step in hosts}
     if "replace" in ops:
@@ -157,7 +157,7 @@ def is_of(change: Change, step: Step) -> bool:
 
 
 def documented() -> dict[str, str]:
-    """The table of docs/google-cloud.md: key to outcome."""
+    """Return the table of docs/google-cloud.md: key to outcome."""
     text = (ROOT / "docs/google-cloud.md").read_text().partition("### What a change does")[2].partition("\n### ")[0]
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
     return {key: outcome.strip() for keys, outcome in rows for key in re.findall(r"`([^`]+)`", keys)}

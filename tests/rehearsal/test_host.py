@@ -1,4 +1,4 @@
-"""A host is one thing: what the image makes of a local one and the start-up script of Google's, compared on the two."""
+"""Equal hosts of both targets: the image of a local one and the start-up script of Google's, compared."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def both(cloud: Cloud, cluster: Stack) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """What a local host says of itself, and a Google one."""
+    """Return the properties of a local host, and of a Google one."""
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
     top = ROLE / "files/root"
     names = [path.relative_to(top).as_posix() for path in sorted(top.rglob("*")) if path.is_file()]

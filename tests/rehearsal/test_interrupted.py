@@ -1,4 +1,4 @@
-"""An update that was cut off, or that Google did not finish: what is left, and how a stack comes back; hosts are records."""
+"""Updates that were cut off or never finished by Google: remains and recovery; hosts are records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASIC = {"scaleTier": "BASIC"}
 
 @pytest.fixture
 def stack(records: Cloud) -> Iterator[Stack]:
-    """A stack of which nothing is up yet."""
+    """Return a stack of which nothing is up yet."""
     stack, fill = records.stack(**BASIC), records.world.after
     try:
         yield stack

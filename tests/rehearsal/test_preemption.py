@@ -1,4 +1,4 @@
-"""Spot hosts that Google takes back: told by the metadata server, off within 30 s, and started again by a host of the job."""
+"""Preempted spot hosts: told by the metadata server, off within 30 s, restarted by a host of the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 600.0
 
 
 class Job:
-    """A job that runs, of the tiny trainer where nothing else is said: that works until it has done enough."""
+    """A running job, by default of the tiny trainer, which works until it has done enough."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Job:
         return found
 
     def steps(self, replica: str) -> int:
-        """How many steps a replica has told of, over all its starts."""
+        """Return how many steps a replica has reported, over all its starts."""
         return self.log(replica).count("], step ")
 
     def log(self, replica: str) -> str:
@@ -76,7 +76,7 @@ class Job:
         return time.monotonic() - began
 
     def trains_again(self, replica: str, starts: int = 2) -> float:
-        """The seconds until a replica has told of a step in its `starts`th start."""
+        """Return the seconds until a replica has reported a step in its `starts`th start."""
         return self.until(lambda: len(re.findall(r"\], step 1:", self.log(replica))) >= starts, f"{replica} trains again")
 
     def succeeds(self) -> None:
@@ -136,7 +136,7 @@ def test_a_synchronous_training_goes_on_from_its_checkpoint_with_all_of_them(clo
     job.preempt("worker-0")
 
     def steps_since() -> list[int]:
-        """The step from which the master resumed, and those that it has trained since."""
+        """Return the step from which the master resumed, and those that it has trained since."""
         resumed = re.search(r"Resuming from gs://\S+, step (\d+)(.*)", job.log("master-0"), re.DOTALL)
         return [int(resumed[1]), *map(int, re.findall(r"\], step (\d+):", resumed[2]))] if resumed else []
 

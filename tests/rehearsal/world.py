@@ -1,4 +1,4 @@
-"""What exists at Google's, as its APIs would have it: names that are taken, things in use, hosts that run or do not."""
+"""The state behind Google's APIs: used names, resources in use, hosts that run or do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Refused(Exception):  # noqa: N818  what Google says, and no fault of the d
 
 
 class Hosts(Protocol):
-    """Where instances run."""
+    """The place where instances run."""
 
     def start(self, name: str, address: str) -> None: ...
     def restart(self, name: str) -> None: ...
@@ -37,7 +37,7 @@ class Hosts(Protocol):
 
 @dataclass
 class World:
-    """All that exists by kind and id, in properties as the provider's outputs spell them; `told` is what was done, in order."""
+    """All that exists by kind and id, in the provider's output spelling; `told` is the history."""
 
     project: str
     google: Google
@@ -65,7 +65,7 @@ class World:
             return next((kind for kind, name in self.things if name == id_), None)
 
     def id_of(self, kind: str, inputs: Mapping[str, Any]) -> str:
-        """The provider's id of a resource, which says all that makes it the one that it is."""
+        """Return the provider's id of a resource, from all properties that identify it."""
         project, name = f"projects/{self.project}", inputs.get("name")
         if kind == "Instance":
             return f"{project}/zones/{inputs['zone']}/instances/{name}"
@@ -141,14 +141,14 @@ class World:
             self.hosts.stop(found["name"])
 
     def _grant(self) -> None:
-        """Who may start which instance, as things are now."""
+        """Set who may start which instance."""
         self.google.roles = {role["name"]: role["permissions"] for role in self.of("IAMCustomRole")}
         self.google.starters = {
             (member, each["instanceName"], each["role"]) for each in self.of("InstanceIAMBinding") for member in each["members"]
         }
 
     def preempt(self, name: str) -> None:
-        """An instance stops by itself."""
+        """Stop an instance from outside."""
         (found,) = [each for each in self.of("Instance") if each["name"] == name]
         found["currentStatus"] = "TERMINATED"
 
@@ -198,7 +198,7 @@ class World:
         requests.delete(base, timeout=limit())
 
     def _computed(self, kind: str, id_: str, inputs: Props) -> Props:
-        """What the API adds to the inputs of a thing."""
+        """Return the properties that the API adds to the inputs of a resource."""
         own: Props = {"project": self.project}
         if kind in ("Network", "Subnetwork", "Router", "Firewall", "Instance"):
             own["selfLink"] = f"{_COMPUTE}{id_}"

@@ -1,4 +1,4 @@
-"""A cluster in the simulated world: hosts with the real agent, submitters, cancellers, and what must never happen."""
+"""A simulated cluster: hosts with the real agent, submitters, cancellers, and the invariants."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PARSED = {kind: staticmethod(lru_cache(maxsize=4096)(kind.from_json)) for kind 
 
 @contextmanager
 def _simulated() -> Iterator[None]:
-    """What differs from a real host while a schedule is played: time for people stands still, and nothing is complained of."""
+    """Replace what differs from a real host during a schedule: people's time stops, complaints are muted."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(records, "now", lambda: "2026-01-31T00:00:00.000Z"))
         stack.enter_context(patch.object(Agent, "_complain", staticmethod(lambda text: None)))
@@ -62,7 +62,7 @@ def _simulated() -> Iterator[None]:
 
 @dataclass
 class Story:
-    """What is known from outside about one job."""
+    """The externally known facts of one job."""
 
     work: float
     fails: bool
@@ -77,7 +77,7 @@ class Story:
 
 
 class Trainer:
-    """A trainer: the chief's ends with its work, the others' when they are told, or with theirs. Some ask for another start."""
+    """A trainer: the chief's ends with its work, others' too or when told. Some ask for another start."""
 
     def __init__(self, host: Host, job: Assignment) -> None:
         self.host, self.job_id, self.name = host, job.plan.jobId, job.name
@@ -155,7 +155,7 @@ class Site:
 
 @dataclass
 class Host:
-    """A machine with its unit: it starts the agent again when it dies, and now and then while there is none."""
+    """A machine with its unit, which restarts the agent when it dies, and at intervals while none runs."""
 
     cluster: Cluster
     name: str
@@ -167,7 +167,7 @@ class Host:
     processes: list[Process] = field(default_factory=list)
 
     def start(self) -> None:
-        """The unit's main process: one thread for the bucket, one for the trainer."""
+        """Start the unit's main process: one thread for the bucket, one for the trainer."""
         if not self.up or any(process.alive for process in self.processes):
             return
         self.lives += 1
@@ -225,7 +225,7 @@ class Host:
         return self.trainer
 
     def die(self) -> None:
-        """The unit's main process ends by force: nothing of its control group is left, and it is started again."""
+        """Kill the unit's main process with its whole control group; the unit starts it again."""
         for process in self.processes:
             process.kill()
         self.trainer = None
@@ -238,7 +238,7 @@ class Host:
         self.cluster.world.wake(seconds, self.power_on)
 
     def preempt(self) -> None:
-        """Its unit is stopped, and some seconds later its power: until somebody starts it."""
+        """Stop the unit, and some seconds later the power, until the host is started."""
         if not self.up or self.preempted:
             return
         self.cluster.world.note(f"{self.name} is preempted")
@@ -257,7 +257,7 @@ class Host:
 
 
 class Cluster:
-    """Everything of one schedule, and its invariants."""
+    """The state of one schedule, and its invariants."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -293,14 +293,14 @@ class Cluster:
     # Who acts
 
     def starter(self, process: Process) -> Starter | None:
-        """Who asks that hosts be started, where that can be."""
+        """Return the client that starts hosts, if there can be one."""
         if self.starts_from is None:
             return None
         names = [host.name for host in self.hosts]
         return Starter(self.ask, names, process.clock, partial(self.world.wake, 1.0))
 
     def ask(self, name: str) -> str:
-        """The answer to who would have a host started."""
+        """Answer a request to start a host."""
         host = next(host for host in self.hosts if host.name == name)
         if self.starts_from is None or self.world.time < self.starts_from:
             return "there is none to be had"
@@ -340,7 +340,7 @@ class Cluster:
         self.world.wake(at, begin)
 
     def _others_too(self, names: list[str]) -> dict[str, list[str]]:
-        """Replicas for which hosts of their role would do, for the first of them any that runs a trainer of its kind."""
+        """Return replicas' candidates of their role; for the first any host with a trainer of its kind."""
         trainers = [host.name for host in self.hosts if host.name != "ps-0"]
         workers = [name for name in trainers if name != "master-0"]
         alike = {"master-0": trainers, "ps-0": ["ps-0"]}
@@ -405,7 +405,7 @@ class Cluster:
             process.sleep(1.0)
 
     def calm(self) -> None:
-        """From here on nothing goes wrong any more: now everything must come to its end."""
+        """Stop all faults: from now on everything must come to its end."""
         self.world.faults = self.world.faults.times(0)
         if self.starts_from is None:
             self.pulumi_up()
@@ -460,12 +460,12 @@ class Cluster:
                 raise Violation(f"{new.jobId} was handed over, and is ended as if it had not been")
 
     def _deciding(self, job_id: str) -> set[str]:
-        """Whose success is the job's."""
+        """Return the replicas whose success is the job's."""
         plan = Plan.from_json(self.world.objects[paths.plan(job_id)][0])
         return {name for name in plan.replicas if plan.decides(name)}
 
     def _as_holder(self, who: str, job: JobRecord) -> str:
-        """What a process calls itself in a lease: a host by the replica of the job that it is."""
+        """Return a process's name in a lease: for a host, the job's replica that it is."""
         host, _, life = who.partition("#")
         queue = Queue.from_json(self.world.objects[paths.QUEUE][0])
         holder = queue.entry(job.jobId) or job
@@ -473,7 +473,7 @@ class Cluster:
         return f"{replica}/{life}" if life else who
 
     def starts(self, host: Host, job: Assignment) -> None:
-        """A trainer starts: of a job that has this host, and is not over as far as this host has read."""
+        """Check the start of a trainer: its job has this host, and is not over as far as the host has read."""
         supervisor = host.agent.supervisor if host.agent else None
         reporter = host.agent._reporter if host.agent else None
         seen = reporter.job if reporter else None
@@ -496,7 +496,7 @@ class Cluster:
                 raise Violation(f"{host.name} starts {job.name} of {job.plan.jobId}, which runs on {other.name}")
 
     def over(self) -> bool:
-        """True when nothing is left to happen."""
+        """Return True when nothing is left to happen."""
         if self.world.time < TROUBLE_ENDS or any(host.trainer for host in self.hosts):
             return False
         if any(process.alive for process in self.submitters):
@@ -509,7 +509,7 @@ class Cluster:
         return paths.job(job_id) in self.world.objects
 
     def check_end(self) -> None:
-        """What must be so once all trouble is over."""
+        """Check the invariants that hold once all faults are over."""
         for job_id, story in self.stories.items():
             if self._exists(job_id) and not story.ended:
                 raise Violation(f"{job_id} never ends: {self.world.objects[paths.job(job_id)][0]!r}")
@@ -532,7 +532,7 @@ class Cluster:
 
 
 def _persist(process: Process, work: Any) -> Any:
-    """What fab does about a bucket that fails for a moment: the same again."""
+    """Retry on a bucket that fails for a moment, as fab does."""
     while True:
         try:
             return work()
@@ -541,7 +541,7 @@ def _persist(process: Process, work: Any) -> Any:
 
 
 def play(seed: int, trace: list[str] | None = None) -> World:
-    """One schedule from its beginning to its end; Violation where an invariant does not hold."""
+    """Play one schedule from its beginning to its end; Violation if an invariant does not hold."""
     random.seed(seed)  # for what the code under test leaves to chance
     world = World(seed, Faults())
     if trace is not None:
@@ -559,5 +559,5 @@ def play(seed: int, trace: list[str] | None = None) -> World:
 
 
 def fingerprint(world: World) -> str:
-    """What a schedule came to, to see that a seed replays."""
+    """Return a digest of a schedule's result, which shows that a seed replays."""
     return json.dumps({name: [content.decode(), version] for name, (content, version) in sorted(world.objects.items())})

@@ -19,7 +19,7 @@ from replica.leader import Leader
 
 
 class BlockedForEver(Tender):
-    """What a submitter left behind is never cleared away: a cluster is blocked by a fab train that died."""
+    """A submitter's leftovers are never cleared: a fab train that died blocks the cluster."""
 
     def _is_over(self, entry: Entry, stored: Stored[JobRecord] | RecordError | None) -> bool:
         if stored is None or (isinstance(stored, Stored) and stored.record.lease.submitter):
@@ -46,7 +46,7 @@ class WakesLate(Submitter):
 
 
 class ByTheWallClock(Leader):
-    """Who leads is told by comparing wall clocks of different hosts, and the leader replaces whatever is there."""
+    """The leader is chosen by wall clocks of different hosts, and overwrites whatever is there."""
 
     def leads(self, job: JobRecord) -> bool:
         return self._first_that_is_fresh() == self._name
@@ -80,7 +80,7 @@ class ByTheWallClock(Leader):
 
 @contextmanager
 def put_back(rule: str) -> Iterator[None]:
-    """The world with one of the old rules in it."""
+    """Play with one of the old rules in place."""
     target, old = {
         "blocked for ever": ("replica.agent.Tender", BlockedForEver),
         "a submitter wakes late": ("cluster.Submitter", WakesLate),

@@ -1,6 +1,6 @@
-"""`make soak`, or `python tests/simulation/soak.py --seconds N`: as many schedules as the time given, on all processors.
+"""`make soak`, or `python tests/simulation/soak.py --seconds N`: play schedules on all processors.
 
-Prints how many were played and each seed that broke an invariant; exit code 1 where one did. `--replay SEED` plays one of them
+Prints how many were played and each seed that broke an invariant; exit code 1 if one did. `--replay SEED` plays one of them
 again, and prints what happened.
 """
 
@@ -49,7 +49,7 @@ def replay(seed: int) -> int:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--first", type=int, default=0)

@@ -1,7 +1,8 @@
-"""A world in which the real rules live: time, a bucket that misbehaves, clocks that lie, processes that die or pause.
+"""A simulated world for the real rules: time, a failing bucket, wrong clocks, dying processes, pauses.
 
 Every process is a greenlet running the project's own code. Each call of the bucket and each sleep hands control to the
-scheduler, which decides by its seed who goes on, and when, and what goes wrong. One seed is one schedule, always the same.
+scheduler, which decides by its seed which process continues, and when, and what fails. One seed is one schedule, always the
+same.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True)
 class Faults:
-    """How likely what is, for each call of the bucket, or each time a process hands over control."""
+    """The probability of each fault, for each call of the bucket, or each time a process yields control."""
 
     slow: float = 0.02
     before: float = 0.02
@@ -48,7 +49,7 @@ class Faults:
     kill: float = 0.002
 
     def times(self, factor: float) -> Faults:
-        """All of them more likely, or less; none with 0."""
+        """Scale all probabilities; none with 0."""
         return Faults(*(getattr(self, each.name) * factor for each in fields(self)))
 
 
@@ -63,11 +64,11 @@ class Machine:
         self.paused_until = 0.0
 
     def clock(self) -> float:
-        """Its monotonic clock: it drifts, and stands still while the machine is suspended."""
+        """Return its monotonic clock: it drifts, and stands still while the machine is suspended."""
         return 1000.0 + (self._world.time - self._slept_through) * self._drift
 
     def now(self) -> str:
-        """Its wall clock, up to ten minutes off."""
+        """Return its wall clock, up to ten minutes off."""
         moment = _EPOCH + timedelta(seconds=self._world.time * self._drift + self._offset)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -198,7 +199,7 @@ class World:
     # The bucket as it really is
 
     def write(self, name: str, content: bytes, expected: int | None, who: str) -> int:
-        """A conditional write, at this moment; `expected` is a version, or None for an object that is not there."""
+        """Write conditionally, now; `expected` is a version, or None for an object that is not there."""
         there = self.objects.get(name)
         if (there[1] if there else None) != expected:
             if there and there[0] == content:
@@ -211,7 +212,7 @@ class World:
 
 
 class SimulatedStore:
-    """The bucket as one process sees it: slow, failing before or after the effect, answering late or never."""
+    """The bucket for one process: slow, failing before or after the effect, answering late or never."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -263,6 +264,6 @@ class SimulatedStore:
 
 
 def shown(content: bytes) -> dict[str, Any]:
-    """A record as plain values."""
+    """Return a record as plain values."""
     value: dict[str, Any] = json.loads(content)
     return value

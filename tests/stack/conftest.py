@@ -29,7 +29,7 @@ _STACKS: dict[str, Stack] = {}
 
 @pytest.fixture(autouse=True)
 def no_outside() -> Iterator[None]:
-    """Replace all that asks LXD or Google; not by `monkeypatch`, which says that a test replaces more than this."""
+    """Replace all calls to LXD and Google; not by `monkeypatch`, which tests use for their own."""
     found = Found(Names("scaletier-dev-abcdef"), "scaletier-image", Path("/runtime"), ipaddress.IPv4Network("10.77.0.0/24"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lxd_target, "preflight", lambda *_: found)

@@ -1,4 +1,4 @@
-"""A server on loopback that answers as Google's APIs do, for the few questions that the project asks them itself."""
+"""A fake of Google's APIs on loopback, for the few calls that the project makes itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeGoogle:
         return found
 
     def config(self, key: str) -> str | None:
-        """What `gcp:` configuration says, for this server."""
+        """Return a value of `gcp:` configuration, for this server."""
         base = f"http://127.0.0.1:{self.port}"
         return {
             "gcp:accessToken": "token-of-a-test",

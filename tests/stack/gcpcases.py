@@ -1,4 +1,4 @@
-"""Clusters of the Google Cloud target that its tests go over: all tiers, with and without GPUs and spot."""
+"""Test clusters of the Google Cloud target: all tiers, with and without GPUs and spot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who can open a TCP connection to whom: one answer from each of the places that say so.
+"""TCP reachability between hosts, computed from each of its sources.
 
-An answer is the set of (source, destination, port) that get through; source None is the operator. What asks real hosts
+A result is the set of (source, destination, port) that get through; source None is the operator. Tests on real hosts
 (tests/e2e) can compare with the same sets.
 """
 
@@ -20,12 +20,12 @@ Reach = frozenset[tuple[Role | None, Role, int]]
 
 
 def by_table(spec: ClusterSpec) -> Reach:
-    """What the table in infra/spec.py says, of hosts of one job."""
+    """Compute the reachability of hosts of one job by the table in infra/spec.py."""
     return frozenset((row.source, row.destination, port) for row in spec.allows() for port in PORTS if row.has(port))
 
 
 def by_gcp(rules: Iterable[Mapping[str, Any]], accounts: Mapping[Role, str], operator: str) -> Reach:
-    """What VPC firewall rules say, for hosts by service account and an operator by address.
+    """Compute reachability by VPC firewall rules, of hosts by service account and an operator by address.
 
     Source: VPC documentation, "VPC firewall rules": the rule of the lowest number decides; of two with the same number one
     that denies does; without any, what comes in is refused. A rule with service accounts matches hosts of the network by
@@ -99,7 +99,7 @@ def _chains(script: str) -> Chains:
 
 
 def by_nft(script: str, addresses: Mapping[Role, Sequence[str]], ports: Mapping[str, str]) -> Reach:
-    """What an nftables script of the bridge family says of the first packet of a connection, for hosts on that bridge.
+    """Compute reachability by an nftables script of the bridge family, for a connection's first packet.
 
     `addresses` are the hosts' by role, `ports` the names of their ports on the bridge by address. The operator's packets leave
     through the chain of the hook `output`, those between hosts pass that of `forward`. Raises ValueError for a rule that it
@@ -132,9 +132,9 @@ def by_walls(
     sends: Collection[str] = (),
     takes: Collection[str] = (),
 ) -> Reach:
-    """What the hosts' own scripts say: who connects must send it, and the other end take it. The operator sends all.
+    """Compute reachability by the hosts' own scripts: the source must send it, the destination take it.
 
-    `sends` are the peers of who connects, and `takes` those of the other end.
+    The operator sends all. `sends` are the source's peers, and `takes` those of the destination.
     """
     out, in_ = {"peers": set(sends)}, {"peers": set(takes)}
     walls = {role: _chains(script) for role, script in scripts.items()}
@@ -154,7 +154,7 @@ def by_walls(
 
 
 def leaves(script: str, source: str, destination: str, port: int, peers: Collection[str] = ()) -> bool:
-    """Whether a host's own script lets it open a connection, wherever to."""
+    """Return whether a host's own script lets it open a connection to any destination."""
     return _nft_verdict(_chains(script)["output"], {"peers": set(peers)}, source, destination, port, "eth0")
 
 
@@ -204,7 +204,7 @@ _CONDITIONS: Sequence[tuple[str, _Test]] = (
 
 @cache
 def _parse_rules(body: str) -> Sequence[tuple[str, Sequence[tuple[re.Match[str], _Test]], str]]:
-    """Split a chain into its rules, each with its conditions and its verdict; ValueError for an unknown condition."""
+    """Split a chain into its rules, each with conditions and a verdict; ValueError if one is unknown."""
     rules = [re.sub(r' comment "[^"]*"', "", line).strip() for line in body.splitlines()]
     rules = [rule.replace("reject with tcp reset", "drop") for rule in rules]
     return [

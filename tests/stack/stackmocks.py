@@ -31,7 +31,7 @@ SHA256 = "5a" * 32
 
 @dataclass(frozen=True)
 class Recorded:
-    """One resource as the program declared it: inputs in the provider's spelling, the URNs that it depends on."""
+    """One resource as the program declared it: inputs in the provider's spelling, the URNs it depends on."""
 
     type: str
     name: str
@@ -44,7 +44,7 @@ class Recorded:
 
 @dataclass
 class Stack:
-    """All that a program declared."""
+    """All resources that a program declared."""
 
     resources: list[Recorded]
     exports: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Stack:
         return found
 
     def of(self, kind: str) -> list[Recorded]:
-        """The resources whose type ends so, such as `Instance`."""
+        """Return the resources whose type ends so, such as `Instance`."""
         return [item for item in self.resources if item.type.rpartition(":")[2] == kind]
 
     def one(self, kind: str, name: str | None = None) -> Recorded:
@@ -145,7 +145,7 @@ class Monitor(MockMonitor):
 
 
 def unseen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Survey:
-    """What is known of a place where nobody can be asked."""
+    """Return the discovery of a place that cannot be queried."""
     known = kept(choice[0].zone)
     return Survey(choice[0], known.settled(spec), known)
 
@@ -154,13 +154,13 @@ Program = Callable[..., Stack]
 
 
 def operator_files(stack: Stack) -> dict[str, str]:
-    """What `pulumi up` writes for `fab` and ssh, by name."""
+    """Return the files that `pulumi up` writes for `fab` and ssh, by name."""
     inputs = stack.one("OperatorFiles").inputs
     return files(ROOT / inputs["folder"], inputs["inventory"], inputs["privateKey"])
 
 
 def declared(declare: Callable[[], object], mocks: Mocks | None = None, stack: str = STACK) -> Stack:
-    """What a function declares, recorded; `exports` are the stack's."""
+    """Record the resources that a function declares; `exports` are the stack's."""
     monitor = Monitor(mocks or Recorder())
     set_root_resource(None)  # type: ignore[arg-type]
     set_mocks(Recorder(), project="scaletier", stack=stack, monitor=monitor, organization="organization")

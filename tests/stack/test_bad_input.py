@@ -1,4 +1,4 @@
-"""What cannot be is refused before anything is declared, in one line that says what to do."""
+"""Invalid configuration is refused before anything is declared, in one line with the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD = {"project": PROJECT, "zone": ZONE}
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, provider: Mapping[str, str], target: str = "gcp", **raw: str) -> str:
-    """What the program says; nothing may have been declared by then."""
+    """Return the program's error; nothing may have been declared by then."""
     said: list[str] = []
     config = {f"scaletier:{key}": value for key, value in {"target": target, **raw}.items()}
     monkeypatch.setenv("PULUMI_CONFIG", json.dumps(config | {f"gcp:{key}": value for key, value in provider.items()}))

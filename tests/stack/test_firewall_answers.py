@@ -1,4 +1,4 @@
-"""The firewall table, the VPC rules and the nft rules say the same; real hosts are asked in tests/e2e/test_firewall.py."""
+"""The firewall table, VPC rules and nft rules agree; tests/e2e/test_firewall.py queries real hosts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def walls(
     sends: Collection[str] | None = None,
     takes: Collection[str] | None = None,
 ) -> Reach:
-    """What the hosts say; their peers are each other, unless they are named."""
+    """Compute reachability by the hosts' rules; their peers are each other, unless they are named."""
     scripts = {role: wall(spec.firewall, NETWORK, role) for role in spec.roles}
     own = [each for found in addresses(spec).values() for each in found]
     return by_walls(scripts, addresses(spec), operator, own if sends is None else sends, own if takes is None else takes)
@@ -180,7 +180,10 @@ ELSEWHERE, GOOGLE, PEER = "93.184.216.34", "199.36.153.10", "10.64.9.9"
 
 
 def _leaves(rules: Iterable[Mapping[str, Any]], account: str, address: str, port: int) -> bool:
-    """What VPC rules say of a connection that a host opens: the lowest number decides, of two a denial; without any it may."""
+    """Return whether VPC rules let a host open a connection; without a rule it may.
+
+    The lowest number decides; of two rules with one number, a denial.
+    """
     matching = [
         (rule["priority"], not rule.get("denies"))
         for rule in rules

@@ -1,4 +1,4 @@
-"""What the doctor finds of a cluster at Google's, by the Compute API and by the stack's state."""
+"""The doctor's findings of a Google cluster, by the Compute API and by the stack's state."""
 
 from __future__ import annotations
 

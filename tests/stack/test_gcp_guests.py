@@ -1,4 +1,4 @@
-"""A stack in a network, and with accounts, that are not its own: what it makes there, and what it leaves alone."""
+"""A stack in an existing network and with existing accounts: its own resources, and untouched ones."""
 
 from __future__ import annotations
 

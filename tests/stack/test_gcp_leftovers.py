@@ -1,4 +1,4 @@
-"""What has a stack's names at Google's and is in no state, over all pages and in the order in which it can go."""
+"""Orphans at Google's: resources with a stack's names in no state, over all pages and in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Google Cloud target makes once: names, network, firewall, accounts, bucket; for all tiers, with GPUs and spot."""
+"""The shared resources of the Google target: names, network, firewall, accounts, bucket; in all tiers."""
 
 from __future__ import annotations
 

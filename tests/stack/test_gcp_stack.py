@@ -1,4 +1,4 @@
-"""The Google Cloud target as a whole: what changes with what, in which order, and what the operator gets."""
+"""The Google Cloud target as a whole: dependent changes, their order, and the operator's files."""
 
 from __future__ import annotations
 

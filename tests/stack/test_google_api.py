@@ -1,4 +1,4 @@
-"""What is asked of Google's APIs: quotas and names before anything is made, host keys after. Answers come from loopback."""
+"""Calls to Google's APIs: quotas and names before creation, host keys after. A loopback fake answers."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_identity_is_made_first_and_the_seal_last(program: Program) -> None:
 
 
 def _up(stack: Stack, **host: str) -> dict[str, Any]:
-    """The state that an update of this stack left, but for what is told of every host of it."""
+    """Return the state after an update of this stack, except the readiness of every host."""
     whole = {item.urn: {"type": item.type, "outputs": dict(item.inputs)} for item in stack.resources}
     for found in whole.values():
         if found["type"].endswith(":Host"):

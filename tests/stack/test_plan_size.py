@@ -1,4 +1,7 @@
-"""How a plan grows with its hosts: one instance each, and no longer a chain. `make bench ONLY=program-300` has the times."""
+"""The growth of a plan with its hosts: one instance each, and no longer chain.
+
+`make bench ONLY=program-300` has the times.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from infra.templates import ROOT
 
 
 def violations(stack: Stack, **config: Any) -> set[str]:
-    """The names of the rules that find something."""
+    """Return the names of the violated rules."""
     found = {
         rule.name
         for rule in RULES
@@ -62,7 +62,7 @@ def test_a_public_address_that_was_asked_for(program: Program) -> None:
 
 
 def instance(**changes: Any) -> Callable[[], object]:
-    """A host that has no fault but the changes."""
+    """Return a valid host, except the changes."""
     good: dict[str, Any] = {
         "machine_type": "n1-standard-4",
         "zone": "us-central1-a",

@@ -22,7 +22,7 @@ GPUS = {**CUSTOM, "acceleratorType": '{"worker": "nvidia-tesla-t4"}', "provision
 
 
 def files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[str, tuple[object, ...]]]]:
-    """Each host's files, and as one more what its trainer finds."""
+    """Return each host's files, and as one more its trainer's environment."""
     inventory = parse(json.dumps(stack.inventory), folder)
     job = build_job(Flags("job01", args="--batch-size 100"), inventory)
     tasks = plan(inventory, job, "").tasks
@@ -36,7 +36,7 @@ def files(stack: Stack, folder: Path) -> tuple[Inventory, dict[str, dict[str, tu
 
 
 def neutral(inventory: Inventory, file: tuple[object, ...]) -> tuple[object, ...]:
-    """A file without the stack's addresses, its bucket, how often that is asked, and who is asked to start hosts."""
+    """Return a file without the stack's addresses, bucket, poll interval and start API."""
     return tuple(_neutral(inventory, part) if isinstance(part, str) else part for part in file)
 
 

@@ -1,4 +1,4 @@
-"""The hosts' Python: its name, pip's command line, the archive's layout; and what is said of hosts that are not ready."""
+"""The hosts' Python: its name, pip's command line, the archive's layout; and errors of unready hosts."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_hosts_that_are_closed_in_install_nothing_but_a_driver() -> None:
 
 
 def part(text: str, name: str) -> str:
-    """The lines of a step, to be run by themselves."""
+    """Return the lines of a step, to be run by themselves."""
     found = re.search(rf"^step {name}\n(.*?)\n(?=\n*step )", text, re.DOTALL | re.MULTILINE)
     assert found
     return found[1]

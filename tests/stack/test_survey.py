@@ -1,4 +1,4 @@
-"""What Google's API decides before anything is made: the zone, the machine types, what the quotas leave."""
+"""Checks by Google's API before creation: the zone, the machine types, the remaining quotas."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def listed(*machines: Machine, more: str = "") -> tuple[int, dict[str, Any]]:
 
 
 def gpus(**zones: list[str]) -> tuple[int, dict[str, Any]]:
-    """By zone, `_` for `-`."""
+    """Return GPUs by zone, `_` for `-`."""
     items = {
         f"zones/{zone.replace('_', '-')}": {"acceleratorTypes": [{"name": gpu} for gpu in found]}
         for zone, found in zones.items()

@@ -64,7 +64,7 @@ sys.addaudithook(_guard)
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No network, no ~/.ssh, and no word of the user's stack."""
+    """Block the network, ~/.ssh, and the user's stack."""
     global _guarded
     monkeypatch.delenv("PULUMI_STACK", raising=False)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -77,7 +77,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def documented_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command prints for programs is, in every test, as docs/json.md says."""
+    """Compare the JSON that a command prints with docs/json.md, in every test."""
     printed = terminal.as_json
 
     def checked(value: Any) -> None:
@@ -95,13 +95,13 @@ def inventory(tmp_path: Path) -> Inventory:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Inventory:
-    """The same hosts, and two beside them that answer for models."""
+    """Return the same hosts, and two more for models."""
     return parse(inventory_json(servers=2), tmp_path)
 
 
 @pytest.fixture
 def standard(tmp_path: Path) -> Inventory:
-    """The same hosts, as if they were STANDARD_1's."""
+    """Return the same hosts, as if they were STANDARD_1's."""
     return parse(inventory_json(scaleTier="STANDARD_1"), tmp_path)
 
 
@@ -117,7 +117,7 @@ def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels in the place of the package index."""
+    """Make a folder of wheels, in the place of the package index."""
     (folder := tmp_path / "index").mkdir()
     for name in ("PIP_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV"):
         monkeypatch.delenv(name, raising=False)

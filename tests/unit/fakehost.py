@@ -1,6 +1,6 @@
-"""An SSH server on stdin and stdout, to be an ssh_config's ProxyCommand: `python fakehost.py HOSTKEY USERKEY`.
+"""An SSH server on stdin and stdout, as a ProxyCommand: `python fakehost.py HOSTKEY USERKEY`.
 
-It runs what it is told through sh, as the user of the test, and speaks SFTP.
+It runs commands through sh, as the user of the test, and speaks SFTP.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paramiko.common import MSG_CHANNEL_REQUEST
 
 
 class Stdio:
-    """What paramiko wants of a socket."""
+    """The part of a socket that paramiko uses."""
 
     _timeout: float | None = None
 

@@ -1,4 +1,4 @@
-"""The launcher of a host, /usr/lib/scaletier/launch, on this machine: its own text, with a double of systemd behind it."""
+"""The launcher of a host, /usr/lib/scaletier/launch, on this machine: its own text, a fake systemd."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pid, number = int(open("{root}/transient/scaletier-trainer.service").read()), in
 
 
 def module(name: str) -> ModuleType:
-    """The functions of the launcher, or of a program beside it."""
+    """Return the functions of the launcher, or of a program beside it."""
     loader = SourceFileLoader(name, str(SCRIPT.with_name(name)))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec
@@ -110,7 +110,7 @@ class Host:
         return file.read_text() if file.exists() else ""
 
     def close(self) -> None:
-        """Nothing of it is left, whatever became of the test."""
+        """Remove all of it, whatever became of the test."""
         self._listener.close()
         for unit in (self.root / "transient").iterdir():
             end(int(unit.read_text() or 0))

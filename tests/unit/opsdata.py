@@ -17,7 +17,7 @@ SERVERS = (("serving-0", 192), ("serving-1", 193))
 
 
 def inventory_json(servers: int = 0, **changes: Any) -> str:
-    """`.scaletier/<stack>/inventory.json` of a CUSTOM cluster: a ps, a master, two workers, an evaluator; `servers`."""
+    """Return the inventory.json of a CUSTOM cluster: a ps, a master, two workers, an evaluator; `servers`."""
     hosts = [
         {
             "name": name,
@@ -39,7 +39,7 @@ def inventory_json(servers: int = 0, **changes: Any) -> str:
 
 
 def put_job(ledger: Ledger, record: JobRecord) -> None:
-    """The record in the bucket, whatever was there."""
+    """Write a job's record to the bucket, over any other."""
     before = ledger.job(record.jobId)
     if before:
         ledger.change_job(before, record)

@@ -57,7 +57,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
 
 @cache
 def documented() -> dict[str, Section]:
-    """By heading the types of keys by path."""
+    """Return the types of keys by path, by heading."""
     found: dict[str, dict[str, str]] = {}
     for line in DOCS.read_text().splitlines():
         if line.startswith("## "):
@@ -68,12 +68,12 @@ def documented() -> dict[str, Section]:
 
 
 def anchor(heading: str) -> str:
-    """As links name it."""
+    """Return the heading as links name it."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def wrong(value: Any, section: Section, path: str = "") -> Iterator[str]:
-    """What of a value of JSON is not as documented: another type, a key that is not told of, one that is missing."""
+    """List a JSON value's differences from its documentation: wrong types, unknown keys, missing keys."""
     kind = section.get(path or ".")
     if kind == "any":
         return

@@ -1,4 +1,4 @@
-"""What root does for fab on a host, /usr/lib/scaletier/host: all that it refuses, and what becomes of what it takes."""
+"""The privileged program for fab on a host, /usr/lib/scaletier/host: its refusals and its effects."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MEMBER = st.one_of(
 
 
 def packed(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> io.BytesIO:
-    """A stream as fab sends it."""
+    """Return a stream as fab sends it."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for entry, content in members:
@@ -60,7 +60,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, mode: int = 0o644) -> tarfi
 
 
 def on(root: Path) -> str:
-    """The program's text, as on a host whose root is that folder."""
+    """Return the program's text, as on a host whose root is that folder."""
     me, text = getpass.getuser(), SCRIPT.with_name("host").read_text()
     for place in PLACES:
         text = text.replace(place, f"{root}{place}")
@@ -90,11 +90,11 @@ class Machine:
 
     @property
     def told(self) -> list[str]:
-        """What systemd was told."""
+        """The calls of systemd."""
         return (self.root / "told").read_text().splitlines()
 
     def files(self, memory: int = 1, more: Iterable[File] = ()) -> list[File]:
-        """A host's own part of a push."""
+        """Return a host's own part of a push."""
         own = {
             "etc/scaletier/host.json": '{"bucket": "/bucket"}',
             "etc/systemd/system/scaletier.service.d/host.conf": f"[Service]\nMemoryMax={memory}\n",
@@ -113,7 +113,7 @@ class Machine:
         job: str = "job01",
         more: Iterable[File] = (),
     ) -> tuple[list[str], set[str]]:
-        """What systemd was told, and the files of the code that are there afterwards."""
+        """Return the calls of systemd, and the files of the code that are there afterwards."""
         stream = push.shared_stream(code, package, mark) + push.host_stream(self.files(memory, more))
         done = self.call("take-in", version, *([job] if package else []), stdin=stream)
         assert done.returncode == 0, done.stderr
@@ -374,13 +374,13 @@ def test_what_is_no_id_of_a_job_reaches_nothing(name: str) -> None:
 
 
 def told_of(line: list[str]) -> tuple[list[str], list[str]]:
-    """Of a command line of systemd-run the properties, and the program."""
+    """Return the properties and the program of a command line of systemd-run."""
     place = line.index("--")
     return [line[n + 1] for n, word in enumerate(line[:place]) if word == "-p"], line[place + 1 :]
 
 
 def line_of(command: str) -> list[str]:
-    """What the host makes of a command line of fab's."""
+    """Return the host's translation of a command line of fab's."""
     words = shlex.split(command)
     assert words[:4] == ["sudo", "-n", asroot.PROGRAM, "aside"]
     found: list[str] = host.line_aside(*words[4:])

@@ -1,4 +1,4 @@
-"""What the figures of a training are made from: its lines, its checkpoints, who is killed, and what is compared to what."""
+"""The figures of a training: from its lines, checkpoints and kills, and their comparisons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKERS = ("worker-0", "worker-1", "worker-2", "worker-3")
 
 
 def flag(arguments: str, name: str) -> float:
-    """The number behind a flag."""
+    """Return the number behind a flag."""
     words = arguments.split()
     return float(words[words.index(name) + 1])
 

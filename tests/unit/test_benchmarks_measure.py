@@ -1,4 +1,4 @@
-"""What figures are made from, without a clock that matters."""
+"""The inputs of figures, without a clock that matters."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ WANTED = {
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """What the command does to signals ends with the test: programs that are started later would have them ignored, too."""
+    """Restore the signal handlers after the test: programs started later would ignore signals too."""
     kept = {number: signal.getsignal(number) for number in command._SIGNALS}
     yield
     for number, handler in kept.items():

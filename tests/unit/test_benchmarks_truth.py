@@ -1,4 +1,4 @@
-"""What the figures of a job's truth are made from: lines, records and hosts that are directories."""
+"""The figures of a job's state: from lines, records and hosts that are directories."""
 
 from __future__ import annotations
 

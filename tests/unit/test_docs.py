@@ -47,7 +47,7 @@ def code(page: Path) -> str:
 
 
 def fab_options(words: str) -> list[str]:
-    """Return the options of a task, without the trainer's own behind --, quoted values and a remark behind #."""
+    """Return the options of a task, without the trainer's behind --, quoted values and remarks behind #."""
     own = re.sub(r'"[^"]*"', "", re.split(" (?:--|#) ", words)[0])
     return [option.removeprefix("no-") for option in re.findall(r"(?<=\s)--([a-z][\w-]*)", own)]
 

@@ -1,4 +1,4 @@
-"""The page to draw digits on without a browser: which requests are answered, and what is passed on to the REST API."""
+"""The page to draw digits on without a browser: answered requests, and those passed to the REST API."""
 
 from __future__ import annotations
 

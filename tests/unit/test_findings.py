@@ -1,4 +1,4 @@
-"""How checks of the doctor are run: side by side, to the time limit, and whatever they die of."""
+"""The doctor's checks: run side by side, within the time limit, through any failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down when a test on hosts failed, also of a stack of which nothing answers; its commands are fakes here."""
+"""The report of a failed test on hosts, also of a stack that does not answer; commands are fakes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 class Answer(NamedTuple):
-    """What a command printed."""
+    """The output of a command."""
 
     out: str
     text: str

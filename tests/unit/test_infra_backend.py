@@ -1,4 +1,4 @@
-"""Which state is in use, what it has, and the one line if it cannot be read."""
+"""The Pulumi state in use, its content, and the one line if it cannot be read."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_pulumi_s_own_reason_is_one_line() -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout that knows the hosts of stack local."""
+    """Return a checkout that knows the hosts of stack local."""
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     (folder := tmp_path / ".scaletier" / "local").mkdir(parents=True)
     (folder / "inventory.json").write_text("of this cluster")

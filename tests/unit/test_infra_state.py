@@ -1,4 +1,4 @@
-"""What a stack's state held before: asked of the engine, which may be writing it."""
+"""A stack's former state, queried from the engine, which may be writing it."""
 
 from __future__ import annotations
 

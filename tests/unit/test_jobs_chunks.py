@@ -1,4 +1,4 @@
-"""A log in chunks: whatever is cut, read from wherever, no line is lost, none comes twice, and what is missing is told."""
+"""A log in chunks: no cut and no position loses a line or repeats one, and gaps are reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIFE = 1769860800
 
 
 def text(number: int, severity: str = "INFO", message: str = "x") -> bytes:
-    """A line whose time is its number, in seconds."""
+    """Return a line whose time is its number, in seconds."""
     time = f"2026-01-31T12:{number // 60:02}:{number % 60:02}.000Z"
     return json.dumps({"time": time, "severity": severity, "replica": "ps-0", "message": message}).encode()
 

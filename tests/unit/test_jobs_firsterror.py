@@ -14,7 +14,7 @@ CHAINED = [*TRACE, "", "The above exception was the direct cause of the followin
 
 
 def lines(*texts: str, replica: str = "ps-0") -> list[Line]:
-    """As a replica writes them, a second after each other where `pause` stands between them."""
+    """Return a replica's lines, a second after each other where `pause` stands between them."""
     messages, now, found = Messages(), 100.0, []
     for text in texts:
         if text == "pause":

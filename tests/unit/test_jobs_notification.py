@@ -1,4 +1,4 @@
-"""Where a job's end may be reported, and what is shown of it."""
+"""Targets of a job's notification, and their form in output."""
 
 from __future__ import annotations
 

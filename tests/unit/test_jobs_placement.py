@@ -1,4 +1,4 @@
-"""Which host a replica gets, and what its task is told of the others'."""
+"""The assignment of hosts to replicas, and the peers in each task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MASTER, WORKER, PS = ["m", "w0", "w1", "w2"], ["w0", "w1", "w2"], ["p"]
 
 
 def wants(workers: int, ps: int = 0) -> dict[str, list[str]]:
-    """What a job with so many workers would do with, the hosts of their own names first."""
+    """Return the candidates of a job's replicas, the hosts of their own names first."""
     own = {f"worker-{n}": [f"w{n}", *(host for host in WORKER if host != f"w{n}")] for n in range(workers)}
     return {"master-0": MASTER, **own, **({"ps-0": PS} if ps else {})}
 
@@ -53,7 +53,7 @@ def test_whoever_can_be_placed_is(workers: int, ps: int, taken: set[str]) -> Non
 
 @st.composite
 def queues(draw: st.DrawFn) -> Queue:
-    """A queue after some jobs have come and gone."""
+    """Return a queue after some jobs have come and gone."""
     queue = Queue()
     for number in range(draw(st.integers(1, 8))):
         asked = wants(draw(st.integers(0, 3)), draw(st.integers(0, 1)))

@@ -1,4 +1,4 @@
-"""Who is asked to start a host that is off, how often, and what is said of the answers."""
+"""Starts of stopped hosts: the requests, their frequency, and the reports of answers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Site:
         return self.answer
 
     def want(self, *hosts: str, seconds: int = 1) -> list[str]:
-        """What is said while these are wanted, a look a second."""
+        """Return the reports while these are wanted, one poll a second."""
         said = []
         for _ in range(seconds):
             said += self.starter.want(hosts)

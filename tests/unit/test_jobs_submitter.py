@@ -1,4 +1,4 @@
-"""A submission, and what becomes of it when it dies at any moment: with a folder, and a clock that stands still."""
+"""A submission, killed at any moment: with a folder, and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUBMITTERS = 30.0
 
 
 class Killed(BaseException):
-    """What no `except Exception` stops."""
+    """An exception that no `except Exception` catches."""
 
 
 class Bucket:

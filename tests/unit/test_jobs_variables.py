@@ -1,4 +1,4 @@
-"""`${JOB_DIR}` and the like in arguments and environment: what is filled in where, what stays, and what is refused."""
+"""`${JOB_DIR}` and the like in arguments and environment: substituted, kept, or refused."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_data_that_arguments_name_by_a_variable_is_known(inventory: Inventory) -
 
 @pytest.fixture
 def alone(inventory: Inventory, tmp_path: Path) -> Submission:
-    """A command that the hosts have, without a package."""
+    """Return a submission of a command that the hosts have, without a package."""
     inventory = replace(inventory, operator_bucket=str(tmp_path / "bucket"))
     (tmp_path / "bucket").mkdir()
     found = program.find(None, None, None, "echo hi")

@@ -1,4 +1,4 @@
-"""docs/json.md: what it says is whole, what is not as it says is found. All JSON of other tests is compared with it, too."""
+"""docs/json.md is complete, and differences are found. All JSON of other tests is compared with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = DOCS.parents[1]
 
 
 def printers() -> set[str]:
-    """The functions of ops that call terminal.as_json."""
+    """Return the functions of ops that call terminal.as_json."""
     found = set()
     for path in (ROOT / "ops").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -675,7 +675,7 @@ def test_nobody_else_is_served(tmp_path: Path) -> None:
 
 
 def left(host: Host) -> list[str]:
-    """What is below the folders of the state, and what waits there to be deleted."""
+    """Return the content of the state's folders, and what waits there to be deleted."""
     here = [path.name for path in host.state.glob(".gone-*")]
     return sorted([*here, *(path.relative_to(host.state).as_posix() for path in host.state.glob("[!.]*/*"))])
 
@@ -685,7 +685,7 @@ def tidy(host: Host, *keep: str) -> None:
 
 
 def slow_to_delete(host: Host) -> Path:
-    """The host's `rm` waits for this file."""
+    """Make the host's `rm` wait for this file."""
     go = host.root / "go"
     (host.root / "bin/rm").write_text(
         f'#!/bin/sh\nwhile [ -e {host.state} -a ! -e {go} ]; do sleep 0.02; done\nexec /bin/rm "$@"\n'

@@ -1,4 +1,4 @@
-"""What the doctor finds of local hosts; LXD and nft are fakes here, and real in tests/e2e/test_doctor.py."""
+"""The doctor's findings of local hosts, by fakes of LXD and nft; tests/e2e/test_doctor.py has both."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_disk_that_is_nearly_full_is_said(usage: int | None, size: str, said: 
 
 
 class Machine:
-    """What LXD and the kernel have of stacks: projects with the states of their hosts, networks and tables."""
+    """LXD's and the kernel's data of stacks: projects with the states of their hosts, networks and tables."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.owners: list[Owner] = []

@@ -1,4 +1,4 @@
-"""The firewall's table against what is there, rule by rule; nft is a fake here, and real in tests/e2e/test_firewall.py."""
+"""The firewall's table against the rules of a fake nft; tests/e2e/test_firewall.py has the real one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = firewall.rules(preset(ScaleTier.STANDARD_1), TABLE, "stabcdef", ipaddres
 
 
 class Kernel:
-    """Tables of the bridge family as their lines; written without comments and empty lines, as a normal form of its own."""
+    """Tables of the bridge family as lines; written without comments and empty lines, as a normal form."""
 
     def __init__(self) -> None:
         self.tables: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""How a host goes, whatever LXD says meanwhile; LXD is a fake here, a real one is asked in tests/e2e."""
+"""The deletion and change of a host through any error of LXD, a fake here and real in tests/e2e."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPERATION = NotFound(_refusal(404, "Operation not found"))
 
 
 class Instance:
-    """One that is there and runs; stopping and deleting it says these errors first, though it may have done it."""
+    """A running instance; its stop and deletion raise these errors first, though they may have succeeded."""
 
     def __init__(self, *stops: Exception, deletes: list[Exception] | None = None) -> None:
         self.status, self.there = "Running", True

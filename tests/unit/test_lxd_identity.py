@@ -1,4 +1,4 @@
-"""Whose an LXD project is: nothing that the user calls otherwise is another cluster, and nobody takes up what is another's."""
+"""The owner of an LXD project: a changed name makes no other cluster, and no stack adopts another's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def state(**resources: dict[str, str]) -> State:
 
 @pytest.fixture
 def owners(monkeypatch: pytest.MonkeyPatch) -> list[Owner]:
-    """The projects on this machine: what a test puts in."""
+    """Return the projects on this machine, as a test sets them."""
     found: list[Owner] = []
     monkeypatch.setattr(project, "owners", lambda: found)
     monkeypatch.setattr(leftovers, "owners", lambda: found)

@@ -1,4 +1,4 @@
-"""What this machine must have for local hosts, and what is said where it has not; LXD itself is a fake here."""
+"""Requirements of this machine for local hosts, and their errors; LXD itself is a fake here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OURS = State({"urn::identity": {"type": "pulumi-python:dynamic/lxd:Identity", "o
 
 @pytest.fixture
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The machine's interfaces: what a test puts in."""
+    """Return the machine's interfaces, as a test sets them."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
     return found
@@ -55,7 +55,7 @@ def test_a_range_is_chosen_that_nothing_uses_and_kept(interfaces: dict[str, Any]
 
 
 class Bridge:
-    """LXD's networks, of which there is one at most; its device is there unless it was lost. Deleting may fail first."""
+    """LXD's networks, one at most; its device is there unless it was lost. Deleting may fail first."""
 
     def __init__(self, interfaces: dict[str, Any], *refusals: str) -> None:
         self.interfaces, self.refusals = interfaces, list(refusals)
@@ -142,7 +142,7 @@ def test_who_may_not_use_the_socket_is_told_the_group(folder: Path, monkeypatch:
 def _machine(
     monkeypatch: pytest.MonkeyPatch, free: int, hosts: tuple[str, ...] = (), driver: str = "btrfs", held: int | None = None
 ) -> None:
-    """A machine with a pool of so much room, an instance for each of these hosts, and so much in the bucket."""
+    """Make a machine with a pool of `free` bytes, an instance for each host, and a bucket's content."""
     space = {"metadata": {"space": {"total": 40 * 2**30, "used": 40 * 2**30 - free}}}
     answer = SimpleNamespace(json=lambda: space)
     pool = SimpleNamespace(resources=SimpleNamespace(get=lambda: answer))

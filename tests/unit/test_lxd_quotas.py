@@ -1,4 +1,4 @@
-"""Whether a btrfs pool counts what disks hold; the kernel is a folder here, and btrfs a script."""
+"""The quota accounting of a btrfs pool; the kernel is a folder here, and btrfs a script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOLUME = {"project": "p", "pool": "scaletier", "name": "bucket", "size": 2**34}
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The kernel's folder on the quotas of a pool that has stopped counting, beside the one of another file system."""
+    """Make the kernel's folder of a pool that has stopped accounting, beside another file system's."""
     groups = tmp_path / "sys" / "a" / "qgroups"
     groups.mkdir(parents=True)
     (groups / "inconsistent").write_text("1\n")

@@ -1,4 +1,4 @@
-"""How long hosts are waited for: as long as one after the other begins to answer; LXD and ssh are fakes here."""
+"""The wait for hosts: as long as one after the other begins to answer; LXD and ssh are fakes here."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class OneByOne:
     """A pool that does one thing after the other."""
 
     def __init__(self, _: int) -> None:
-        """There are no threads."""
+        """Start no threads."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """There is nothing to end."""
+        """End nothing."""
 
     def map(self, work: Callable[[Any], Any], things: Iterable[Any]) -> list[Any]:
         return [work(each) for each in things]
@@ -32,7 +32,7 @@ class OneByOne:
 
 @pytest.fixture
 def answers_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """By address the seconds after which a host answers."""
+    """Return the seconds after which a host answers, by address."""
     clock, found = Clock(), dict[str, float]()
     began = clock()
     monkeypatch.setattr(ready.time, "monotonic", clock)
@@ -57,7 +57,7 @@ def test_those_that_stay_silent_are_named(answers_at: dict[str, float]) -> None:
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch, answers_at: dict[str, float]) -> list[str]:
-    """The instances in the stack's LXD project, by name; one is not ours."""
+    """Return the instances in the stack's LXD project, by name; one is not ours."""
     names = ["mine"]
     answers_at |= {f"10.0.0.{number}": 0.0 for number in range(1, 9)}
 

@@ -1,4 +1,4 @@
-"""A bucket that holds anything is not destroyed; LXD is a fake here, a real one is asked in tests/e2e/test_keys.py."""
+"""A bucket with content is not destroyed; LXD is a fake here, and real in tests/e2e/test_keys.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Custom:
 
 @pytest.fixture
 def files() -> dict[str, list[str]]:
-    """The bucket's folders, and what is in each."""
+    """Return the bucket's folders, and the content of each."""
     return {
         "/bucket": ["cluster", "jobs", "models"],
         "/bucket/cluster": ["queue.json"],

@@ -1,4 +1,4 @@
-"""What an operator installs: all that `pulumi up` and `fab` import, and no TensorFlow."""
+"""The operator's packages: all that `pulumi up` and `fab` import, and no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fab predict --batch`: what becomes of the words, and every call that is refused before anything starts."""
+"""`fab predict --batch`: the effect of its flags, and every call that is refused before the start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIGITS = {"saved_model.pb": "00", "variables/variables.index": "11"}
 
 @pytest.fixture
 def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
-    """One with a model `digits`: v1, the default, v2 that is on its way, and v3 that failed; and three files of data."""
+    """Return one with a model `digits`, v1 the default, v2 on its way, v3 failed; and three data files."""
     bucket = tmp_path / "bucket"
     for name in ("data/in/b.json", "data/in/a.json", "data/in/.hidden.json", "data/in/deep/c.json", "data/out.json"):
         (bucket / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`fab bundle`: what it puts together of a job that failed, of one that did not, and where little or nothing can be had."""
+"""`fab bundle`: its content for a failed job, for another one, and if little or nothing is readable."""
 
 from __future__ import annotations
 

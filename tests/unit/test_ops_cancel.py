@@ -1,4 +1,4 @@
-"""`fab cancel` and `fab wait`: the end of a job whose leader lives, of one whose hosts are gone, of one that never started."""
+"""`fab cancel` and `fab wait`: with a live leader, without hosts, and before a job's start."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def job(state: JobState, holder: str = "master-0/1", **fields: object) -> JobRec
 
 
 def put(ledger: Ledger, record: JobRecord) -> None:
-    """A job that has its hosts, and one behind it."""
+    """Write a job that has its hosts, and one behind it."""
     put_job(ledger, record)
     ledger.change_queue(lambda _: Queue([Entry("job01", HOSTS, held=True), Entry("job02", HOSTS)]))
 
 
 def beats(ledger: Ledger) -> None:
-    """A sign of life of the leader, who has seen the request after a while."""
+    """Write a heartbeat of the leader, which has seen the request after a while."""
     stored = ledger.job("job01")
     assert stored is not None
     record = stored.record

@@ -1,4 +1,4 @@
-"""What two runs of a job have in common, as `fab reproduce` tells it."""
+"""The comparison of two runs of a job, as `fab reproduce` prints it."""
 
 from __future__ import annotations
 

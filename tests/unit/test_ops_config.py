@@ -1,4 +1,4 @@
-"""config.yaml and the flags: what makes a job, what wins, and what is said of each thing that is wrong."""
+"""config.yaml and the flags: the resulting job, the precedence, and the error for each invalid value."""
 
 from __future__ import annotations
 

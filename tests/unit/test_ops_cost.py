@@ -1,4 +1,4 @@
-"""What hosts and jobs cost: sums by role, what is not known, and a stack without prices."""
+"""The cost of hosts and jobs: sums by role, unknown prices, and a stack without prices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MADE, NOW = "2026-01-31T12:00:00.000Z", "2026-01-31T14:30:00.000Z"
 
 @pytest.fixture
 def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """Hosts at 0.25 an hour, made 2.5 hours ago; worker-1 an hour later, as a clock of another time zone has it."""
+    """Return hosts at 0.25 an hour, made 2.5 hours ago; worker-1 an hour later, in another time zone."""
     monkeypatch.setattr(cost, "now", lambda: NOW)
     hosts = [replace(host, hourly_cost=0.25, create_time=MADE) for host in inventory.hosts]
     (tmp_path / "bucket").mkdir()
@@ -36,7 +36,7 @@ def priced(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def ledger(priced: Inventory) -> Ledger:
-    """Two jobs: the older one has ended and cost 1.25, the newer one runs."""
+    """Write two jobs: the older one has ended and cost 1.25, the newer one runs."""
     ledger = Ledger(Folder(Path(priced.operator_bucket)))
     done = JobRecord("job01", state=JobState.RUNNING, createTime=MADE, startTime=MADE, hourlyCost=priced.hourly_cost)
     put_job(ledger, done.to(JobState.SUCCEEDED, endTime="2026-01-31T13:00:00.000Z"))

@@ -1,4 +1,4 @@
-"""`fab data` against a bucket that is a directory: what goes there, what is told, and that nothing else is reached."""
+"""`fab data` with a bucket that is a directory: uploads, output, and nothing else in reach."""
 
 from __future__ import annotations
 

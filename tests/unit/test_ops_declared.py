@@ -1,4 +1,4 @@
-"""scaletier.yaml: what a package declares, what is said of a wrong one, and that the shipped one is true."""
+"""scaletier.yaml: a package's declaration, the errors of a wrong one, and the shipped one's truth."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ LIBRARYS_OWN = Declared(
 
 
 def with_library(tmp_path: Path, text: str | None = None) -> package.Package:
-    """A package that trains by the library, and declares this itself."""
+    """Return a package that trains by the library, and declares this itself."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
     (tmp_path / "mine" / "task.py").write_text("import scaletier\n")
@@ -310,7 +310,7 @@ def prepare(inventory: Inventory, tmp_path: Path, *args: str, text: str = DATA) 
 
 @pytest.fixture
 def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one local file of the data set, with another beside it."""
+    """Write the one local file of the data set, with another beside it."""
     monkeypatch.setattr(train, "ROOT", tmp_path / "checkout")
     (folder := tmp_path / "checkout" / "mine").mkdir(parents=True)
     (folder / "notes.txt").write_bytes(b"1")

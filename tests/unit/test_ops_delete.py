@@ -1,4 +1,4 @@
-"""`fab delete`, `fab prune` and `--resume` against a bucket that is a directory: what goes, what stays, and who is asked."""
+"""`fab delete`, `fab prune` and `--resume` with a bucket that is a directory: effects and questions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(bucket: Path, tmp_path: Path) -> Cluster:
-    """A cluster with job00 to job03, the later the newer, each with a model of 3 bytes; job02 runs."""
+    """Return a cluster with job00 to job03, the later the newer, each with a 3-byte model; job02 runs."""
     bucket.mkdir()
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)
     ledger = Ledger(Folder(bucket))

@@ -1,4 +1,4 @@
-"""What pip is about to fetch: shown by name and size, refused before it is fetched, and in builds for processors."""
+"""pip's downloads: shown by name and size, refused before they start, and replaced by CPU builds."""
 
 from __future__ import annotations
 

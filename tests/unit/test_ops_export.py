@@ -1,4 +1,4 @@
-"""`fab export` against a bucket that is a directory: which model, where it goes, and every way in which there is none."""
+"""`fab export` with a bucket that is a directory: the model, its target, and the ways to have none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def put(inventory: Inventory, path: str, content: bytes) -> None:
 
 @pytest.fixture
 def cluster(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A cluster whose job01 has ended and has no output yet."""
+    """Return a cluster whose job01 has ended and has no output yet."""
     (tmp_path / "bucket").mkdir()
     changed = replace(inventory, operator_bucket=f"{tmp_path}/bucket")
     cluster = Cluster(changed, FakeFleet(changed))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`fab get` against a bucket that is a directory: all of an output or a part of it, and nothing written over."""
+"""`fab get` with a bucket that is a directory: all of an output or a part, and nothing overwritten."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = {"checkpoint": b"1", "model-5.index": b"22", "export/Servo/17/saved_mode
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A cluster with job00, which left nothing, and job01, the newest, which left FILES; the current folder is empty."""
+    """Return a cluster with job00, without output, and job01, the newest, with FILES; in an empty folder."""
     bucket, here = tmp_path / "bucket", tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

@@ -1,4 +1,4 @@
-"""A requirements.txt with hashes, as uv and pip-compile write it: what hosts have, what travels, and what is refused."""
+"""A requirements.txt with hashes, by uv or pip-compile: hosts' packages, pushed and refused ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WRONG = "0" * 64
 
 @pytest.fixture(autouse=True)
 def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of wheels, and no index but our own."""
+    """Use a fresh cache of wheels, and our own index alone."""
     monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
 
 

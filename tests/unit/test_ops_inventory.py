@@ -87,7 +87,7 @@ def test_no_word_of_which_of_several() -> None:
 
 
 def select(home: Path, project: Path, stack: str) -> None:
-    """As `pulumi stack select` writes it."""
+    """Write the selection like `pulumi stack select`."""
     name = f"scaletier-{hashlib.sha1(f'{project}/Pulumi.yaml'.encode()).hexdigest()}-workspace.json"
     (home / "workspaces").mkdir(parents=True, exist_ok=True)
     (home / "workspaces" / name).write_text(json.dumps({"stack": f"organization/scaletier/{stack}"}))

@@ -1,4 +1,4 @@
-"""Steps to a target by the number of replicas: what is asked for, where evaluations cross it, and the law of two numbers."""
+"""Steps to a target by the number of replicas: flags, crossings, and the law of two numbers."""
 
 from __future__ import annotations
 

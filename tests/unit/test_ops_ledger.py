@@ -1,4 +1,4 @@
-"""The bucket's large objects, and what is said about jobs as fab reads it: each thing that is wrong is one line."""
+"""The bucket's large objects, and fab's records of jobs: each thing that is wrong is one line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def never() -> None:
 
 @pytest.fixture(params=["directory", "objects"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
-    """A directory, and an object store, where what is written shows at once and whole."""
+    """Return a directory, and an object store, where a write is visible at once and whole."""
     if request.param == "directory":
         return open_bucket(str(tmp_path), never)
     fs = fsspec.filesystem("memory")

@@ -1,4 +1,4 @@
-"""Log lines: the exact commands that read them, the order of several replicas, and how a line is shown."""
+"""Log lines: the exact commands that read them, the order of several replicas, and their format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several logs into one: in the order of time, none held back for longer than a moment, and no more of them than fits."""
+"""Several logs into one: by time, none delayed for longer than a moment, and within a bounded buffer."""
 
 from __future__ import annotations
 

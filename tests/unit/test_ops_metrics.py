@@ -1,4 +1,4 @@
-"""What came out of a job, by a line, by a file, or by summaries that TensorBoard's own writer made."""
+"""A job's final metrics: by a line, by a file, or by summaries of TensorBoard's own writer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OneHost:
 
 @pytest.fixture
 def told(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Log], dict[str, str]]:
-    """The final metrics of a job whose output is below tmp_path, by what its chief printed."""
+    """Return the final metrics of a job whose output is below tmp_path, by its chief's output."""
     import sys
 
     (tmp_path / "jobs/job01/output").mkdir(parents=True)

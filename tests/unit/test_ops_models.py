@@ -1,4 +1,4 @@
-"""`fab deploy` and what else is done with versions, against a bucket that is a directory and a server that is none."""
+"""`fab deploy` and other changes of versions, with a bucket that is a directory and a fake server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FakeServer:
         self.token: Callable[[str], str] = lambda _: ""
 
     def each(self, names: Iterable[str], work: Callable[[str], Any], seconds: float) -> Outcome[Any]:
-        """One after the other."""
+        """Do the work of one after the other."""
         found: Outcome[Any] = Outcome()
         for name in names:
             try:
@@ -69,7 +69,7 @@ class FakeServer:
         return ""
 
     def bring(self) -> None:
-        """Nothing is missing."""
+        """Do nothing: nothing is missing."""
 
     def settle(self) -> None:
         self.settled += 1
@@ -161,7 +161,7 @@ def test_what_a_host_gets_is_the_server_and_its_unit(deployed: Deployed) -> None
 
 
 def received(stream: bytes) -> tuple[set[str], str]:
-    """The names of the files that a host was sent, and the unit."""
+    """Return the names of the files that a host was sent, and the unit."""
     with tarfile.open(fileobj=io.BytesIO(stream), mode="r:gz") as tar:
         member = tar.extractfile("etc/systemd/system/scaletier-serving.service.d/host.conf")
         assert member is not None
@@ -335,7 +335,7 @@ def test_lists(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def state(version: str, state: str, why: str = "") -> tuple[int, Any]:
-    """What a server says of a version."""
+    """Return a server's answer on a version."""
     return 200, {"model_version_status": [{"version": version, "state": state, "status": {"error_message": why}}]}
 
 

@@ -1,4 +1,4 @@
-"""What is said after a job: what is there to fetch, and what its program wrote where nobody keeps it."""
+"""The lines after a job: files to fetch, and a program's files that nothing keeps."""
 
 from __future__ import annotations
 

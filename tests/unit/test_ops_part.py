@@ -1,4 +1,4 @@
-"""How much of a cluster a job asks for, in whichever words, and which hosts would do."""
+"""The part of a cluster that a job asks for, in any form, and its candidate hosts."""
 
 from __future__ import annotations
 

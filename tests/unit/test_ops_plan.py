@@ -1,4 +1,4 @@
-"""`fab plan`: from a short run of a package here to a plan that is kept, and from a job's log to how right it was."""
+"""`fab plan`: from a short run of a package to a stored plan, and from a job's log to its error."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_hosts_of_one_machine_share_its_processors_and_others_have_their_own(inv
 
 
 def ran(inventory: Inventory, folder: Path, *args: str) -> None:
-    """A job that ended, as the bucket has it."""
+    """Write a job that ended to the bucket."""
     made = Submission(inventory, build_job(Flags("job01", more_args=args), inventory, "mine"), build(folder, "mine.task"), {})
     bucket = open_bucket(inventory.operator_bucket, lambda: None)
     Path(inventory.operator_bucket).mkdir(exist_ok=True)

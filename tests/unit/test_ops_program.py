@@ -1,4 +1,4 @@
-"""What runs: a module, a script or a command; what is looked at before, and what the hosts are told."""
+"""Programs: a module, a script or a command; the checks before, and the hosts' command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def made(inventory: Inventory, found: Program, *args: str, **flags: str) -> Plan
 
 
 def runs(made: Plan) -> tuple[Path, list[str]]:
-    """Where a replica starts what, and how."""
+    """Return where a replica starts a program, and its command."""
     job = Assignment(made, "master-0", Path("package") / made.folder, {}, "/venv/python", object())  # type: ignore[arg-type]
     return job.directory, job.argv
 

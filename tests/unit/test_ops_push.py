@@ -1,4 +1,4 @@
-"""What goes to a host: the exact commands, and a stream that unpacks to the right files."""
+"""The push to a host: the exact commands, and a stream that unpacks to the right files."""
 
 from __future__ import annotations
 

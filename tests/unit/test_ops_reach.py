@@ -1,4 +1,4 @@
-"""The model servers of a cluster without one: which of them is asked, who comes next, and where the server is missing."""
+"""The model servers of a cluster: the order of requests, and installation where one is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNHEARD: Answer = (404, {"error": "there is no such version"})
 
 
 class Asked(Servers):
-    """Each server answers as is told here, to any path; a host that is told of by an error cannot be reached."""
+    """Each server answers any path with the set answer; a host with an error cannot be reached."""
 
     def __init__(self, cluster: Cluster, **answers: Answer | Exception) -> None:
         super().__init__(cluster)
@@ -41,7 +41,7 @@ class Asked(Servers):
         return answer
 
     def order(self) -> list[str]:
-        """Who was asked for a prediction, and forget it."""
+        """Return and reset the servers that were asked for a prediction."""
         found = [name for name, path in self.asked if path == PREDICT]
         self.asked.clear()
         return found
@@ -213,7 +213,7 @@ class Ssh(paramiko.ServerInterface):
 
 @pytest.fixture
 def ssh(cluster: Cluster) -> Iterator[tuple[Ssh, paramiko.Transport]]:
-    """A real SSH connection to serving-0, and the host's side of it."""
+    """Open a real SSH connection to serving-0; return it with the host's side."""
     ours, theirs = socket.socketpair()
     host, there, here = Ssh(), paramiko.Transport(theirs), paramiko.Transport(ours)
     with contextlib.closing(here), contextlib.closing(there):

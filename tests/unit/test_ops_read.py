@@ -1,4 +1,4 @@
-"""Which logs are meant by the words behind `fab logs`: replicas, a job, or both, in either order."""
+"""The logs that the words behind `fab logs` name: replicas, a job, or both, in either order."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Gone:
 
 @pytest.fixture
 def ended(inventory: Inventory, tmp_path: Path) -> Cluster:
-    """A cluster whose job has ended, and whose hosts are gone: 300 lines of each replica."""
+    """Return a cluster whose job has ended, and whose hosts are deleted: 300 lines of each replica."""
     ledger = Ledger(Folder(tmp_path))
     job = JobRecord("job01", JobState.FAILED, hosts=["ps-0", "worker-0"])
     put_job(ledger, job)

@@ -1,4 +1,4 @@
-"""What a line of any trainer tells of how far it is."""
+"""Progress by a line of any trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts by SSH, against a server that is a ProxyCommand: with the stack's key and known hosts, and no others."""
+"""Hosts by SSH, with a server that is a ProxyCommand: with only the stack's key and known hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SERVER = Path(__file__).with_name("fakehost.py")
 
 
 def new_key(path: Path) -> str:
-    """A key pair: the private half to the file, the public half returned."""
+    """Write the private half of a key pair, and return the public half."""
     key = Ed25519PrivateKey.generate()
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     path.chmod(0o600)
@@ -49,7 +49,7 @@ def new_key(path: Path) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """A stack of which every host answers through a ProxyCommand, evaluator-0 excepted."""
+    """Return a stack of which every host but evaluator-0 answers through a ProxyCommand."""
     # A fake host is a whole Python, and several start at once: a busy machine needs its time.
     for name in ("CONNECT_SECONDS", "SSHD_SECONDS"):
         monkeypatch.setattr(remote, name, limit())

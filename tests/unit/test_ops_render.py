@@ -36,7 +36,7 @@ def files(inventory: Inventory, host: str) -> dict[str, str]:
 
 
 def placed(inventory: Inventory, job: Job) -> Plan:
-    """A job's plan once it has the hosts that come first."""
+    """Return a job's plan once it has the hosts that come first."""
     return plan(inventory, job, "").placed(place(would_do(job.counts, inventory), ()))
 
 

@@ -1,4 +1,4 @@
-"""`fab report` as it is called: what it reads of a bucket, where it writes, and what it refuses in one line."""
+"""`fab report` as a command: its reads of a bucket, its target, and its one-line errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """One with the job `job01`, which ended, and `waits`, which is QUEUED."""
+    """Return one with the job `job01`, which ended, and `waits`, which is QUEUED."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "PLANS", tmp_path / "plans")
     inventory = parse(inventory_json(bucket=str(bucket), operatorBucket=str(bucket)), tmp_path)

@@ -90,7 +90,7 @@ class Tags(HTMLParser):
 
 
 def evil(value: Any) -> Any:
-    """The value with something wicked in place of each text that a trainer, a label or an error could hold."""
+    """Return the value with malicious text wherever a trainer, a label or an error could put one."""
     if isinstance(value, str):
         return EVIL
     if isinstance(value, list | tuple):

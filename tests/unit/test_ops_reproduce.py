@@ -33,7 +33,7 @@ FINAL = "Final metrics after {} steps, loss: {}, accuracy: {}"
 
 
 class Runs:
-    """In place of the hosts: what was handed over, and how it ends."""
+    """A fake of the hosts: records the submissions, and sets their end."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.submissions, self.state = ledger, list[Submission](), JobState.SUCCEEDED
@@ -53,7 +53,7 @@ class Runs:
 
 
 def on(inventory: Inventory) -> Cluster:
-    """The cluster of a bucket that needs no host to be reached."""
+    """Return a cluster with a bucket that needs no host to be reached."""
     return Cluster(inventory, object())  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ def runs(here: Inventory, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ru
 def start(
     ledger: Ledger, inventory: Inventory, *args: str, job_id: str = "job01", folder: Path = TINY, **flags: Any
 ) -> package.Package:
-    """A job that was run, as fab train leaves it."""
+    """Write a job that was run, as fab train leaves it."""
     built = package.build(folder, "tiny.task")
     job = build_job(Flags(job_id, more_args=args, **flags), inventory, "tiny", built.files)
     made = Submission(inventory, job, built, {})

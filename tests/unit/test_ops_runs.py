@@ -1,4 +1,4 @@
-"""A job as real processes on loopback until it reaches a target: what they find, what is read of them, and that none stays."""
+"""A job as real processes on loopback until a target: their environment, their output, and their end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def goes_on(pid: int) -> bool:
 
 
 def await_end(tmp_path: Path) -> None:
-    """None of the trainer's processes, and none of their children, stays."""
+    """Wait until none of the trainer's processes, and none of their children, is left."""
     pids = [pid for each in told(tmp_path).values() for pid in each["pids"]]  # type: ignore[attr-defined]
     assert pids
     _await(lambda: not any(map(goes_on, pids)), f"one of {pids} goes on")

@@ -1,4 +1,4 @@
-"""A job's own Python: what it is made of, where it lies, and what it is refused for. pip runs for real, without an index."""
+"""A job's own Python: its content, place and refusals. pip runs for real, without an index."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ HOSTS_SEE = "/opt/scaletier/runtimes"
 
 @pytest.fixture(autouse=True)
 def this_python(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This Python in the place of the hosts', and no index but our own."""
+    """Use this Python in the place of the hosts', and no index but our own."""
     monkeypatch.setattr(runtimes, "_BASE", sys.executable)
 
 
 @pytest.fixture
 def local(inventory: Inventory, tmp_path: Path) -> Inventory:
-    """A cluster whose hosts see the runtimes that are built here."""
+    """Return a cluster whose hosts see the runtimes that are built here."""
     return replace(inventory, runtimes=Runtimes(tmp_path / "runtimes", HOSTS_SEE))
 
 
 @pytest.fixture
 def unzipped(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel `far` is unpacked in the place of what pip does."""
+    """Unpack the wheel `far` in the place of pip's work."""
     here = wheel(index)
 
     def install(made: Path, *_: object) -> None:

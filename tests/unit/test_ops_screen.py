@@ -1,4 +1,4 @@
-"""The screen of a job: what is heard of it on one side, what is seen on the other, and no terminal between them."""
+"""The screen of a job: events on one side, pictures on the other, and no terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def line(seconds: float, message: str, replica: str = "master-0", severity: str 
 
 
 def rows(picture: Picture) -> list[str]:
-    """The lines of it, a table's with two spaces between cells."""
+    """Return its lines, a table's with two spaces between cells."""
     shown: list[str] = []
     for part in picture:
         if isinstance(part, Row):

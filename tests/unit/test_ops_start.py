@@ -1,4 +1,4 @@
-"""`scaletier` from anywhere: which checkout is meant, and that it is that one's own program which runs."""
+"""`scaletier` from any folder: the checkout it chooses, and that this one's own program runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CALL = "import sys; sys.argv[0] = 'scaletier'; from ops.start import scaletier;
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A checkout whose program tells how it was called."""
+    """Return a checkout whose program prints how it was called."""
     (program := tmp_path / "work" / ".venv" / "bin" / "scaletier").parent.mkdir(parents=True)
     (tmp_path / "work" / "Pulumi.yaml").write_text("name: scaletier\nruntime: python\n")
     program.write_text('#!/bin/sh\nprintf "%s|" "$PWD" "${PATH%%:*}" "$@"\nexit 7\n')

@@ -1,4 +1,4 @@
-"""How a job is handed over: what is written in which order, who waits for whom, and that nothing is left behind."""
+"""A job's submission: the order of its writes, its waits, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def state(ledger: Ledger) -> tuple[str, str]:
 
 
 def unpacked(stream: bytes) -> dict[str, bytes]:
-    """The files in what a host is sent."""
+    """Return the files in a host's stream."""
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(stream))) as tar:
         return {entry.name: tar.extractfile(entry).read() for entry in tar if entry.isfile()}  # type: ignore[union-attr]
 
@@ -495,7 +495,7 @@ class Clock:
 
 
 def claimed(ledger: Ledger, submission: Submission, job_id: str, with_record: bool = True) -> Submitter:
-    """What a fab train leaves that is killed right after its claim, or in the midst of it."""
+    """Write the leftovers of a fab train that is killed right after its claim, or in the midst of it."""
     record = replace(submission.record(), jobId=job_id)
     submitter = Submitter(ledger, record, "ann@laptop/1")
     if with_record:
@@ -588,7 +588,7 @@ def test_hosts_are_checked_before_anything_is_changed(submission: Submission, le
 
 
 def part_of(submission: Submission) -> Submission:
-    """A job of one host, for which the master's or a worker's would do."""
+    """Return a job of one host, for which the master's or a worker's would do."""
     return replace(submission, job=build_job(Flags("job01", scale_tier="BASIC"), submission.inventory, "tiny"))
 
 

@@ -1,4 +1,4 @@
-"""`fab tensorboard` without a host: what runs there, when it ends, which port leads to it, and what is refused."""
+"""`fab tensorboard` without a host: its process there, its end, its port, and its refusals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FakeChannel:
         assert command
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close nothing."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def cluster(inventory: Inventory, tmp_path: Path) -> Cluster:
 
 
 def _program(inventory: Inventory, logdir: str, title: str) -> list[str]:
-    """What runs in the unit."""
+    """Return the command in the unit."""
     words = shlex.split(module.command(inventory.chief, logdir, title))
     return words[words.index("--") + 1 :]
 
@@ -179,7 +179,7 @@ class FakeFleet:
 
 
 def _shown(cluster: Cluster, *channels: FakeChannel) -> str:
-    """What `fab tensorboard --all` ends with."""
+    """Return the last output of `fab tensorboard --all`."""
     fleet: Any = FakeFleet(*channels)
     with pytest.raises(HostError) as caught:
         module.tensorboard(Cluster(cluster.inventory, fleet), None, every_job=True, port=None)
@@ -242,7 +242,7 @@ def test_which_job_is_shown(cluster: Cluster) -> None:
 
 
 class FakeTransport:
-    """An SSH transport whose host has one service: it answers with what it got, twice, when that has ended."""
+    """A fake SSH transport with one service on its host: it answers with its input, twice, at its end."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -38,7 +38,7 @@ def paths(root: Path, *ignore_files: str) -> list[str]:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A package with links to a folder and a file elsewhere, to its own, around in a circle, and to nothing."""
+    """Return a package with links to a folder and a file elsewhere, to its own, in a circle, to nothing."""
     fill(tmp_path, "elsewhere/deep/b.py", "one.py")
     root = fill(tmp_path / "mine", "__init__.py", "task.py", "lib/a.py")
     for name, target in {
@@ -188,7 +188,7 @@ def run_git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def versioned(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project in a folder of a repository, which takes its version from there."""
+    """Return a project in a folder of a repository, which takes its version from there."""
     monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
     (repository := tmp_path / "repository").mkdir()
     root = project(repository, before=_BEFORE)

@@ -1,4 +1,4 @@
-"""`hyperparameters:` of config.yaml: what makes a study, how its trials are rendered, and what is said of each thing wrong."""
+"""`hyperparameters:` of config.yaml: the study, its trials' rendering, and the errors of bad values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fab jobs` and `fab describe`: what is shown of a job that runs, waits, was started again, or cannot be read."""
+"""`fab jobs` and `fab describe`: of a job that runs, waits, was restarted, or cannot be read."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def cluster(inventory: Inventory, ledger: Ledger) -> Cluster:
 
 
 def facts(shown: str) -> dict[str, str]:
-    """The first part of what is described."""
+    """Return the first part of a description."""
     lines = shown.partition("\n\n")[0].splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def rows(shown: str, head: str) -> list[list[str]]:
-    """The table that begins with this head, without it."""
+    """Return the table that begins with this head, without it."""
     (part,) = [part for part in shown.split("\n\n") if part.startswith(head)]
     return [line.split() for line in part.splitlines()[1:]]
 

@@ -1,4 +1,4 @@
-"""What is said of a job that prints nothing, at its start and at its end."""
+"""The reports on a silent job, at its start and at its end."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_the_start_waits_for() -> None:
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Of a job that runs, with everything due at once."""
+    """Return the ledger of a job that runs, with everything due at once."""
     monkeypatch.setattr(waits, "SILENT_SECONDS", 0.0)
     for name in ("_LOOK_SECONDS", "_LAST_LOOK_SECONDS", "_AGAIN_SECONDS", "_TICK_SECONDS"):
         monkeypatch.setattr(follow, name, 0.02)

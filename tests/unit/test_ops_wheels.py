@@ -1,4 +1,4 @@
-"""Dependencies: what pip is asked, what goes along, and one clear line for what cannot. pip runs for real, without an index."""
+"""Dependencies: pip's arguments, pushed files, one line for each error. pip runs for real, offline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-pa
 
 @pytest.fixture(autouse=True)
 def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of wheels, and no index but our own."""
+    """Use a fresh cache of wheels, and our own index alone."""
     monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
 
 
@@ -96,7 +96,7 @@ def copied(_: str, *arguments: str, start: Path, **__: object) -> None:
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """The versions here of distributions and of all that follows from them."""
+    """Return the versions here of distributions and of all their dependencies."""
     found: dict[str, str] = {}
     waiting = [canonicalize_name(name) for name in names]
     while waiting:

@@ -1,4 +1,4 @@
-"""What `make fuzz` begins from is what parsers take, and text near it ends in no error but those that they declare."""
+"""The seeds of `make fuzz` parse, and text near them raises no error but the declared ones."""
 
 from __future__ import annotations
 

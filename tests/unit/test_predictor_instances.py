@@ -1,4 +1,4 @@
-"""What a line and a record mean, and what a model makes of many of which it refuses some."""
+"""Instances as lines and records, and a model's results for many of which it refuses some."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGE = Signature({"key": Tensor("int64", (None,)), "image": Tensor("float32", (
 
 
 def record(**features: Any) -> bytes:
-    """A tf.train.Example, of bytes, floats or whole numbers."""
+    """Return a tf.train.Example, of bytes, floats or whole numbers."""
     kinds = {bytes: ("bytes_list", tf.train.BytesList), float: ("float_list", tf.train.FloatList)}
     made = {}
     for name, values in features.items():
@@ -35,7 +35,7 @@ def record(**features: Any) -> bytes:
 
 
 def arrays(signature: Signature, *records: bytes) -> dict[str, Any]:
-    """What the model would be given."""
+    """Return the model's inputs."""
     instances = [of_record(each, signature, 40 + place) for place, each in enumerate(records)]
     return {name: array.tolist() for name, array in predict({"instances": instances}, signature)[0].items()}
 
@@ -108,7 +108,7 @@ class Doubles:
 
 
 def predicted(model: Doubles, values: list[Any]) -> tuple[list[float], list[dict[str, object]]]:
-    """The results, and the errors, of a shard that begins at the sixth line of its file."""
+    """Return the results, and the errors, of a shard that begins at the sixth line of its file."""
     errors: list[dict[str, object]] = []
     lines = [value if isinstance(value, bytes) else json.dumps({"x": value}).encode() for value in values]
     shard = Shard(1, 0, 5, len(lines), 5)

@@ -1,4 +1,4 @@
-"""How a batch is cut: every record in one shard, in order, whoever computes it."""
+"""The shards of a batch: every record in one shard, in order, on any replica."""
 
 from __future__ import annotations
 

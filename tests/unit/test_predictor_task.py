@@ -1,4 +1,4 @@
-"""A batch from its files to its results, with a real SavedModel: on several replicas, killed, started again, and damaged."""
+"""A batch from files to results, with a real SavedModel: on several replicas, killed, and damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT = "serving_default"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel that doubles x."""
+    """Write a SavedModel that doubles x."""
     module = tf.Module()
     module.double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([None], tf.float32, "x")])
     folder = tmp_path_factory.mktemp("model")
@@ -172,7 +172,7 @@ def test_lines_are_counted_by_their_ends(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class KilledError(BaseException):
-    """What a kill is to a test."""
+    """A kill, as a test raises it."""
 
 
 @pytest.mark.parametrize("at", range(11))
@@ -238,7 +238,7 @@ Fail = Callable[[Exception, int, int], list[float]]
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
-    """Input files fail: `error` on the first `times` lines that are read behind `good` others. The pauses meanwhile."""
+    """Make input files fail: `error` on the first `times` lines behind `good` others; pauses are recorded."""
 
     opened: Any = tensorflow().file_io.FileIO
 

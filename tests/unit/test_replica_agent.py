@@ -1,4 +1,4 @@
-"""What one host does in rounds: takes up the job that has it, tends the queue, and is over when nobody wants it."""
+"""The rounds of one host: it claims its job, tends the queue, and ends when no job needs it."""
 
 from __future__ import annotations
 

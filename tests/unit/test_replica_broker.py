@@ -1,4 +1,4 @@
-"""What a trainer on Google's hosts may touch of buckets."""
+"""The rights of a trainer on Google's hosts to buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fab train` left on the host, read and checked; and what the trainer and systemd are told."""
+"""The host's configuration by `fab train`, read and checked; and the trainer's and systemd's."""
 
 from __future__ import annotations
 

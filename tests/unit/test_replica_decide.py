@@ -30,7 +30,7 @@ def record(name: str, state: str = "RUNNING", code: int | None = None, **changes
 
 
 def view(*records: ReplicaRecord, plan: Plan = PLAN, **seen: Any) -> View:
-    """All replicas run, but for those that are given."""
+    """Return a view in which all replicas run, except the given ones."""
     return View(plan, {name: record(name) for name in NAMES} | {r.name: r for r in records}, NOW, **seen)
 
 

@@ -1,4 +1,4 @@
-"""What a host writes down of a job that FAILED: what is in it, what never is, and that nobody waits for it."""
+"""A host's diagnosis of a FAILED job: its content, what it never holds, and that nothing waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chief's part of a manifest: what is hashed, what is not and why, and how it gets into manifest.json."""
+"""The chief's part of a manifest: hashed files, omitted ones with the reason, and the write itself."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def running(*names: str, beat: int = 0, **changes: object) -> dict[str, ReplicaR
 
 
 def takes_after(bucket: Bucket, leader: Leader, limit: float = 40.0) -> float:
-    """The seconds after which this leader may take the lease as it is."""
+    """Return the seconds after which this leader may take the lease as it is."""
     for tenths in range(int(limit * 10)):
         if leader.may_take(bucket.job):
             return tenths / 10

@@ -1,4 +1,4 @@
-"""From a trainer's bytes to lines with a time and a severity."""
+"""A trainer's bytes, split into lines with a time and a severity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replica.lines import LONGEST_LINE, Messages, Splitter, severity_of
 
 
 def split(*pieces: bytes, seconds: float = 0.0) -> list[str]:
-    """The lines of pieces that come so many seconds after one another."""
+    """Return the lines of pieces that arrive `seconds` after one another."""
     splitter = Splitter()
     found = [line for n, piece in enumerate(pieces) for line in splitter.feed(piece, 10.0 + n * seconds)]
     return found + list(splitter.end())
@@ -49,7 +49,7 @@ def test_of_a_progress_bar_a_state_now_and_then_is_kept() -> None:
 
 
 def keras_bar(steps: int) -> list[bytes]:
-    """What Keras 3 writes for an epoch: it goes back by what it wrote last, and covers what is longer by spaces."""
+    """Return Keras 3's output of an epoch: it moves back by its last output, and pads a longer one."""
     width, pieces = 0, []
     for step in range(1, steps + 1):
         text = f"{step}/{steps} ━━ {'' if step == steps else '12s '}3ms/step - loss: {1 / step:.4f}"
@@ -98,7 +98,7 @@ def test_a_line_of_backspaces_costs_little_and_keeps_little() -> None:
 
 
 def nested_bars(outer: int, inner: int, leave: bool, printed: str = "") -> list[bytes]:
-    """What tqdm writes for two bars, one below the other, and a program between the steps of the upper one."""
+    """Return tqdm's output of two bars, one below the other, and of a program between the upper steps."""
     pieces = [f"\router {0:2}"]
     for step in range(1, outer + 1):
         pieces += [f"\n\rinner {number:2}\x1b[A" for number in range(inner + 1)]

@@ -1,4 +1,4 @@
-"""The log on a host and in the bucket: whole lines, in order, through deaths, full disks and limits; nothing written twice."""
+"""The log on a host and in the bucket: whole lines, in order, once, through deaths and full disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a trainer ran out of memory: what the kernel's files say, and what a job's message makes of it."""
+"""Detection of a trainer that ran out of memory: by the kernel's files, and in a job's message."""
 
 from __future__ import annotations
 

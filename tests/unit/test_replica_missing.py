@@ -17,7 +17,7 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory:"
 
 
 def call(source: str) -> list[str]:
-    """A traceback of a call of subprocess, but for its last line."""
+    """Return a traceback of a call of subprocess, without its last line."""
     return [
         "Traceback (most recent call last):",
         '  File "/var/lib/scaletier/jobs/a/package/task.py", line 3, in <module>',

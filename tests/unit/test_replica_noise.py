@@ -1,4 +1,4 @@
-"""What TensorFlow says at its start is left out of the log, that alone, and only where nobody asked for it."""
+"""TensorFlow's start-up messages are left out of the log, nothing else, and only by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica tells and hears: its heartbeat first, its own lost writes recognised, no late answer believed."""
+"""A replica's reports and reads: heartbeat first, own lost writes recognised, late answers ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a replica's record when its trainer, its host or its job starts again."""
+"""A replica's record after a restart of its trainer, its host or its job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREPARING, EXITED = ReplicaState.PREPARING, ReplicaState.EXITED
 
 
 def ends(record: ReplicaRecord, status: int, seconds: float = 60.0, memory: bool = False, plan: Plan = PLAN) -> ReplicaRecord:
-    """A trainer that is started, runs for so long, and ends by itself."""
+    """Start a trainer, which runs for `seconds` and ends by itself."""
     return restart.after_exit(plan, restart.started(record, NOW), status, seconds, NOW, "tail", memory)
 
 

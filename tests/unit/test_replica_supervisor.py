@@ -83,7 +83,7 @@ class Host:
 
 @pytest.fixture
 def host() -> Host:
-    """A host whose trainer runs."""
+    """Return a host whose trainer runs."""
     host = Host()
     host.supervisor.order(0, "")
     host.supervisor.step()

@@ -1,4 +1,4 @@
-"""What a job wrote beside an empty JOB_DIR: found without following a link, kept within bounds."""
+"""A job's files beside an empty JOB_DIR: found without following a link, kept within bounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = 60.0
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package with a file that came with it, and the mark that it is whole; a JOB_DIR beside it."""
+    """Write a package with a file that came with it, and the mark that it is whole; a JOB_DIR beside it."""
     folder = tmp_path / "state/package"
     folder.mkdir(parents=True)
     (folder / "task.py").write_text("came along")

@@ -1,4 +1,4 @@
-"""What a trainer uses: what the kernel's files say, and when a replica looks at them."""
+"""A trainer's resource usage by the kernel's files, and the times of its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wake-up reaches a replica that is about to end, or ends it at once: what brought a job must not wait for the timer."""
+"""A wake-up reaches an ending replica, or ends it at once: a new job must not wait for the timer."""
 
 from __future__ import annotations
 

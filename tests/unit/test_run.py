@@ -1,4 +1,4 @@
-"""The run of tests by phases: signals reach pytest, a second run is refused by name, and what it starts ends with it."""
+"""The run of tests by phases: signals reach pytest, a second run is refused, its processes end too."""
 
 from __future__ import annotations
 

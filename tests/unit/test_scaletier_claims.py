@@ -1,4 +1,4 @@
-"""Replicas that take steps at the same moment: how many each may take, so that the job ends at its last step."""
+"""Steps of concurrent replicas: how many each may take, so that the job ends at its last step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model was compiled with counts here as it does for Keras's own evaluate."""
+"""The losses and metrics of `compile` count as in Keras's own evaluate."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def one(loss: Any) -> Callable[[], Any]:
 
 
 def evaluated(make: Callable[[], Any], *batch: Any) -> tuple[dict[str, float], dict[str, float]]:
-    """The loss and metrics of a batch, by this library and by Keras."""
+    """Return the loss and metrics of a batch, by this library and by Keras."""
     element = Batch.of(next(iter(tf.data.Dataset.from_tensors(batch))))
     network = Network(Job(model=make, data=None), tf.data.Dataset.from_tensors(batch).element_spec, 0)
     state = State.initial(network)

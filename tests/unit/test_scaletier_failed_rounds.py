@@ -1,4 +1,4 @@
-"""A round that fails, or a host that is lost in the middle of one: what is kept then is of one step, and counted."""
+"""A failed round, or a host lost during one: what is kept is of one step, and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags that every job has: defaults, spellings, a program's own beside them, and one line for what is wrong."""
+"""The flags of every job: defaults, spellings, a program's own beside them, and one line for an error."""
 
 from __future__ import annotations
 

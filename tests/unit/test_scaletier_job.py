@@ -1,4 +1,4 @@
-"""A job from one end to the other in one process: what is wrong with it is one line, and what is damaged or ended goes on."""
+"""A whole job in one process: an error is one line, and a damaged or ended job resumes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Subclassed(keras.Model):  # type: ignore[misc]
 
 
 class Stepped(Subclassed):
-    """It trains in a way of its own."""
+    """A model with a training step of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,7 +331,7 @@ def test_a_damaged_checkpoint_holds_up_no_export_and_no_evaluator(
 
 
 def late(good: Any, bad: Any, batches: int = 400) -> Any:
-    """So many batches of the one, then of the other."""
+    """Yield N batches of the one, then of the other."""
     return tf.data.Dataset.from_tensors(good).repeat(batches).concatenate(tf.data.Dataset.from_tensors(bad).repeat())
 
 
@@ -540,7 +540,7 @@ def test_another_optimizer_begins_anew_and_says_so(main: Main, capfd: pytest.Cap
 
 
 class Quiet(layers.Layer):  # type: ignore[misc]
-    """It has a generator, and draws nothing from it."""
+    """A layer with a generator that draws nothing from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -632,7 +632,7 @@ def test_an_export_holds_nothing_of_the_optimizer(main: Main, tmp_path: Path) ->
 
 
 def frozen(value: float) -> Callable[[], Any]:
-    """A layer that is not trained, and one that is."""
+    """Return a model of a layer that is not trained, and one that is."""
 
     def made() -> Any:
         first = layers.Dense(3, kernel_initializer=keras.initializers.Constant(value), name="first", trainable=False)

@@ -1,4 +1,4 @@
-"""Errors that mean a lost host: the job starts again from what is saved, whichever of them TensorFlow raises."""
+"""Errors of a lost host: the job restarts from its checkpoint, whichever of them TensorFlow raises."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CLUSTER = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "c
 
 @pytest.fixture(params=ERRORS)
 def error(request: pytest.FixtureRequest) -> Exception:
-    """One of the errors."""
+    """Return one of the errors."""
     made: Exception = getattr(tf.errors, request.param)(None, None, ERRORS[request.param])
     return made
 

@@ -1,4 +1,4 @@
-"""What a job computes, against plain NumPy, and against the same model trained by Keras itself."""
+"""A job's numbers, compared with plain NumPy, and with the same model trained by Keras itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def dataset(*parts: Any, batch: int = BATCH) -> Any:
 def trained(
     job: Job, steps: int, position: int = 0, replicas: int = 1, devices: Sequence[str] = DEVICES
 ) -> tuple[Network, State, Round]:
-    """So many steps in one round from the job's begin."""
+    """Train `steps` steps in one round from the job's begin."""
     network = Network(job, job.data.element_spec, 0, replicas)
     iterator = iter(job.data)
     run = make_round(network, None, iterator, devices)
@@ -61,7 +61,7 @@ def named(network: Network, values: Sequence[Any]) -> dict[str, Array]:
 
 
 def slopes(kernel: Array, bias: Array, inputs: Array, targets: Array) -> tuple[float, Array, Array]:
-    """The mean squared error of a linear model, and its gradients."""
+    """Return the mean squared error of a linear model, and its gradients."""
     error = inputs @ kernel + bias - targets
     return float((error**2).mean()), 2 * inputs.T @ error / error.size, 2 * error.sum(0) / error.size
 
@@ -156,7 +156,7 @@ def test_devices_of_a_host_share_its_steps_and_their_mean_goes_on(steps: int, ea
 
 
 def half(values: Array) -> Array:
-    """As numbers cross the network."""
+    """Return numbers as they cross the network."""
     scale = np.float32(np.abs(values).max() / 32_768 if values.size else 0) or np.float32(1)
     return (values / scale).astype(np.float16).astype(np.float32) * scale
 
@@ -167,12 +167,12 @@ def centre(values: Sequence[Array], devices: int, step: int = 7) -> Centre:
 
 
 def both(walked: Sequence[Array]) -> tuple[list[Any], list[Any]]:
-    """The ends of a walk that came so far."""
+    """Return the two ends of a walk."""
     return [tf.zeros(one.shape) for one in walked], [tf.constant(one) for one in walked]
 
 
 def by_device(values: Sequence[Array], devices: int, function: Callable[[Array], Array]) -> list[Array]:
-    """A function of what each device has of each variable, in the variables' shapes again."""
+    """Apply a function to each device's part of each variable; return arrays in the variables' shapes."""
     flat = np.concatenate([value.reshape(-1) for value in values])
     ends = np.cumsum([value.size for value in values]).tolist()
     cuts = sorted({*ends, *(len(flat) * at // devices for at in range(devices + 1))})
@@ -305,7 +305,7 @@ def deep() -> Any:
 
 
 def two() -> Any:
-    """Two outputs by name, of which one goes through a part of the other's layers."""
+    """Return two outputs by name, of which one goes through a part of the other's layers."""
     x = keras.Input((WIDTH,), name="x")
     middle = keras.layers.Dense(4, "tanh", name="middle")(x)
     first = keras.layers.Dense(2, name="first_layer")(middle)
@@ -400,7 +400,7 @@ def test_an_evaluation_is_that_of_keras(case: str) -> None:
 
 
 def copied(network: Network) -> LocalCopy:
-    """How a job begins."""
+    """Return the local copy with which a job begins."""
     found = LocalCopy(network)
     found.assign(*State.initial(network), 0)
     return found
@@ -479,7 +479,7 @@ def test_metrics_of_one_name_are_numbered() -> None:
 
 
 def stages(network: Network, count: int) -> list[Stage]:
-    """The model's parts on so many hosts, all of them here."""
+    """Return the model's parts on `count` hosts, all of them here."""
     parts = units(network)
     cuts = partition([unit.size for unit in parts], count)
     assert len(cuts) == count + 1
@@ -491,7 +491,7 @@ def stages(network: Network, count: int) -> list[Stage]:
 
 
 def gradients(model: Any, loss: Callable[[Any, Any, Any], Any], batch: Sequence[Any], cuts: list[int]) -> tuple[Any, float]:
-    """The whole model's gradients by Keras, of a batch in these parts one after the other; and the mean loss."""
+    """Return Keras's gradients of the whole model for a batch in these parts in order; and the mean loss."""
     sums, mean = [np.zeros(variable.shape) for variable in model.trainable_variables], 0.0
     for begin, end in pairwise(cuts):
         part = [tf.nest.map_structure(lambda one, b=begin, e=end: one[b:e], each) for each in batch]
@@ -577,7 +577,7 @@ def test_what_is_masked_stays_so_from_stage_to_stage() -> None:
 
 
 def around() -> list[Any]:
-    """The mean is of the words that there are, which it is told by the first layer."""
+    """Return layers with a mask: the mean is of the words that there are, by the first layer."""
     names = keras.layers.Embedding(9, 3, mask_zero=True, name="words"), keras.layers.Dense(4, name="each")
     mean = keras.layers.GlobalAveragePooling1D(name="mean")
     return [*names, mean, keras.layers.Dense(3, name="two"), keras.layers.Dense(2, name="out")]

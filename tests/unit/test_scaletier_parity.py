@@ -1,4 +1,4 @@
-"""A table of models: 20 steps and an evaluation by this library are those of `model.fit` and `model.evaluate`, or one line.
+"""A table of models: 20 steps and an evaluation equal `model.fit` and `model.evaluate`, or an error.
 
 docs/library.md shows the table's rows.
 """
@@ -42,7 +42,7 @@ PAIR = {"price": "mse", "size": "mae"}
 
 @dataclass(frozen=True)
 class Row:
-    """A model, its data, and how it is compiled; `refused` is the one line that is expected in place of Keras's numbers."""
+    """A model, its data, and its `compile`; `refused` is the one line that replaces Keras's numbers."""
 
     make: Callable[[], Any]
     data: tuple[Any, ...] = (X, Y)
@@ -56,7 +56,7 @@ class Row:
 
 
 def dense(units: int = 1, **more: Any) -> Callable[[], Any]:
-    """One layer."""
+    """Return a model of one layer."""
     return lambda: keras.Sequential([keras.Input((WIDTH,)), layers.Dense(units, name="out", **more)], name="model")
 
 
@@ -71,7 +71,7 @@ def stack(*made: Callable[[], Any], given: Any = (WIDTH,), kind: str = "float32"
 
 
 def pair(pack: Callable[[Any, Any], Any] = lambda first, second: [first, second], units: tuple[int, int] = (1, 1)) -> Any:
-    """Two outputs by the names price and size."""
+    """Return a model with two outputs, price and size."""
 
     def make() -> Any:
         given = keras.Input((WIDTH,), name="given")
@@ -91,7 +91,7 @@ def nested(first: Any, second: Any) -> Any:
 
 
 def inputs(pack: Callable[[Any, Any], Any]) -> Callable[[], Any]:
-    """Two inputs."""
+    """Return a model with two inputs."""
 
     def make() -> Any:
         first, second = keras.Input((WIDTH,), name="first"), keras.Input((2,), name="second")
@@ -102,7 +102,7 @@ def inputs(pack: Callable[[Any, Any], Any]) -> Callable[[], Any]:
 
 
 def frozen() -> Any:
-    """Of three layers the first two are not trained; the second has moving means, which then do not move."""
+    """Return a model of three layers, of which the first two are frozen; so are the second's moving means."""
     first, norm = layers.Dense(4, name="first"), layers.BatchNormalization(name="norm")
     first.trainable = norm.trainable = False
     return keras.Sequential([keras.Input((WIDTH,)), first, norm, layers.Dense(1, name="out")], name="model")
@@ -166,7 +166,7 @@ def vectorized() -> Any:
 
 
 def half(policy: str) -> Callable[[], Any]:
-    """A model of a policy that is set for all layers, as Keras's guide has it."""
+    """Return a model with one policy for all layers, as in Keras's guide."""
 
     def make() -> Any:
         before = keras.config.dtype_policy()
@@ -263,7 +263,7 @@ class OneTracker(Subclassed):
 
 
 class Distiller(keras.Model):  # type: ignore[misc]
-    """A student of a teacher that is not trained, by a `compile` of its own, as Keras's example of distillation."""
+    """A student of a frozen teacher, with its own `compile`, as in Keras's example of distillation."""
 
     def __init__(self) -> None:
         super().__init__(name="model")
@@ -373,7 +373,7 @@ def cubed(targets: Any, outputs: Any) -> Any:
 
 
 def optimizer(name: str, **settings: Any) -> Row:
-    """A model by an optimizer."""
+    """Return a row with an optimizer."""
     return Row(dense(), compile={"loss": "mse", "optimizer": lambda: getattr(keras.optimizers, name)(**settings)}, needs=name)
 
 
@@ -568,7 +568,7 @@ ROWS: dict[str, Row] = {
 
 
 def compiled(row: Row) -> Any:
-    """The row's model, made and compiled as a user does."""
+    """Return the row's model, compiled like a user's."""
     model, settings = row.make(), {"optimizer": "sgd", **row.compile}
     for name in ("optimizer", "metrics"):
         if callable(made := settings.get(name)):
@@ -578,13 +578,13 @@ def compiled(row: Row) -> Any:
 
 
 def dataset(row: Row) -> Any:
-    """The row's data: inputs, targets and weights of samples, those of classes among them."""
+    """Return the row's data: inputs, targets and sample weights, with class weights among them."""
     data = tf.data.Dataset.from_tensor_slices(row.data if len(row.data) > 1 else row.data[0])
     return data.batch(row.batch, drop_remainder=row.whole)
 
 
 def weighted(row: Row) -> Any:
-    """With the weights of classes as those of samples, as docs/library.md says."""
+    """Return the data with class weights as sample weights, as docs/library.md explains."""
     if row.class_weight is None:
         return dataset(row)
     table = tf.constant([row.class_weight[0], row.class_weight[1]])
@@ -670,7 +670,7 @@ class Losses(keras.callbacks.Callback):  # type: ignore[misc]
         self.means.append(float(logs["loss"]))
 
     def of_batches(self, size: int) -> list[float]:
-        """Of batches of this size, but for the last one."""
+        """Return the losses of batches of this size, except the last one."""
         samples = np.minimum(size * np.arange(1, len(self.means) + 1), len(X))
         sums = np.multiply(self.means, samples)
         return [float(one) for one in np.diff(sums, prepend=0.0) / np.diff(samples, prepend=0)]

@@ -1,4 +1,4 @@
-"""What scaletier/private.py takes for granted of the installed TensorFlow and Keras, by what it does where that can be."""
+"""The assumptions of scaletier/private.py about the installed TensorFlow and Keras, by behaviour."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_installed_version_is_one_of_those_that_were_looked_at() -> None:
 
 
 def kinds() -> list[str]:
-    """Every optimizer that can be made of its defaults."""
+    """Return every optimizer that can be made of its defaults."""
     found = []
     for name, kind in vars(keras.optimizers).items():
         if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and kind is not keras.optimizers.Optimizer:
@@ -46,7 +46,7 @@ def kinds() -> list[str]:
 
 
 def ordinary(optimizer: Any) -> list[Any]:
-    """What it makes of the weights in Keras's own way."""
+    """Return the weights after Keras's own update."""
     variables = [keras.Variable(value, name=f"weight{at}") for at, value in enumerate(BEGIN)]
     optimizer.build(variables)
     for changes in CHANGES:
@@ -55,7 +55,7 @@ def ordinary(optimizer: Any) -> list[Any]:
 
 
 def without_state(optimizer: Any, place: Any = None) -> tuple[list[Any], Any]:
-    """The same by values that are handed in and out, in a graph; and the optimizer."""
+    """Return the same by values passed in and out, in a graph; and the optimizer."""
     variables = [keras.Variable(value, name=f"weight{at}") for at, value in enumerate(BEGIN)]
     found = private.stateless(optimizer, place)
     found.build(variables)

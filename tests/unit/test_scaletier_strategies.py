@@ -1,4 +1,4 @@
-"""What the strategies decide without TensorFlow's help: stages, periods, shares, rates."""
+"""The strategies' own decisions, without TensorFlow: stages, periods, shares, rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job leaves for TensorBoard, read as TensorBoard reads it."""
+"""A job's summaries, read like TensorBoard."""
 
 from __future__ import annotations
 

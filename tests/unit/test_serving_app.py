@@ -1,4 +1,4 @@
-"""The model server over HTTP, asked as ASGI asks it: what clients of TensorFlow Serving send and get, and what is refused."""
+"""The model server over HTTP, by ASGI: requests of TensorFlow Serving's clients, and refusals."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def at_once(*asked: Coroutine[Any, Any, Said]) -> list[Said]:
 
 
 async def asking(server: Starlette, method: str, path: str, pieces: Sequence[bytes | None], headers: Any = ()) -> Said:
-    """An answer to a body that comes in pieces; behind a None nothing comes any more."""
+    """Return the answer to a body in pieces; behind a None nothing arrives."""
     sent: list[dict[str, Any]] = []
     left = list(pieces)
 

@@ -1,4 +1,4 @@
-"""What may become of a model's versions, and that of two who change a model at once nobody is lost."""
+"""The states of a model's versions; of two concurrent changes none is lost."""
 
 from __future__ import annotations
 

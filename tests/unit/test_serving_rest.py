@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: what a request means, and what an answer looks like. Its documentation is on one side."""
+"""TensorFlow Serving's REST API: requests and answers, compared with its documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server does as the bucket changes: loads, swaps, drops, and never lets one who asks fall between two versions."""
+"""A server's reactions to the bucket: loads, swaps and unloads, without a failed request between."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class World:
         self.catalog.change("m", change, create=True)
 
     def bring(self, name: str, content: str) -> None:
-        """Its files are there, and servers may try it."""
+        """Add a version's files, which servers may load."""
         file = self.bucket / folder_of("m", name) / "saved_model.pb"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)

@@ -1,4 +1,4 @@
-"""The scripts of set-up, in a copy with a PATH of its own: choice of Python and Pulumi, check of a download, messages."""
+"""The set-up scripts, in a copy with its own PATH: Python and Pulumi, checks of downloads, messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_one_version_of_pulumi() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout that has the scripts of set-up alone, and bin/ for the programs that it finds."""
+    """Return a checkout that has only the set-up scripts, and bin/ for the programs that it finds."""
     (root := tmp_path / "checkout").joinpath("bin").mkdir(parents=True)
     shutil.copytree(SETUP, root / "setup", ignore=shutil.ignore_patterns("go.*", "*.go"))
     program(root / "bin" / "python3", f'exec {sys.executable} "$@"')
@@ -97,7 +97,7 @@ def test_a_users_own_pulumi_comes_first(checkout: Path) -> None:
 
 
 def release(folder: Path, version: str) -> tuple[str, str]:
-    """A release of Pulumi as it is published: where it is, and its sums."""
+    """Make a release of Pulumi as it is published; return its address, and its sums."""
     folder.mkdir()
     system = {"Linux": "linux", "Darwin": "darwin"}[platform.system()]
     machine = {"x86_64": "x64"}.get(platform.machine(), "arm64")
@@ -216,7 +216,7 @@ def test_the_wrapper_runs_what_was_chosen(checkout: Path) -> None:
 
 
 def wrapper(root: Path, cwd: Path | None = None, **env: str) -> tuple[list[str], str]:
-    """What the Pulumi that the wrapper runs sees: passphrase, its file and the state; and what the wrapper says."""
+    """Return what the wrapper's Pulumi sees, passphrase, its file and the state, and the wrapper's output."""
     shown = (
         'echo "${PULUMI_CONFIG_PASSPHRASE-unset}"; echo "${PULUMI_CONFIG_PASSPHRASE_FILE-unset}"; echo "${PULUMI_BACKEND_URL-}"'
     )
@@ -416,7 +416,7 @@ def test_a_demo_leaves_a_stack_that_is_there_alone(checkout: Path) -> None:
 
 
 def tools(root: Path, leftovers: str = "exit 0") -> None:
-    """A .venv whose Pulumi writes down what it is asked, and whose Python is as told where it is asked what is left."""
+    """Make a .venv whose Pulumi records its calls, and whose Python reports `leftovers`."""
     program(
         root / ".venv/bin/pulumi",
         """echo "$@" "${PULUMI_BACKEND_URL:-here}" >>pulumi.log

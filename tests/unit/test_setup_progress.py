@@ -1,4 +1,4 @@
-"""Progress of set-up: lines off a terminal, one line that is redrawn on it, and the end of what failed."""
+"""Progress of set-up: lines off a terminal, one line that is redrawn on it, and the end of a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shards of `make test-all`: each test on hosts is in one, alone, and what is said to prove the same is there and runs."""
+"""The shards of `make test-all`: each test on hosts is in one, and its cheaper test exists and runs."""
 
 from __future__ import annotations
 

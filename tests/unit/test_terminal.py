@@ -1,4 +1,4 @@
-"""What takes long says so: a line that is drawn again on a terminal, lines that stay elsewhere."""
+"""Progress of slow operations: a redrawn line on a terminal, lasting lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrupt records: found, named, and left out; whatever is corrupt, all others come through exactly once."""
+"""Corrupt records: found, named, and left out; all others arrive exactly once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ tf = import_tensorflow()
 
 
 def write(path: Path, payloads: list[bytes]) -> list[int]:
-    """A TFRecord file; where each record begins, and where the file ends."""
+    """Write a TFRecord file; return where each record begins, and where the file ends."""
     offsets = [0]
     with tf.io.TFRecordWriter(str(path), "GZIP" if path.suffix == ".gz" else "") as writer:
         for payload in payloads:

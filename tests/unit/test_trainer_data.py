@@ -1,4 +1,4 @@
-"""The input pipelines: every record, in an order by seed that each replica has for itself; and what is wrong with the data."""
+"""The input pipelines: every record, in a seeded order per replica; and the errors of bad data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(images: Any) -> list[int]:
 
 
 def drawn(pipeline: Any, batches: int = 1) -> list[int]:
-    """The records' numbers, a few batches of them."""
+    """Return the records' numbers of a few batches."""
     return [number for images, _ in pipeline.take(batches) for number in numbers(images)]
 
 

@@ -1,4 +1,4 @@
-"""The shipped trainer's exported model: one directory a time, as a whole, also from the checkpoint of a job without one."""
+"""The shipped trainer's exported model: one directory each, atomic, also from a checkpoint alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NETWORK = Network(JOB, SPEC, 3)
 
 
 def saved(job_dir: Path) -> checkpoint.LocalCopy:
-    """A checkpoint of step 7 of the model as it begins."""
+    """Write a checkpoint of step 7 of the initial model."""
     copy = checkpoint.LocalCopy(NETWORK)
     copy.assign(*State.initial(NETWORK), 7)
     checkpoint.Saver(copy.variables, copy.step, str(job_dir), 1).save()

@@ -22,7 +22,7 @@ DIGITS = [str(digit) for digit in range(10)]
 
 
 def found(size: int = 10, classes: Sequence[str] = DIGITS) -> findings.Findings:
-    """Of `size` digits 5 records each, of which the first was once taken for the last."""
+    """Return findings of `size` digits, 5 records each, of which the first was once predicted as the last."""
     labels = np.repeat(np.arange(size), 5)
     taken_for = labels.copy()
     taken_for[0] = size - 1

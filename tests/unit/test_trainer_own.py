@@ -1,4 +1,4 @@
-"""Records of one's own data: folders of images and CSV, split and mixed the same way each time; one line for what is wrong."""
+"""Custom data: folders of images and CSV, split and shuffled the same each time; one line per error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIXELS = 784
 
 
 def picture(number: int) -> Any:
-    """A gray image that no other number has."""
+    """Return a gray image that no other number has."""
     return np.random.default_rng(number).integers(0, 256, (28, 28), np.uint8)
 
 
@@ -40,7 +40,7 @@ def pairs(split: Split) -> list[tuple[bytes, int]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of ten images, as PNG."""
+    """Write two classes of ten images, as PNG."""
     for number in range(20):
         save(tmp_path / "pictures" / ("cat", "dog")[number % 2] / f"{number}.png", picture(number))
     return tmp_path / "pictures"

@@ -27,7 +27,7 @@ def small(count: int) -> Split:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of idx files, one of them packed, whose digests stand in for MNIST's."""
+    """Write a directory of idx files, one of them packed, whose digests stand in for MNIST's."""
     directory = tmp_path / "idx"
     directory.mkdir()
     splits = {"train": small(20), "test": small(5)}

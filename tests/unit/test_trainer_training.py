@@ -1,4 +1,4 @@
-"""One process trains a little on made-up digits: checkpoints, resuming, the exported model, and every way to fail."""
+"""One process trains a little on generated digits: checkpoints, resuming, export, and every failure."""
 
 from __future__ import annotations
 

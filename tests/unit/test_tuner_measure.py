@@ -1,4 +1,4 @@
-"""What a trial tells, by each of the ways: the public package, metrics.json, summaries for TensorBoard."""
+"""A trial's reports, in each way: the public package, metrics.json, summaries for TensorBoard."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
 
 
 def harness(code: str, script: str, ready: Path | None = None) -> str:
-    """Return what code prints that has a trial `child`, a shell with a script; it runs once the script has made `ready`."""
+    """Return the output of code with a trial `child`, a shell with a script that first makes `ready`."""
     ran = subprocess.run(
         [sys.executable, "-c", HARNESS + code, script, *([str(ready)] if ready else [])],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What trials are to try: within the bounds, on the scale, never twice, and the better the more is known."""
+"""The suggestions for trials: within bounds, on the scale, never twice, better with more results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STUDY = Study([RATE, UNITS, BATCH, KIND], maxTrials=24)
 
 
 def played(study: Study, value: Callable[[dict[str, str]], float]) -> list[Trial]:
-    """All the trials of a study, one after another."""
+    """Return all the trials of a study, run one after another."""
     trials: list[Trial] = []
     for number in range(1, study.trials + 1):
         tried = propose(study, trials, number)

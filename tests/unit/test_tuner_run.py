@@ -1,4 +1,4 @@
-"""Trials from the bucket: each is run once to its end, by whichever replica, whatever becomes of the others."""
+"""Trials from the bucket: each runs once to its end, on any replica, whatever becomes of the others."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_stops_the_tuner_stops_its_trial(tmp_path: Path) -> None:
 
 
 def report(environment: Mapping[str, str], step: int, value: float, tag: str = "score") -> None:
-    """As cloudml-hypertune has it."""
+    """Report a metric like cloudml-hypertune."""
     line = {"timestamp": step, "trial": environment["CLOUD_ML_TRIAL_ID"], tag: str(value), "global_step": str(step)}
     with Path(environment["CLOUD_ML_HP_METRIC_FILE"]).open("a") as file:
         file.write(json.dumps({**line, "checkpoint_path": ""}) + "\n")
@@ -374,7 +374,7 @@ def test_a_folder_that_cannot_be_made_now_is_made_later(world: World, monkeypatc
 
 
 class Flaky(Folder):
-    """A bucket that fails now and then, before a call or after its effect: then it costs no trial its result."""
+    """A bucket that sometimes fails, before a call or after its effect, which costs no trial its result."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         super().__init__(folder)
