@@ -1,4 +1,4 @@
-"""The Pulumi program: configuration in, a cluster on the target that it names, one schema of outputs out."""
+"""The Pulumi program: reads the configuration, declares a cluster on its target, exports the outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN = 32
 
 
 def main() -> None:
-    """Builds the stack; every error that a user can make is one line."""
+    """Build the stack; report every user error in one line."""
     stack = pulumi.get_stack()
     if elsewhere := backend.note(ROOT):
         pulumi.log.info(elsewhere)
@@ -60,8 +60,8 @@ def main() -> None:
     )
     folder = f"{FOLDER}/{stack}"
     contents = {"folder": folder, "inventory": outputs, "privateKey": key.privateKey}
-    made = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.depends_on)))
-    cluster.last([made])
+    files = OperatorFiles("operator-files", contents, ResourceOptions(depends_on=list(cluster.depends_on)))
+    cluster.last([files])
     # With these two `fab` works wherever the stack's state is at hand. Both are secret, the first as it would fill the screen.
     pulumi.export("inventory", pulumi.Output.secret(outputs))
     pulumi.export("operatorKey", key.privateKey)
@@ -77,12 +77,16 @@ def main() -> None:
 
 
 def _state() -> State:
-    """What the stack is so far; TargetError where the engine cannot tell."""
+    """Return the stack's present state.
+
+    Raises:
+        TargetError: the engine cannot return it.
+    """
     try:
         return before()
     except Exception as error:  # noqa: BLE001  the SDK raises nothing narrower
-        said = " ".join(str(error).split())
-        raise TargetError(f"the stack's state cannot be read: {said.rpartition('returned an error: ')[2]}") from None
+        reason = " ".join(str(error).split())
+        raise TargetError(f"the stack's state cannot be read: {reason.rpartition('returned an error: ')[2]}") from None
 
 
 main()

@@ -1,6 +1,6 @@
-"""Find the state of the stacks, in this checkout or where PULUMI_BACKEND_URL points, and the passphrase that opens it.
+"""Find the backend of the stacks' state and its passphrase.
 
-`setup/state.sh` is the same for shell scripts.
+The backend is in this checkout or where PULUMI_BACKEND_URL points. `setup/state.sh` is the same for shell scripts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def own_url(root: Path) -> str:
 
 def url(root: Path) -> str:
     """Return the URL of the state in use, a local one as an absolute path."""
-    given = os.environ.get(URL) or own_url(root)
-    folder = local(given)
-    return f"file://{folder}" if folder else given.rstrip("/")
+    backend = os.environ.get(URL) or own_url(root)
+    folder = local(backend)
+    return f"file://{folder}" if folder else backend.rstrip("/")
 
 
 def local(given: str) -> Path | None:
@@ -52,7 +52,10 @@ def note(root: Path) -> str:
 
 
 def unused(root: Path) -> str:
-    """Return a line about a passphrase in the environment that is not used, as the checkout's own is, else nothing."""
+    """Return a warning if a passphrase in the environment is unused, else nothing.
+
+    It is unused if the checkout has its own one.
+    """
     own = root / FOLDER / "passphrase"
     try:
         passphrase = own.read_text().strip() if is_own(root) else ""
@@ -60,10 +63,10 @@ def unused(root: Path) -> str:
         passphrase = ""
     if not passphrase:
         return ""
-    given, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
+    value, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
     name = ""
-    if given is not None:
-        name = _PASSPHRASE if given != passphrase else ""
+    if value is not None:
+        name = _PASSPHRASE if value != passphrase else ""
     elif file and not (Path(file).is_file() and Path(file).read_bytes().strip() == passphrase.encode()):
         name = _PASSPHRASE_FILE
     return f"{name} is not used: the stacks of this checkout have the passphrase in {FOLDER}/passphrase" if name else ""
@@ -113,12 +116,12 @@ def ask(root: Path, *arguments: str) -> str:
     program = Path(sys.prefix, "bin", "pulumi")
     argv = [str(program) if program.exists() else "pulumi", *arguments, "--non-interactive"]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BackendError(f"pulumi does not run ({error}): make pulumi") from None
-    if done.returncode:
-        raise BackendError(explain(root, reason(done.stderr)))
-    return done.stdout
+    if result.returncode:
+        raise BackendError(explain(root, reason(result.stderr)))
+    return result.stdout
 
 
 def reason(stderr: str) -> str:
@@ -129,20 +132,20 @@ def reason(stderr: str) -> str:
 
 
 def explain(root: Path, why: str) -> str:
-    """Name the state that could not be read, and the variable that is at fault."""
+    """Return a message that names the unreadable state and the variable at fault."""
     where = f"{FOLDER} of this checkout" if is_own(root) else f"{url(root)} ({URL})"
     return f"the state in {where} cannot be read: {_passphrase(root) if 'PASSPHRASE' in why.upper() else why}"
 
 
 def _passphrase(root: Path) -> str:
     """Say why the passphrase does not open a stack."""
-    given, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
+    passphrase, file = os.environ.get(_PASSPHRASE), os.environ.get(_PASSPHRASE_FILE)
     own = root / FOLDER / "passphrase"
     if is_own(root) and own.exists():
         return f"{FOLDER}/passphrase is not the passphrase of its stack"
-    if given:
+    if passphrase:
         return f"{_PASSPHRASE} is not the passphrase of its stack"
-    if given is not None:
+    if passphrase is not None:
         return f"{_PASSPHRASE} is empty: set it to the passphrase of its stack"
     if file:
         wrong = "is not the passphrase of its stack" if Path(file).exists() else "does not exist"

@@ -1,4 +1,4 @@
-"""What every target gives back: the hosts and how to reach them. One schema, whatever made it."""
+"""The result of every target: the hosts and how to reach them, in one schema."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host as a target made it; memory in bytes, hourly_cost in US dollars where the target has a price.
+    """One host as its target created it; memory in bytes, hourly_cost in US dollars or None.
 
-    `ssh_host` is what ssh connects to, where that is not the address; `create_time` is RFC 3339. `start` is where, below a
-    Power's `url`, one asks that it be started; None where nobody can.
+    `ssh_host` is the name for ssh if it differs from the address; `create_time` is RFC 3339. `start` is the path of the start
+    request below a Power's `url`, None if the host cannot be started by a request.
     """
 
     replica: Replica
@@ -33,10 +33,10 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class Power:
-    """How a host that is off is started: by a POST below `url` as hosts see it, `operator_url` as the operator does.
+    """Requests that start stopped hosts: a POST below `url` from hosts, `operator_url` from the operator.
 
-    `token` is a URL from which a host gets what it shows there, `token_command` a command that prints the operator's. A GET of
-    `preempted` answers TRUE on a host that is being taken back. Both are asked with `headers`.
+    `token` is the URL of a host's access token, `token_command` a command that prints the operator's. A GET of `preempted`
+    answers TRUE on a host that is being preempted. Both are sent with `headers`.
     """
 
     url: str
@@ -78,12 +78,15 @@ class Cluster:
 
     @property
     def ssh_hosts(self) -> Output[list[str]]:
-        """What ssh connects to, in the order of the hosts."""
+        """The names for ssh, in the order of the hosts."""
         return Output.all(*(host.ssh_host or host.address for host in self.hosts))
 
 
 def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str], cluster: Cluster) -> Output[dict[str, Any]]:
-    """The stack output of that name: what `fab` reads, and nothing that only one target has. It holds no secret."""
+    """Return the inventory, the stack output that `fab` reads; the same for all targets.
+
+    It holds no secret.
+    """
     return Output.all(
         bucket=cluster.bucket,
         operator_bucket=cluster.operator_bucket,

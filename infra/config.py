@@ -25,10 +25,10 @@ class ConfigError(ValueError):
 
 
 class ClusterConfig(BaseModel):
-    """What every target understands. Instances are frozen; keys are spelled in camelCase in `Pulumi.<stack>.yaml`.
+    """Configuration keys of every target, in camelCase in `Pulumi.<stack>.yaml`; frozen.
 
-    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`.
-    A target that has none of it takes them for what they are, a part of the shape that its hosts stand for.
+    `accelerator_type`, `accelerator_count` and `provisioning_model` are by role: `acceleratorType.worker: nvidia-tesla-t4`. A
+    target without accelerators accepts them as a part of the shape that its hosts represent.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
@@ -79,7 +79,7 @@ class ClusterConfig(BaseModel):
 
     @staticmethod
     def target_of(raw: Mapping[str, str]) -> str:
-        """The target that a configuration names, looked at first because it decides which keys there are."""
+        """Return the target of a configuration; it is read first, as it decides which keys are valid."""
         name = raw.get("target", "lxd")
         if name not in ("lxd", "gcp"):
             raise ConfigError(f"scaletier:target is {name!r}; valid are lxd (hosts on this machine) and gcp (Google Cloud)")
@@ -87,7 +87,11 @@ class ClusterConfig(BaseModel):
 
     @classmethod
     def parse(cls, raw: Mapping[str, str]) -> Self:
-        """A configuration from Pulumi's strings; raises ConfigError for an unknown key or a value that is not valid."""
+        """Return a configuration from Pulumi's strings.
+
+        Raises:
+            ConfigError: a key is unknown or a value is invalid.
+        """
         values: dict[str, Any] = dict(raw)
         for key in cls.json_keys & values.keys():
             try:
@@ -104,17 +108,21 @@ class ClusterConfig(BaseModel):
             raise ConfigError(f"a value is no UTF-8: {error.object!r}") from None
 
     def spec(self) -> ClusterSpec:
-        """The cluster that this configuration asks for; raises ConfigError for one that cannot be."""
+        """Return the cluster of this configuration.
+
+        Raises:
+            ConfigError: there can be no such cluster.
+        """
         spec = self._with_servers(self._tier_spec())
-        for key, named in (
+        for key, text in (
             ("acceleratorType", self.accelerator_type),
             ("acceleratorCount", self.accelerator_count),
             ("provisioningModel", self.provisioning_model),
         ):
-            for role in named:
+            for role in text:
                 if role not in spec.roles:
                     raise ConfigError(f"scaletier:{key}.{role}: this cluster has no {role}; it has {', '.join(spec.roles)}")
-        roles = {role: self._equipped(role, found) for role, found in spec.roles.items()}
+        roles = {role: self._equipped(role, role_spec) for role, role_spec in spec.roles.items()}
         return dataclasses.replace(spec, roles=roles)
 
     def _equipped(self, role: Role, found: RoleSpec) -> RoleSpec:
@@ -129,7 +137,10 @@ class ClusterConfig(BaseModel):
         return dataclasses.replace(found, accelerator=accelerator, spot=self.provisioning_model.get(role) == "SPOT")
 
     def _with_servers(self, tier: ClusterSpec) -> ClusterSpec:
-        """Hosts for models go with every tier; by default they are as the workers, or as the master where it is alone."""
+        """Return the tier with hosts for models.
+
+        By default they are like the workers, or like the master if it is the only host.
+        """
         if not self.serving_count:
             if self.serving_type:
                 raise ConfigError(

@@ -1,6 +1,6 @@
-"""`.scaletier/<stack>/`: what `fab` and plain `ssh -F` need to reach a cluster, from its inventory and the operator's key.
+"""Files in `.scaletier/<stack>/` by which `fab` and plain `ssh -F` reach a cluster.
 
-`pulumi up` writes it where it runs, and `fab connect` anywhere else.
+They are made of its inventory and the operator's key. `pulumi up` writes them where it runs, `fab connect` on other machines.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ FOLDER = ".scaletier"
 
 
 def files(folder: Path, inventory: str, private_key: str) -> dict[str, str]:
-    """The files of a folder by name, from an inventory in JSON; KeyError where that lacks something. Pure."""
-    known: Mapping[str, Any] = json.loads(inventory)
-    hosts = known["hosts"]
+    """Return the content of a folder's files by name, from an inventory in JSON. Pure.
+
+    Raises:
+        KeyError: the inventory lacks a key.
+    """
+    facts: Mapping[str, Any] = json.loads(inventory)
+    hosts = facts["hosts"]
     keys = {host["sshHost"]: host["hostKey"] for host in hosts}
     return {
         "inventory.json": inventory,
         "id_ed25519": private_key,
         "known_hosts": "".join(f"{name} {key}\n" for name, key in sorted(keys.items()) if key),
-        "ssh_config": render("ssh_config.j2", hosts=hosts, folder=str(folder), proxy_command=known["proxyCommand"]),
+        "ssh_config": render("ssh_config.j2", hosts=hosts, folder=str(folder), proxy_command=facts["proxyCommand"]),
     }
 
 
@@ -43,7 +47,7 @@ def write(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def are_there(folder: Path, contents: Mapping[str, str]) -> bool:
-    """True where the folder has just these files."""
+    """Return True if the folder has exactly these files."""
     try:
         return all((folder / name).read_text() == text for name, text in contents.items())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a cluster costs by the hour, from `infra/prices.yaml`: pure but for reading that file."""
+"""The hourly cost of a cluster, from `infra/prices.yaml`: pure except for reading that file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOURS_A_MONTH = 730
 
 @dataclass(frozen=True)
 class HostShape:
-    """What one host of a role is billed for; memory in GiB, disk in GiB."""
+    """The billed properties of one host of a role; memory in GiB, disk in GiB."""
 
     series: str
     cpus: int
@@ -32,7 +32,7 @@ class HostShape:
 
 @dataclass(frozen=True)
 class Cost:
-    """US dollars an hour: of one host by role, of all hosts by role, of the cluster. `date` is that of the prices."""
+    """US dollars an hour: of one host by role, of all hosts by role, of the cluster; `date` of the prices."""
 
     host: Mapping[Role, float]
     roles: Mapping[Role, float]
@@ -44,7 +44,7 @@ class Cost:
         return round(sum(self.roles.values()) + self.network, 4)
 
     def line(self, region: str) -> str:
-        """One line for people, such as the preview shows."""
+        """Return one line for people, as the preview prints it."""
         parts = [f"{role} {dollars:.2f}" for role, dollars in self.roles.items()]
         return (
             f"about {self.total:.2f} USD an hour in {region}: {', '.join(parts)}, network {self.network:.2f} "
@@ -54,13 +54,16 @@ class Cost:
 
 @cache
 def price_list() -> Mapping[str, Any]:
-    """The file as it is."""
+    """Return the parsed file."""
     prices: Mapping[str, Any] = yaml.safe_load(PRICES.read_text())
     return prices
 
 
 def hourly(prices: Mapping[str, Any], region: str, hosts: Mapping[Role, tuple[int, HostShape]]) -> Cost | None:
-    """The cost of so many hosts by role; None where the list has no price for the region, or for something in it."""
+    """Return the cost of a number of hosts by role.
+
+    It is None if the list lacks a price of the region or of a part of a host.
+    """
     listed = prices["regions"].get(region)
     if listed is None:
         return None

@@ -1,7 +1,7 @@
-"""What may be wrong with a stack, as infra sees it, and with this machine: `python -m infra.doctor [STACK] [--fix]`.
+"""Checks of a stack and of this machine: `python -m infra.doctor [STACK] [--fix]`.
 
-One JSON object a line, a finding each, which `fab doctor` shows. A check is a function that yields findings; a target has its
-own in `doctor.py`, and adding one is adding a function to its list.
+It prints each finding as a JSON object on a line; `fab doctor` shows them. A check is a function that yields findings. A
+target has its own ones in its `doctor.py`; to add one, add a function to the list there.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _LEAST, _LITTLE = _GIB, 5 * _GIB
 
 
 def checks(stack: str | None) -> dict[str, Check]:
-    """All that can be asked: of this machine, and of the stack where there is one."""
+    """Return all checks of this machine, and of the stack if there is one."""
     inventory = known(stack) if stack else None
     target = inventory["target"] if inventory else "lxd"
     # Imported here, so that what one target needs is needed by it alone.
-    found: Mapping[str, Any] = importlib.import_module(f"infra.{target}.doctor").CHECKS
-    own = {name: partial(check, inventory) for name, check in found.items()}
+    target_checks: Mapping[str, Any] = importlib.import_module(f"infra.{target}.doctor").CHECKS
+    own = {name: partial(check, inventory) for name, check in target_checks.items()}
     if inventory is None:
         own = {name: partial(_eased, check) for name, check in own.items()}
     return {"pulumi": pulumi, "python": python, "machine": machine, "state": partial(state, stack), **own}
 
 
 def _eased(check: Check) -> Iterator[Finding]:
-    """Without a stack nothing of a target is broken, as nothing needs it yet."""
+    """Yield a check's findings as warnings: without a stack nothing needs the target yet."""
     try:
         for finding in check():
             yield replace(finding, severity=Severity.WARNING) if finding.severity is Severity.BROKEN else finding
@@ -54,25 +54,25 @@ def _eased(check: Check) -> Iterator[Finding]:
 
 
 def known(stack: str) -> dict[str, Any] | None:
-    """The stack's inventory as it is here; None where there is none."""
+    """Return the stack's local inventory, or None if there is none."""
     file = ROOT / FOLDER / stack / "inventory.json"
     try:
-        found = json.loads(file.read_text())
+        facts = json.loads(file.read_text())
     except FileNotFoundError:
         return None
-    return found if isinstance(found, dict) and found.get("hosts") else None
+    return facts if isinstance(facts, dict) and facts.get("hosts") else None
 
 
 def pulumi() -> Iterator[Finding]:
-    """Its command, and whether this project can use it."""
+    """Return Pulumi's command, and whether this project can use it."""
     least = str(yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["requiredPulumiVersion"]).removeprefix(">=")
     program = shutil.which("pulumi") or str(Path(sys.prefix, "bin", "pulumi"))
     try:
-        done = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
         yield broken(f"pulumi does not run ({error.strerror})", "make pulumi")
         return
-    version = done.stdout.strip().removeprefix("v")
+    version = result.stdout.strip().removeprefix("v")
     if numbers(version) < numbers(least):
         yield broken(f"pulumi is {version or 'of no version'}, and {least} is needed", "make pulumi")
     else:
@@ -89,17 +89,17 @@ def state(stack: str | None) -> Iterator[Finding]:
         return
     here = ROOT / FOLDER / stack / "inventory.json"
     try:
-        held = json.loads(backend.ask(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
+        deployment = json.loads(backend.ask(ROOT, "stack", "export", "--show-secrets", "--stack", stack))["deployment"]
     except backend.BackendError as error:
         if f"no stack named '{stack}' found" not in str(error):
             yield broken(str(error))
         elif here.exists():
             yield warning(f"{which}; it has no stack {stack}, whose hosts are known here", _remedy(stack))
         return
-    if pending := [str(each["resource"]["urn"]).rpartition("::")[2] for each in held.get("pending_operations") or ()]:
+    if pending := [str(each["resource"]["urn"]).rpartition("::")[2] for each in deployment.get("pending_operations") or ()]:
         clear = "pulumi up, then pulumi refresh --clear-pending-creates"
         yield warning(f"an update did not end, and the state has {', '.join(pending)} as pending", clear)
-    if here.exists() and here.read_text() != _inventory_of(held):
+    if here.exists() and here.read_text() != _inventory_of(deployment):
         yield warning(f"{which}; its stack {stack} has other hosts than those that are known here", "fab connect")
         return
     yield ok(which)
@@ -115,32 +115,32 @@ def _inventory_of(deployment: Mapping[str, Any]) -> str | None:
     """Return the inventory among the outputs of a stack, None if it has none."""
     for resource in deployment.get("resources") or ():
         if resource["type"] == "pulumi:pulumi:Stack":
-            found = (resource.get("outputs") or {}).get("inventory")
-            return str(json.loads(found["plaintext"])) if isinstance(found, dict) else found
+            output = (resource.get("outputs") or {}).get("inventory")
+            return str(json.loads(output["plaintext"])) if isinstance(output, dict) else output
     return None
 
 
 def python() -> Iterator[Finding]:
-    """This Python, and whether its libraries are those that the project was tried with."""
+    """Check this Python, and that its libraries have the tested versions."""
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     for name in _PINNED:
         try:
-            found = importlib.metadata.version(name)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield broken(f"{name} is not installed", "make venv")
             continue
-        if found != pins.get(name, found):
-            yield warning(f"{name} is {found}, and the project was tried with {pins[name]}", "make venv")
+        if version != pins.get(name, version):
+            yield warning(f"{name} is {version}, and the project was tried with {pins[name]}", "make venv")
     yield ok(f"Python {sys.version.partition(' ')[0]}, pulumi-gcp {importlib.metadata.version('pulumi-gcp')}")
 
 
 def machine() -> Iterator[Finding]:
-    """Room on this machine's disk."""
+    """Check the free space of this machine's disk."""
     yield room("this machine", shutil.disk_usage(ROOT).free)
 
 
 def room(where: str, free: int) -> Finding:
-    """A finding of so many free bytes."""
+    """Return a finding about this number of free bytes."""
     what, mend = f"{free / _GIB:.1f} GiB are free on {where}", "make room, or fab prune"
     if free < _LEAST:
         return broken(what, mend)
@@ -148,22 +148,22 @@ def room(where: str, free: int) -> Finding:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """`3.250.0` as numbers, which compare as versions do."""
+    """Return a version such as `3.250.0` as numbers, for comparison."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def main(arguments: list[str]) -> None:
-    """Prints what is found, as it is found."""
+    """Print the findings as the checks yield them."""
     stack = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        found = look(checks(stack), SECONDS, "--fix" in arguments)
+        findings = look(checks(stack), SECONDS, "--fix" in arguments)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        found = look({"inventory": partial(_unreadable, stack, error)}, SECONDS)
-    seen: set[str] = set()
-    for finding in found:
-        if finding.what in seen:
+        findings = look({"inventory": partial(_unreadable, stack, error)}, SECONDS)
+    printed: set[str] = set()
+    for finding in findings:
+        if finding.what in printed:
             continue  # several checks meet the same fault
-        seen.add(finding.what)
+        printed.add(finding.what)
         sys.stdout.write(json.dumps(finding.to_dict()) + "\n")
         sys.stdout.flush()
 

@@ -21,11 +21,11 @@ logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 class Lifecycle(Protocol):
-    """What a module of a dynamic resource defines.
+    """The protocol of a module that implements a dynamic resource.
 
-    `create` must succeed on what an interrupted one left, and `delete` on what is half there or gone.
-    `read` returns None for what no longer exists. Outputs hold the inputs that were applied. DELETE_FIRST, True where it is not
-    defined, says whether an old resource goes before the new one that replaces it is made.
+    `create` must succeed if an interrupted run left a part, and `delete` if the resource is incomplete or gone. `read` returns
+    None for what no longer exists. Outputs hold the inputs that were applied. DELETE_FIRST, True by default, says whether a
+    replacement is created after the old resource is deleted.
     """
 
     REPLACE: frozenset[str]
@@ -48,7 +48,10 @@ class ModuleProvider(ResourceProvider):
         return cast(Lifecycle, importlib.import_module(self.module))
 
     def configure(self, req: ConfigureRequest) -> None:
-        """Hands the stack's configuration to a module that wants it: its secrets have no place in a resource's state."""
+        """Pass the stack's configuration to a module that needs it.
+
+        Its secrets must not be in a resource's state.
+        """
         configure = getattr(self._lifecycle(), "configure", None)
         if configure:
             configure(req.config.get)
@@ -57,8 +60,8 @@ class ModuleProvider(ResourceProvider):
         return CreateResult(*self._lifecycle().create(plain(props)))
 
     def read(self, id_: str, props: Props) -> ReadResult:
-        found = self._lifecycle().read(id_, plain(props))
-        return ReadResult(id_, found) if found is not None else ReadResult("", {})
+        state = self._lifecycle().read(id_, plain(props))
+        return ReadResult(id_, state) if state is not None else ReadResult("", {})
 
     def update(self, id_: str, old: Props, new: Props) -> UpdateResult:
         return UpdateResult(self._lifecycle().update(id_, plain(old), plain(new)))
@@ -74,12 +77,12 @@ class ModuleProvider(ResourceProvider):
 
 
 def plain(props: Mapping[str, Any]) -> Props:
-    """A resource's properties as its module knows them."""
+    """Return a resource's properties in the form that its module expects."""
     return {key: _whole(value) for key, value in props.items() if not key.startswith("__")}
 
 
 def _whole(value: Any) -> Any:
-    """Numbers come from the engine as floats; all of ours are whole."""
+    """Return a value with whole numbers as int: the engine sends floats."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -90,12 +93,12 @@ def _whole(value: Any) -> Any:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
-    """Names of the inputs in `new` that differ from what `old` applied."""
+    """Return the names of the inputs in `new` that differ from those that `old` applied."""
     return {key for key, value in new.items() if old.get(key) != value}
 
 
 class ModuleResource(Resource):
-    """A dynamic resource of the module that a subclass names in `lifecycle`; `outputs` are properties that create adds."""
+    """A dynamic resource; a subclass names its module in `lifecycle` and its new properties in `outputs`."""
 
     lifecycle: str
     outputs: tuple[str, ...] = ()

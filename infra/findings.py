@@ -1,4 +1,4 @@
-"""What a check of the doctor finds, and how checks are run: side by side, within a time limit, and none to its traceback."""
+"""Findings of the doctor's checks, and their execution: in parallel, with a time limit, errors caught."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How bad it is: with a warning all goes on for now."""
+    """The severity of a finding; a warning breaks nothing for now."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,7 +21,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: how bad, what it is, and the command that mends it. `fix` does so at once, where that takes nothing away."""
+    """A problem, its severity and the command that fixes it.
+
+    `fix` applies the remedy at once if that removes nothing.
+    """
 
     severity: Severity
     what: str
@@ -31,13 +34,17 @@ class Finding:
     mended: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        said = {"check": self.check, "severity": str(self.severity), "what": self.what}
-        return {**said, "mend": self.mend or None, "mended": self.mended}
+        """Return the finding in the form of its JSON."""
+        data = {"check": self.check, "severity": str(self.severity), "what": self.what}
+        return {**data, "mend": self.mend or None, "mended": self.mended}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
-        """As `to_dict` made it; ValueError, KeyError or TypeError for anything else."""
+        """Return the finding of a `to_dict`.
+
+        Raises:
+            ValueError, KeyError or TypeError: it is not one.
+        """
         mend, mended = str(data["mend"] or ""), bool(data["mended"])
         return cls(Severity(data["severity"]), str(data["what"]), mend, None, str(data["check"]), mended)
 
@@ -46,42 +53,42 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def ok(what: str) -> Finding:
-    """All is well."""
+    """Return a finding that all is well."""
     return Finding(Severity.OK, what)
 
 
 def warning(what: str, mend: str = "", fix: Callable[[], object] | None = None) -> Finding:
-    """Something to look at."""
+    """Return a finding that needs attention."""
     return Finding(Severity.WARNING, what, mend, fix)
 
 
 def broken(what: str, mend: str = "", fix: Callable[[], object] | None = None) -> Finding:
-    """Something that does not work."""
+    """Return a finding about an error."""
     return Finding(Severity.BROKEN, what, mend, fix)
 
 
 def look(checks: Mapping[str, Check], seconds: float, fix: bool = False) -> Iterator[Finding]:
-    """What the checks find, in the order in which they find it, each with its check's name; with `fix` what is safe is mended.
+    """Yield findings as they come, each with its check's name; with `fix`, apply safe remedies.
 
     A check that fails, or takes longer than `seconds`, is a finding too; its thread is left behind.
     """
-    found: queue.SimpleQueue[tuple[str, Finding | None]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[str, Finding | None]] = queue.SimpleQueue()
 
     def run(name: str, check: Check) -> None:
         try:
             for each in check():
-                found.put((name, _mended(each) if fix and each.fix else each))
+                results.put((name, _mended(each) if fix and each.fix else each))
         except Exception as error:  # noqa: BLE001  what a check dies of is what it found
-            found.put((name, broken(said(error))))
+            results.put((name, broken(said(error))))
         finally:
-            found.put((name, None))
+            results.put((name, None))
 
     for name, check in checks.items():
         threading.Thread(target=run, args=(name, check), name=name, daemon=True).start()
     running, deadline = dict.fromkeys(checks), time.monotonic() + seconds
     while running:
         try:
-            name, finding = found.get(timeout=max(deadline - time.monotonic(), 0))
+            name, finding = results.get(timeout=max(deadline - time.monotonic(), 0))
         except queue.Empty:
             yield from (replace(broken(f"no answer within {seconds:.0f} s"), check=name) for name in running)
             return
@@ -101,5 +108,5 @@ def _mended(finding: Finding) -> Finding:
 
 
 def said(error: BaseException) -> str:
-    """An error on one line."""
+    """Return an error's message on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a change of the cluster would do to the jobs that have its hosts: said at every preview, and refused by an update."""
+"""The effect of a cluster's change on its jobs: reported at every preview, refused by an update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Create = Callable[[str, bytes], None]
 
 
 def same_target(there: str | None, wanted: str) -> None:
-    """Raises TargetError where the stack is up on another target, which would be destroyed with the bucket there."""
+    """Raise TargetError if the stack is up on another target, which would be destroyed with its bucket."""
     if there not in (None, wanted):
         raise TargetError(
             f"target is {wanted}, and this stack is up on {there}: `pulumi destroy` first, or another stack beside it "
@@ -30,14 +30,17 @@ def same_target(there: str | None, wanted: str) -> None:
 
 
 def hosts_lost(there: Iterable[str], spec: ClusterSpec) -> list[str]:
-    """The hosts that are up and that the new cluster no longer has."""
+    """Return the running hosts that the new cluster lacks."""
     stay = {replica.name for replica in spec.replicas}
     return [name for name in there if name not in stay]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What an update does to hosts that are up: `lost` go for good, `anew` are replaced, and all that runs there ends."""
+    """The effect of an update on running hosts; all work there ends.
+
+    `lost` are deleted, `anew` are replaced.
+    """
 
     lost: list[str] = field(default_factory=list)
     anew: list[str] = field(default_factory=list)
@@ -57,19 +60,22 @@ class Hurt:
 
 
 def hurt(queue: Queue, change: Change, read: Read) -> list[Hurt]:
-    """Each job that has one of these hosts, or waits and could be given no others."""
-    found = []
+    """Return each job that has one of these hosts, or waits and has no other candidates."""
+    jobs = []
     for entry in queue.entries:
-        if entry.held and (taken := [host for host in entry.hosts if host in (*change.lost, *change.anew)]):
-            can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in taken])
-            found.append(Hurt(entry.jobId, f"job {entry.jobId} has {', '.join(taken)}", can))
+        if entry.held and (lost_hosts := [host for host in entry.hosts if host in (*change.lost, *change.anew)]):
+            can = _can_go_on(read(plan(entry.jobId)), [entry.replica_on(host) for host in lost_hosts])
+            jobs.append(Hurt(entry.jobId, f"job {entry.jobId} has {', '.join(lost_hosts)}", can))
         elif not entry.held and len(place(entry.wanted, change.lost)) < len(entry.wanted):
-            found.append(Hurt(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
-    return found
+            jobs.append(Hurt(entry.jobId, f"job {entry.jobId} waits for hosts of which too few stay"))
+    return jobs
 
 
 def _can_go_on(content: bytes | None, replicas: list[str]) -> bool:
-    """True where all of these are expendable, by the job's plan; and where that cannot be read, as no job is ended unseen."""
+    """Return True if all of these are optional by the job's plan, or the plan is unreadable.
+
+    No job is ended unseen.
+    """
     try:
         return content is None or all(map(Plan.from_json(content).is_expendable, replicas))
     except RecordError:
@@ -77,24 +83,24 @@ def _can_go_on(content: bytes | None, replicas: list[str]) -> bool:
 
 
 def check(change: Change, read: Read, create: Create, preview: bool, allowed: bool) -> None:
-    """Warn at a preview, refuse an update with a TargetError, where jobs would lose hosts and that is not `allowed`.
+    """Warn at a preview and raise TargetError at an update if jobs would lose hosts.
 
-    Where it is, the update ends the jobs that cannot go on, as `fab cancel` would.
+    If it is `allowed`, the update ends the jobs that cannot continue, as `fab cancel` would.
     """
     if not (change.lost or change.anew) or (content := read(QUEUE)) is None:
         return
     try:
-        found = hurt(Queue.from_json(content), change, read)
+        jobs = hurt(Queue.from_json(content), change, read)
     except RecordError as error:
         pulumi.log.warn(f"which job has which host cannot be seen, so none is looked after: {error}")
         return
-    if not found:
+    if not jobs:
         return
-    what = f"{change}, and {'; '.join(job.why for job in found)}"
-    ended = [job.job_id for job in found if not job.goes_on]
+    what = f"{change}, and {'; '.join(job.why for job in jobs)}"
+    ended = [job.job_id for job in jobs if not job.goes_on]
     if allowed:
         how = [f"{', '.join(ended)} ends"] if ended else []
-        how += [f"{job.job_id} goes on, or waits" for job in found if job.goes_on]
+        how += [f"{job.job_id} goes on, or waits" for job in jobs if job.goes_on]
         pulumi.log.warn(f"{what}: disruptJobs is true, so it is done; {', '.join(how)}")
         if not preview:
             request = CancelRequest("pulumi up", now(), f"hosts taken away: {', '.join([*change.lost, *change.anew])}")

@@ -1,4 +1,4 @@
-"""The operator's files, as a resource: `pulumi up` writes them where it runs, and mends those of an earlier cluster."""
+"""The operator's files, as a resource: `pulumi up` writes them and replaces outdated ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def read(name: str, props: Props) -> Props | None:
-    """Without the inventory where the files are others, as where the last update did not run: then they are mended."""
+    """Return the properties without the inventory if the files differ: then `up` writes them again.
+
+    They differ if the last update ran on another machine.
+    """
     if not (ROOT / props["folder"]).is_dir():
         return None
     same = bool(props.get("inventory")) and are_there(ROOT / props["folder"], _contents(props))

@@ -12,7 +12,10 @@ REPLACE = frozenset({"comment"})
 
 
 class OperatorKey(ModuleResource, module="operator", name="OperatorKey"):
-    """Input: comment. Outputs: publicKey (a line of authorized_keys), privateKey (OpenSSH's format, secret)."""
+    """The operator's key pair.
+
+    Input: comment. Outputs: publicKey (a line of authorized_keys), privateKey (OpenSSH's format, secret).
+    """
 
     lifecycle = __name__
     outputs = ("publicKey", "privateKey")
@@ -41,4 +44,4 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """The key lives in the state alone."""
+    """Do nothing: the key exists in the state only."""

@@ -25,7 +25,7 @@ class SpecError(ValueError):
 
 
 class Role(StrEnum):
-    """Cloud ML's roles of hosts, and the one that answers for models beside them, in the order in which hosts are listed."""
+    """Cloud ML's roles of hosts, and the role of model servers, in the order of the list of hosts."""
 
     PS = "ps"
     MASTER = "master"
@@ -53,7 +53,11 @@ class ScaleTier(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> ScaleTier:
-        """`STANDARD_1` as in the API, or `standard-1` as in gcloud's flag; SpecError for anything else."""
+        """Return the tier of `STANDARD_1`, as in the API, or `standard-1`, as in gcloud's flag.
+
+        Raises:
+            SpecError: it is neither.
+        """
         try:
             return cls(text.strip().upper().replace("-", "_"))
         except ValueError:
@@ -70,7 +74,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """What every replica of a role is made of; `machine_type` is Compute Engine's name for the shape."""
+    """Properties of a role's replicas; `machine_type` is Compute Engine's name for the shape."""
 
     count: int
     machine_type: str
@@ -79,18 +83,22 @@ class RoleSpec:
 
 
 def vcpus(machine_type: str) -> int:
-    """The vCPUs that a Compute Engine machine type has in its name: `n1-highcpu-8`; SpecError where it has none."""
-    found = re.search(r"-(\d+)$", machine_type)
-    if not found:
+    """Return the vCPUs in the name of a Compute Engine machine type: `n1-highcpu-8`.
+
+    Raises:
+        SpecError: there are none.
+    """
+    match = re.search(r"-(\d+)$", machine_type)
+    if not match:
         raise SpecError(f"machine type {machine_type!r} does not tell its vCPUs; n1-highcpu-8 does")
-    return int(found[1])
+    return int(match[1])
 
 
 def network_gbits(machine_type: str) -> float:
-    """Gbit/s that a host of an N1 type sends to others of its VPC at most: 2 for one vCPU, 10 up to 4, 16 for 8, 32 from 16.
+    """Return the maximal egress of an N1 host in Gbit/s: 2 for one vCPU, 10 up to 4, 16 for 8, 32 from 16.
 
     Source: Compute Engine documentation, "Network bandwidth" and "N1 machine series"; 32 on Skylake or later. Other series
-    are taken for N1.
+    count as N1.
     """
     cpus = vcpus(machine_type)
     return 2.0 if cpus == 1 else float(min(max(2 * cpus, 10), 32))
@@ -98,7 +106,7 @@ def network_gbits(machine_type: str) -> float:
 
 @dataclass(frozen=True)
 class Replica:
-    """One host of a role, and the replica of a job that runs there where one does: `worker-0`, `serving-0`."""
+    """One host of a role, and the replica of a job that runs there, if any: `worker-0`, `serving-0`."""
 
     role: Role
     index: int
@@ -110,7 +118,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Allow:
-    """One row of the firewall table: replicas of `source` may open TCP connections to `ports` of `destination`.
+    """One row of the firewall table: `source` may open TCP connections to `ports` of `destination`.
 
     `source` None is the operator: whoever runs fab and ssh. `ports` are ranges with both ends. A row for `peers` lets through
     between replicas of one running job alone: around hosts a firewall goes by roles, and each host by the job that it has.
@@ -168,7 +176,7 @@ _TIERS: Mapping[ScaleTier, Mapping[Role, RoleSpec]] = {
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A whole cluster. `roles` holds only roles with at least one replica; there is always exactly one master."""
+    """A whole cluster. `roles` has only roles with a replica; there is always exactly one master."""
 
     scale_tier: ScaleTier
     roles: Mapping[Role, RoleSpec]
@@ -180,7 +188,7 @@ class ClusterSpec:
         return tuple(Replica(role, index) for role in Role if role in self.roles for index in range(self.roles[role].count))
 
     def allows(self) -> tuple[Allow, ...]:
-        """The rows of the firewall table that concern roles of this cluster."""
+        """Return the rows of the firewall table that concern roles of this cluster."""
         return tuple(
             row for row in self.firewall if row.destination in self.roles and (row.source is None or row.source in self.roles)
         )
@@ -191,14 +199,17 @@ def _written(ports: Iterable[tuple[int, int]]) -> list[str]:
 
 
 def preset(tier: ScaleTier) -> ClusterSpec:
-    """The cluster of a tier other than CUSTOM."""
+    """Return the cluster of a tier other than CUSTOM."""
     return ClusterSpec(tier, dict(_TIERS[tier]))
 
 
 def custom(roles: Mapping[Role, RoleSpec]) -> ClusterSpec:
-    """CUSTOM: the roles as given, those with a count of 0 left out.
+    """Return a CUSTOM cluster of these roles, without those that have a count of 0.
 
-    Raises SpecError without a master. How many replicas of a role there may be, each target says.
+    Each target limits the number of replicas.
+
+    Raises:
+        SpecError: there is no master.
     """
     present = {role: roles[role] for role in Role if role in roles and roles[role].count > 0}
     if present.get(Role.MASTER, RoleSpec(0, "")).count != 1:
@@ -207,7 +218,7 @@ def custom(roles: Mapping[Role, RoleSpec]) -> ClusterSpec:
 
 
 def parse_replica(text: str, valid: Iterable[str]) -> str:
-    """The name of a replica, from `worker-0` or Cloud ML's `worker-replica-0`.
+    """Return the name of a replica, from `worker-0` or Cloud ML's `worker-replica-0`.
 
     Raises SpecError that lists the valid names.
     """

@@ -1,4 +1,4 @@
-"""What the stack's state holds before this run, asked of the engine: names and addresses that are not to move by themselves."""
+"""The stack's state before this run: names and addresses that must not change by themselves."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ READ = "pulumi:pulumi:readStackResourceOutputs"
 
 @dataclass(frozen=True)
 class State:
-    """Resources by URN, each with its `type` and its `outputs`, where our own resources have the inputs that were applied."""
+    """Resources by URN, each with its `type` and its `outputs`.
+
+    Outputs of our own resources have the inputs that were applied.
+    """
 
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, kind: str) -> dict[str, Props]:
-        """The outputs of the resources whose type ends so, such as `lxd:Host`, by name."""
+        """Return the outputs of the resources whose type ends so, such as `lxd:Host`, by name."""
         return {
-            urn.rpartition("::")[2]: plain(found["outputs"])
-            for urn, found in self.resources.items()
-            if str(found["type"]).endswith(kind)
+            urn.rpartition("::")[2]: plain(resource["outputs"])
+            for urn, resource in self.resources.items()
+            if str(resource["type"]).endswith(kind)
         }
 
     @property
@@ -37,12 +40,12 @@ class State:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts that the last update left, as the stack's outputs name them; none where there is no cluster yet."""
+        """The hosts of the last update by the stack's outputs; none if there is no cluster yet."""
         return [str(name) for outputs in self.of("pulumi:Stack").values() for name in outputs.get("hosts") or {}]
 
 
 def before() -> State:
-    """The state as the last operation, finished or killed, left it; empty for a new stack."""
+    """Return the state that the last operation, finished or killed, left; empty for a new stack."""
     # In full: a short name is looked for in the user's own organisation, where the backend has such.
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
     for pause in _PAUSES:

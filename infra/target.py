@@ -1,4 +1,4 @@
-"""What a target of clusters has to offer: its configuration, functions that build a cluster, and a way to its bucket."""
+"""The interface of a target: its configuration, functions that build a cluster, access to its bucket."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from infra.state import State
 
 
 class TargetError(RuntimeError):
-    """What a target refuses before anything is made; the message is one line that says what to do."""
+    """A refusal of a target before an update; the message is one line with a remedy."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a target is made of.
+    """The functions of a target.
 
-    `prepare(stack, spec, config, before)` looks at the world before any resource is declared, raises TargetError for what
-    cannot be, and returns what it found; `build(stack, spec, config, found, authorized_key)` declares the resources;
-    `read(stack, found, path)` is a file of the bucket as it is now, None where there is none to be had;
-    `create(stack, found, path, content)` makes one where there is none of that name, TargetError where that cannot be;
-    `settled(spec, found)` is the cluster with what the machines that were found bring of themselves;
-    `anew(spec, config, found, before)` names the hosts that are there and would be replaced, where that is known before.
-    `before` is the stack's state, which is read once a run: two readings may disagree.
+    `prepare(stack, spec, config, before)` reads the environment before any resource is declared, raises TargetError for what
+    cannot be, and returns the facts `found`; `build(stack, spec, config, found, authorized_key)` declares the resources;
+    `read(stack, found, path)` is the present content of a file of the bucket, None if there is none; `create(stack, found,
+    path, content)` writes one unless it exists, TargetError if that fails; `settled(spec, found)` is the cluster with the GPUs
+    of its machine types; `anew(spec, config, found, before)` names the existing hosts that would be replaced, if that is known
+    before. `before` is the stack's state, which is read once a run: two readings may disagree.
     """
 
     config: type[ClusterConfig]

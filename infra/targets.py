@@ -8,7 +8,7 @@ from infra.target import Target
 
 
 def target(name: str) -> Target:
-    """The target of that name; only that one is imported, for a provider's library takes seconds."""
+    """Return the target of that name; only that one is imported, as a provider's library takes seconds."""
     if name == "gcp":
         # Its objects are hundreds of thousands: to look for garbage among them takes a quarter of the time.
         gc.disable()

@@ -1,4 +1,7 @@
-"""The one environment of Jinja, over the templates of the top-level folder: an undefined name is an error."""
+"""The one environment of Jinja, over the templates of the top-level folder.
+
+An undefined name is an error.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ def environment() -> jinja2.Environment:
     """Return the environment, which keeps each template as it was compiled; `json` is a filter of it."""
     import jinja2  # takes time, which not every command of fab has
 
-    found = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT / "templates"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["json"] = json.dumps
-    return found
+    jinja.filters["json"] = json.dumps
+    return jinja

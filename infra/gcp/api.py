@@ -1,7 +1,7 @@
-"""Google's REST APIs, for what the provider does not read: quotas before anything is made, and host keys after.
+"""Google's REST APIs, where the provider has no call: quotas before an update, host keys after it.
 
-Credentials and endpoints are found where the provider finds them: `gcp:` configuration, its environment variables, then
-Application Default Credentials.
+Credentials and endpoints are those of the provider: `gcp:` configuration, its environment variables, then Application Default
+Credentials.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOGIN = "`gcloud auth application-default login`, or set GOOGLE_APPLICATION_CRED
 
 
 class GcpError(RuntimeError):
-    """Something that Google refused, or that it cannot be asked; the message is one line that says what to do."""
+    """A request that Google refused or that cannot be sent; the message is one line with a remedy."""
 
 
 class UnreachableError(GcpError):
@@ -39,7 +39,10 @@ class UnreachableError(GcpError):
 
 
 class ApiError(GcpError):
-    """An answer that is no success: `status` is HTTP's, `reason` Google's word for it (`accessNotConfigured`)."""
+    """An error status of a REST API.
+
+    `status` is HTTP's, `reason` Google's word for it (`accessNotConfigured`).
+    """
 
     def __init__(self, message: str, status: int, reason: str) -> None:
         super().__init__(message)
@@ -47,29 +50,40 @@ class ApiError(GcpError):
 
 
 def configure(get: Get) -> None:
-    """The stack's configuration, for the credentials of dynamic resources, which have none in their state."""
+    """Set the stack's configuration, for the credentials of dynamic resources.
+
+    Their state holds none.
+    """
     _config["get"] = get
 
 
 def configured() -> Get:
-    """What `configure` was given."""
+    """Return the configuration that `configure` set."""
     return _config.get("get", lambda _: None)
 
 
 def endpoint(api: tuple[str, str, str], get: Get) -> str:
-    """The base URL of an API, with the slash at its end."""
+    """Return the base URL of an API, with the slash at its end."""
     key, variable, default = api
     return (get(key) or os.environ.get(variable) or default).rstrip("/") + "/"
 
 
 def session(get: Get) -> requests.Session:
-    """A session with the operator's credentials; GcpError where there are none. Threads may share it for reading."""
+    """Return a session with the operator's credentials; threads may share it for reading.
+
+    Raises:
+        GcpError: there are none.
+    """
     client: requests.Session = AuthorizedSession(credentials(get), refresh_status_codes=())
     return client
 
 
 def credentials(get: Get) -> Any:
-    """The operator's credentials; GcpError where there are none."""
+    """Return the operator's credentials.
+
+    Raises:
+        GcpError: there are none.
+    """
     try:
         return _credentials(get)
     except (google.auth.exceptions.GoogleAuthError, OSError, ValueError) as error:
@@ -92,7 +106,13 @@ def _first(names: tuple[str, ...]) -> str | None:
 
 
 def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any]:
-    """The answer to a GET; ApiError for a refusal, UnreachableError where there is none, GcpError without valid credentials."""
+    """Return the answer to a GET.
+
+    Raises:
+        ApiError: the API refuses it.
+        UnreachableError: there is no answer.
+        GcpError: there are no valid credentials.
+    """
     try:
         answer = client.get(url, params=params, timeout=TIMEOUT)
     except google.auth.exceptions.RefreshError as error:
@@ -101,16 +121,17 @@ def get_json(client: requests.Session, url: str, **params: str) -> dict[str, Any
         raise UnreachableError(f"{url.split('/')[2]} does not answer ({type(error).__name__})") from None
     if answer.ok:
         try:
-            found: dict[str, Any] = answer.json()
+            content: dict[str, Any] = answer.json()
         except ValueError:
             raise UnreachableError(f"{url.split('/')[2]} gave an answer that is no JSON") from None
-        return found
+        return content
     raise _refusal(answer)
 
 
 def get_all(client: requests.Session, url: str, key: str = "items", **params: str) -> Iterator[Any]:
-    """What a list has on all of its pages, below `key`; of an aggregated one pairs of a scope and what is there. Errors as of
-    `get_json`.
+    """Yield the items below `key` on all pages of a list.
+
+    An aggregated list yields pairs of a scope and its content. Errors are those of `get_json`.
     """
     page: dict[str, str] = {}
     while True:
@@ -134,5 +155,5 @@ def _refusal(answer: requests.Response) -> ApiError:
 
 
 def _line(error: BaseException) -> str:
-    """The first sentence of an error."""
+    """Return the first sentence of an error."""
     return " ".join(str(error.args[0] if error.args else error).split()).partition(". ")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""The machine types and GPUs of a zone as Google's API lists them, or by the copy kept here where it cannot be asked."""
+"""The machine types and GPUs of a zone by Google's API, or by a local copy if it is unreachable."""
 
 from __future__ import annotations
 
@@ -19,44 +19,48 @@ _MACHINE = "items(name,guestCpus,memoryMb,accelerators),nextPageToken"
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What a host in a zone may be. `gpu_zones` are the zones that have a GPU, by its name, for every GPU."""
+    """The machine types and GPUs of a zone. `gpu_zones` are the zones of each GPU, by its name."""
 
     zone: str
     machines: Mapping[str, Machine]
     gpu_zones: Mapping[str, tuple[str, ...]]
 
     def settled(self, spec: ClusterSpec) -> ClusterSpec:
-        """The cluster with the GPUs that its machine types have of themselves; SpecError for what the zone does not have."""
+        """Return the cluster with the GPUs that its machine types include.
+
+        Raises:
+            SpecError: the zone lacks a machine type or GPU.
+        """
         roles = {}
-        for role, found in spec.roles.items():
+        for role, role_spec in spec.roles.items():
             try:
-                if found.accelerator and found.accelerator.type not in self.gpu_zones:
+                if role_spec.accelerator and role_spec.accelerator.type not in self.gpu_zones:
                     valid = ", ".join(self.gpu_zones)
-                    raise SpecError(f"acceleratorType {found.accelerator.type!r} is unknown; valid are {valid}")
-                kind = machine(found.machine_type, self.machines)
-                accelerator = paired(kind, found.accelerator, self.machines)
+                    raise SpecError(f"acceleratorType {role_spec.accelerator.type!r} is unknown; valid are {valid}")
+                kind = machine(role_spec.machine_type, self.machines)
+                accelerator = paired(kind, role_spec.accelerator, self.machines)
             except SpecError as error:
                 raise SpecError(f"{role}: {error}") from None
             if accelerator:
                 check_gpu(accelerator.type, self.zone, self.gpu_zones)
-            roles[role] = dataclasses.replace(found, accelerator=accelerator)
+            roles[role] = dataclasses.replace(role_spec, accelerator=accelerator)
         return dataclasses.replace(spec, roles=roles)
 
 
 def kept(zone: str) -> Catalogue:
-    """By the copy, which knows not every type, nor what changed since it was made."""
+    """Return the local copy, which lacks some types and later changes."""
     return Catalogue(zone, MACHINES, GPU_ZONES)
 
 
 def ask(client: requests.Session, compute: str, place: Place) -> Catalogue:
-    """By the API at `compute`; by the copy where that cannot say."""
+    """Return the answer of the API at `compute`, or the local copy if it has none."""
     project, here = f"{compute}projects/{place.project}", f"{compute}projects/{place.project}/zones/{place.zone}"
     try:
         machines = [_machine(item) for item in get_all(client, f"{here}/machineTypes", fields=_MACHINE)]
         gpus = {
             (str(item["name"]), zone.removeprefix("zones/"))
-            for zone, found in get_all(client, f"{project}/aggregated/acceleratorTypes")
-            for item in found.get("acceleratorTypes", ())
+            for zone, scope in get_all(client, f"{project}/aggregated/acceleratorTypes")
+            for item in scope.get("acceleratorTypes", ())
         }
     except (ApiError, UnreachableError):
         return kept(place.zone)
@@ -71,7 +75,7 @@ def _machine(item: Mapping[str, Any]) -> Machine:
 
 
 def _by_gpu(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    zones: dict[str, tuple[str, ...]] = {}
     for gpu, zone in sorted(pairs):
-        found[gpu] = (*found.get(gpu, ()), zone)
-    return found
+        zones[gpu] = (*zones.get(gpu, ()), zone)
+    return zones

@@ -36,8 +36,10 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 
 @dataclass(frozen=True)
 class Found:
-    """What was seen before anything is made; `endpoint` is the Compute API's, where the host keys are read, and `storage` the
-    storage API's, where runtimes are uploaded; `bucket_left`: this stack's bucket is there, and there is no cluster.
+    """State of the project before an update.
+
+    `endpoint` is the Compute API's, where host keys are read, `storage` the storage API's, where runtimes are uploaded.
+    `bucket_left`: this stack's bucket exists without a cluster.
     """
 
     place: Place
@@ -53,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True)
 class GcpClusterArgs:
-    """All that a cluster is made from."""
+    """All inputs of a cluster."""
 
     spec: ClusterSpec
     config: GcpConfig
@@ -87,15 +89,15 @@ class GcpCluster(ComponentResource):
         rules: tuple[Resource, ...] = ()
         if config.firewall:
             inside_alone = config.network if config.closed else None
-            fetching = tuple(role for role, found in spec.roles.items() if found.accelerator and config.image is None)
+            fetching = tuple(role for role, item in spec.roles.items() if item.accelerator and config.image is None)
             table = FirewallArgs(
                 firewall_project, names, network, spec, identity.emails, operator, shared, inside_alone, fetching
             )
             rules = ClusterFirewall("firewall", table, inside).rules
-        gpus = any(found.accelerator for found in spec.roles.values())
+        gpus = any(item.accelerator for item in spec.roles.values())
         self.python = python(gpus)
-        recipes = {role: recipe(config.runtime_version, found.accelerator, self.python) for role, found in spec.roles.items()}
-        runtimes = {found: self._runtime(found, storage.bucket, inside) for found in dict.fromkeys(recipes.values())}
+        recipes = {role: recipe(config.runtime_version, item.accelerator, self.python) for role, item in spec.roles.items()}
+        runtimes = {item: self._runtime(item, storage.bucket, inside) for item in dict.fromkeys(recipes.values())}
         scripts = {role: self._script(role, recipes[role], runtimes[recipes[role]], storage.bucket) for role in spec.roles}
         self.hosts = {
             replica: Host(
@@ -133,22 +135,20 @@ class GcpCluster(ComponentResource):
         self.register_outputs({"bucket": storage.bucket})
 
     def _network(self, opts: ResourceOptions) -> tuple[Output[str], Output[str], str, Resource | None]:
-        """The links of the network and the subnet, the stack's own or another's, the project that the network is in, and the
-        subnet where it is the stack's own.
-        """
-        config, found, other = self.args.config, self.args.found, self.args.found.survey.subnet
+        """Return the links of network and subnet, the network's project, and the subnet if the stack owns it."""
+        config, facts, other = self.args.config, self.args.found, self.args.found.survey.subnet
         if other:
             return Output.from_input(other.network), Output.from_input(other.link), other.project, None
-        own = ClusterNetwork("network", NetworkArgs(found.place, found.names, config.network, config.flow_logs), opts)
-        return own.network, own.subnet, found.place.project, own.holds
+        own = ClusterNetwork("network", NetworkArgs(facts.place, facts.names, config.network, config.flow_logs), opts)
+        return own.network, own.subnet, facts.place.project, own.holds
 
     def _runtime(self, found: Recipe, bucket: Output[str], opts: ResourceOptions) -> Runtime:
-        known = self.args.found
+        facts = self.args.found
         return Runtime(
             f"python-{found.python}{'-gpu' if found.cuda else ''}",
             {
-                "endpoint": known.storage,
-                "project": known.place.project,
+                "endpoint": facts.storage,
+                "project": facts.place.project,
                 "bucket": bucket,
                 "python": found.python,
                 "requirements": list(found.requirements),
@@ -168,12 +168,12 @@ class GcpCluster(ComponentResource):
         )
 
     def _asked(self) -> dict[str, Any]:
-        """What it takes to ask for the guest attributes of all hosts."""
-        found = self.args.found
+        """Return the inputs for reading the guest attributes of all hosts."""
+        facts = self.args.found
         return {
-            "endpoint": found.endpoint,
-            "project": found.place.project,
-            "zone": found.place.zone,
+            "endpoint": facts.endpoint,
+            "project": facts.place.project,
+            "zone": facts.place.zone,
             "hosts": {replica.name: host.instance for replica, host in self.hosts.items()},
             "created": {replica.name: host.instance_id for replica, host in self.hosts.items()},
         }
@@ -183,17 +183,17 @@ class GcpCluster(ComponentResource):
         return HostKeys("host-keys", inputs, ResourceOptions(parent=self))
 
     def _ssh_host(self, host: Host) -> Output[str]:
-        """What ssh connects to: the instance's name through IAP, else the address that the operator's range reaches."""
+        """Return the host for ssh: the instance's name with IAP, else the address that the operator reaches."""
         if self.args.config.operator_cidr is None:
             return Output.from_input(host.instance)
         # A host that is stopped has no public address until it runs again.
         return host.public_address.apply(lambda found: found or host.address)
 
     def cluster(self) -> Cluster:
-        """What every target gives back."""
+        """Return the target's result."""
         spec, place, cost = self.args.spec, self.args.found.place, self.args.found.cost
         self.keys.late.apply(_warn)
-        shapes = {role: self.args.found.survey.catalogue.machines[found.machine_type] for role, found in spec.roles.items()}
+        shapes = {role: self.args.found.survey.catalogue.machines[item.machine_type] for role, item in spec.roles.items()}
         instances = f"projects/{place.project}/zones/{place.zone}/instances"
         facts = [
             HostFacts(
@@ -230,7 +230,10 @@ class GcpCluster(ComponentResource):
 
 
 def _power(endpoint: str) -> Power:
-    """Who starts hosts. An endpoint of the operator's own is no hosts': these reach Google's without a public address."""
+    """Return the requests that start hosts.
+
+    If the operator uses an endpoint of its own, hosts do not: they reach Google's without a public address.
+    """
     return Power(
         url=COMPUTE[2],
         operator_url=endpoint,

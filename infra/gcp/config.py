@@ -1,4 +1,4 @@
-"""Configuration that only the Google Cloud target has; project, region and zone are the provider's own (`gcp:zone`)."""
+"""Configuration of the Google Cloud target; project, region and zone are the provider's (`gcp:zone`)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ _MAX_LABELS = 56
 
 
 class GcpConfig(ClusterConfig):
-    """`network` is the range of the stack's own subnet, `subnetwork` another's in its place; `zones` are tried in their order;
-    `service_account` is by role. `idle_timeout`, `host_key_timeout` and `ready_timeout` are in seconds,
-    `boot_disk_size` in GB (2^30 bytes), `max_hourly_cost` in US dollars.
+    """Configuration keys of the Google Cloud target.
+
+    `network` is the range of the stack's own subnet, `subnetwork` another's in its place. `zones` are tried in their order;
+    `service_account` is by role. `idle_timeout`, `host_key_timeout` and `ready_timeout` are in seconds, `boot_disk_size` in GB
+    (2^30 bytes), `max_hourly_cost` in US dollars.
     """
 
     image: str | None = None
@@ -54,13 +56,13 @@ class GcpConfig(ClusterConfig):
 
     @property
     def closed(self) -> bool:
-        """True where hosts reach one another and Google's APIs alone; in another's network that is its owner's to say."""
+        """True if hosts reach only one another and Google's APIs; another's network is up to its owner."""
         return self.egress == "closed" and self.subnetwork is None
 
     @field_validator("zones", mode="before")
     @classmethod
     def _zones(cls, value: object) -> object:
-        """A list, as Pulumi's YAML has it, or `us-central1-a,us-central1-b`."""
+        """Return a list, as in Pulumi's YAML, or the names of `us-central1-a,us-central1-b`."""
         if not isinstance(value, str):
             return value
         try:
@@ -151,13 +153,15 @@ class GcpConfig(ClusterConfig):
         return {role: gpu_name(text) for role, text in value.items()}
 
     def spec(self) -> ClusterSpec:
-        """As of every target; ConfigError too for more replicas than the network has addresses for, and for keys that do not go
-        with one another.
+        """Return the cluster of this configuration.
+
+        Raises:
+            ConfigError: the network has too few addresses, or keys do not go together, besides the errors of every target.
         """
         spec = super().spec()
-        for role, found in spec.roles.items():
-            if found.count > MAX_REPLICAS[role]:
-                raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS[role]}")
+        for role, role_spec in spec.roles.items():
+            if role_spec.count > MAX_REPLICAS[role]:
+                raise ConfigError(f"{role} count {role_spec.count} is too high; valid are 0 to {MAX_REPLICAS[role]}")
         for role in self.service_account:
             if role not in spec.roles:
                 raise ConfigError(

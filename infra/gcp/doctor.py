@@ -1,4 +1,4 @@
-"""What may be wrong with a cluster on Google Cloud: credentials, hosts that do not run, and what is in no state."""
+"""Checks of a cluster on Google Cloud: credentials, hosts that do not run, resources in no state."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Check = Callable[[Inventory], Iterator[Finding]]
 
 
 def hosts(inventory: Inventory) -> Iterator[Finding]:
-    """Instances that are not there, or do not run, by the Compute API."""
+    """Check that the instances exist and run, by the Compute API."""
     if inventory is None or not inventory.get("power"):
         return
-    client, running, asked = session(configuration()), 0, 0
+    client, running, count = session(configuration()), 0, 0
     for host in inventory["hosts"]:
         if host.get("start") is None:
             continue
-        asked += 1
+        count += 1
         instance = host["start"].rpartition("/")[0]
         try:
             status = get_json(client, f"{inventory['power']['operatorUrl'].rstrip('/')}/{instance}")["status"]
@@ -35,22 +35,27 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
         running += status == "RUNNING"
         if status != "RUNNING":
             yield broken(f"host {host['name']} is {status}", "pulumi up, or fab train --wake")
-    if running == asked:
+    if running == count:
         yield ok(f"all {running} hosts run that jobs are for")
 
 
 def belongings(_: Inventory) -> Iterator[Finding]:
-    """Find what bears the stack's names and is not in its state; what another state may have is not called left over."""
-    found, known = of_stack(configuration())
-    if found and not known:
+    """Find resources with the stack's names that are in no state.
+
+    Those that another state may have are not reported.
+    """
+    resources, has_state = of_stack(configuration())
+    if resources and not has_state:
         yield warning(
-            f"{len(found)} resources at Google bear the stack's name, and its state, {backend.url(ROOT)}, has none: "
+            f"{len(resources)} resources at Google bear the stack's name, and its state, {backend.url(ROOT)}, has none: "
             "another state may have them",
             f"set {backend.URL} to that state; python -m infra.gcp.leftovers lists them",
         )
         return
-    yield from (warning(f"{left.kind} {left.name} is in no state", "python -m infra.gcp.leftovers --delete") for left in found)
-    if not found:
+    yield from (
+        warning(f"{item.kind} {item.name} is in no state", "python -m infra.gcp.leftovers --delete") for item in resources
+    )
+    if not resources:
         yield ok("all that bears the stack's names is in its state")
 
 

@@ -1,4 +1,4 @@
-"""The firewall table as VPC rules: one rule a row, by service account; all else is refused, and logged."""
+"""The firewall table as VPC rules: one rule a row, by service account; all else is refused and logged."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ DENY_PRIORITY = 65000
 
 @dataclass(frozen=True)
 class FirewallArgs:
-    """`accounts` are the service accounts by role, `operator` the range that ssh may come from; in a network that others use,
-    too, `shared`, nothing is said of their hosts. `project` is the network's. Where `inside`, the range of the hosts, is given,
-    they reach nothing but that and Google's APIs; those of the roles `fetching` the web, too, for their driver.
+    """Inputs of the firewall.
+
+    `accounts` are the service accounts by role, `operator` the range that ssh may come from. In a `shared` network, which
+    others use too, their hosts get no rules. `project` is the network's. If `inside`, the range of the hosts, is set, they
+    reach only that and Google's APIs; those of the roles `fetching` reach the web too, for their driver.
     """
 
     project: str
@@ -87,7 +89,10 @@ class ClusterFirewall(ComponentResource):
         )
 
     def _egress(self) -> Iterator[Resource]:
-        """What hosts may reach; answers to those who reached them need no rule, and the metadata server is always there."""
+        """Yield the rules of what hosts may reach.
+
+        Answers need no rule, and the metadata server is always reachable.
+        """
         args = self.args
         if args.inside is None:
             return
@@ -102,7 +107,7 @@ class ClusterFirewall(ComponentResource):
     def _out(
         self, name: str, why: str, to: list[str], ports: list[str] | None = None, accounts: list[Output[str]] | None = None
     ) -> Resource:
-        """A rule for what leaves; without ports it refuses all."""
+        """Return a rule for outgoing packets; without ports it refuses all."""
         return Firewall(
             name,
             name=self.args.names.of(name),

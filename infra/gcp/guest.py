@@ -1,4 +1,4 @@
-"""What hosts have written into their guest attributes, read through the Compute API.
+"""Guest attributes that hosts have written, read through the Compute API.
 
 Source: Compute Engine documentation, "Guest attributes".
 """
@@ -15,14 +15,15 @@ from infra.gcp.api import ApiError, GcpError, UnreachableError, get_json
 
 
 def url(props: Props, instance: str, what: str) -> str:
-    """A question about an instance of the endpoint, project and zone in `props`."""
+    """Return the URL of a call for an instance, with the endpoint, project and zone of `props`."""
     return f"{props['endpoint']}projects/{props['project']}/zones/{props['zone']}/instances/{instance}/{what}"
 
 
 def ask(client: requests.Session, props: Props, instance: str, space: str, what: str) -> Mapping[str, Any] | None:
-    """The answer of getGuestAttributes for a namespace, None where there is none yet.
+    """Return the answer of getGuestAttributes for a namespace, or None if there is none yet.
 
-    Raises GcpError, which says `what` was asked for, without the right.
+    Raises:
+        GcpError: the right is missing; the message names `what` was read.
     """
     try:
         return get_json(client, url(props, instance, "getGuestAttributes"), queryPath=f"{space}/")
@@ -35,6 +36,6 @@ def ask(client: requests.Session, props: Props, instance: str, space: str, what:
 
 
 def attributes(answer: Mapping[str, Any] | None) -> dict[str, str]:
-    """Keys and values in an answer."""
+    """Return the keys and values in an answer."""
     items = ((answer or {}).get("queryValue") or {}).get("items") or []
     return {str(item.get("key")): str(item.get("value", "")).strip() for item in items}

@@ -1,4 +1,4 @@
-"""The hosts' ssh keys, as Google's guest agent publishes them through the Compute API: nothing is accepted blindly.
+"""The hosts' ssh keys, as Google's guest agent publishes them: no key is accepted unseen.
 
 Source: Compute Engine documentation, "Guest attributes", namespace `hostkeys`.
 """
@@ -27,10 +27,12 @@ _AT_ONCE = 16
 
 
 class HostKeys(ModuleResource, module="gcp", name="HostKeys"):
-    """Inputs: endpoint (of the Compute API), project, zone, hosts (the name that ssh uses to the instance's), created (the same
-    names to the instances' ids: a host made anew has a new key), timeout (seconds).
+    """The ssh keys of all hosts, as a resource.
 
-    Outputs: hostKeys (the name that ssh uses to the key), late (names without a key; the next `pulumi up` looks again).
+    Inputs: endpoint (of the Compute API), project, zone, hosts (the name for ssh to the instance's), created (the same names
+    to the instances' ids: a recreated host has a new key), timeout (seconds).
+
+    Outputs: hostKeys (the name for ssh to the key), late (names without a key; the next `pulumi up` reads them again).
     """
 
     lifecycle = __name__
@@ -48,13 +50,13 @@ def read(name: str, props: Props) -> Props | None:
 
 
 def update(name: str, old: Props, new: Props) -> Props:
-    known = old.get("hostKeys") or {}
-    same = {host: known[host] for host in new["hosts"] if host in known and _same(host, old, new)}
+    keys = old.get("hostKeys") or {}
+    same = {host: keys[host] for host in new["hosts"] if host in keys and _same(host, old, new)}
     return _outputs(new, read_keys(new, same, new["timeout"]))
 
 
 def delete(name: str, props: Props) -> None:
-    """The keys are the hosts' own."""
+    """Do nothing: the keys are the hosts' own."""
 
 
 def _same(host: str, old: Props, new: Props) -> bool:
@@ -66,26 +68,32 @@ def _outputs(props: Props, keys: Mapping[str, str]) -> Props:
 
 
 def read_keys(props: Props, known: Mapping[str, str], seconds: float) -> dict[str, str]:
-    """The keys of all hosts, asked for at once until all have one or the time is over; a host without one is left out.
+    """Return the keys of all hosts; a host without one at the time limit is left out.
 
-    Raises GcpError where Google refuses to say.
+    Requests run in parallel until all hosts have a key.
+
+    Raises:
+        GcpError: Google refuses to answer.
     """
     keys, deadline = dict(known), time.monotonic() + seconds
-    wanted = [host for host in props["hosts"] if host not in keys]
-    if not wanted:
+    missing = [host for host in props["hosts"] if host not in keys]
+    if not missing:
         return keys
     client = session(configured())
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         while True:
-            found = pool.map(lambda host: parse(ask(client, props, props["hosts"][host], "hostkeys", "host key")), wanted)
-            keys |= {host: key for host, key in zip(wanted, found, strict=True) if key}
-            wanted = [host for host in wanted if host not in keys]
-            if not wanted or time.monotonic() + _POLL > deadline:
+            answers = pool.map(lambda host: parse(ask(client, props, props["hosts"][host], "hostkeys", "host key")), missing)
+            keys |= {host: key for host, key in zip(missing, answers, strict=True) if key}
+            missing = [host for host in missing if host not in keys]
+            if not missing or time.monotonic() + _POLL > deadline:
                 return {host: keys[host] for host in props["hosts"] if host in keys}
             time.sleep(_POLL)
 
 
 def parse(answer: Mapping[str, Any] | None) -> str | None:
-    """The line for known_hosts in the answer of getGuestAttributes; None without a key of the kind that our sshd has."""
+    """Return the known_hosts line of an answer of getGuestAttributes.
+
+    It is None if there is no key of our sshd's type.
+    """
     value = attributes(answer).get(_KIND, "")
     return f"{_KIND} {value}" if _KEY.match(value) else None

@@ -1,11 +1,11 @@
-"""One service account a role, the stack's own or a given one. It may use the stack's bucket, and start the stack's hosts on
-which jobs run; it is given nothing else of the project.
+"""One service account a role, the stack's own or a configured one, with least rights.
 
-Who serves models reads the bucket, and starts nobody. A custom role has `compute.instances.start` alone, which is all that the
-API's `instances.start` asks for: no right to disks, network or accounts, as nothing of an instance changes. It is granted on
-each instance, not on the project: no other one can be started, and the operator needs no right to the project's policy. One
-binding an instance names all accounts: a stack of 31 hosts has 31, not 93.
-Source: Compute Engine's reference, "instances.start"; IAM documentation, "Custom roles".
+It may use the stack's bucket, and start the stack's hosts on which jobs run; it has no other right in the project. The account
+of servers may read the bucket and start no host. A custom role has `compute.instances.start` alone, which is all that the
+API's `instances.start` needs: no right to disks, network or accounts, as nothing of an instance changes. It is granted on each
+instance, not on the project: no other one can be started, and the operator needs no right to the project's policy. One binding
+an instance names all accounts: a stack of 31 hosts has 31, not 93. Source: Compute Engine's reference, "instances.start"; IAM
+documentation, "Custom roles".
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Identity(ComponentResource):
         self.register_outputs({"emails": {str(role): email for role, email in self.emails.items()}})
 
     def let_start(self, zone: str, instances: Mapping[str, Output[str]]) -> None:
-        """Lets every role that runs jobs start these instances, which are given by the names of their replicas."""
+        """Allow every role that runs jobs to start these instances, by the names of their replicas."""
         # Google keeps a role's id for weeks after its end: without one of our own, it ends in digits that no two stacks share.
         role = IAMCustomRole(
             "start",
@@ -90,7 +90,7 @@ class Identity(ComponentResource):
             )
 
     def grant(self, bucket: Output[str]) -> dict[Role, list[BucketIAMMember]]:
-        """Lets every role use a bucket: the bindings by role."""
+        """Allow every role to use a bucket; return the bindings by role."""
         return {
             role: [
                 BucketIAMMember(

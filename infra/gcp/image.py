@@ -1,4 +1,4 @@
-"""What a host runs: its image, and the start-up script that makes it the host of the Ansible role."""
+"""A host's image, and the start-up script that applies the Ansible role to it."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class Archive:
 
 
 def image(chosen: str | None, gpus: bool) -> str:
-    """The image of a stack's hosts: the one in the configuration, else Debian 12, or Ubuntu where any of them has GPUs.
+    """Return the image of a stack's hosts: the configured one, else Debian 12, or Ubuntu if any has GPUs.
 
-    It is one for all, as they have one Python: what a job brings along is made for that.
+    All hosts have the same one, since a job's packages are built for one Python.
     """
     return chosen or (UBUNTU if gpus else DEBIAN)
 
 
 def python(gpus: bool) -> str:
-    """The version of Python that such an image has."""
+    """Return the version of Python in such an image."""
     return PYTHON_WITH_GPUS if gpus else PYTHON
 
 
@@ -79,10 +79,9 @@ def startup_script(
     network: ipaddress.IPv4Network,
     closed: bool = True,
 ) -> str:
-    """The start-up script of a host: the same text for the same role, runtime and kind of machine.
+    """Return a host's start-up script: the same text for the same role, runtime and kind of machine.
 
-    `network` is where the cluster's hosts have their addresses. A host that is `closed` in knows Google's APIs by their private
-    address, the only one that it reaches.
+    `network` is the range of the cluster's hosts. A host that is `closed` reaches Google's APIs by their private address only.
     """
     defaults: Mapping[str, Any] = yaml.safe_load((_ROLE / "defaults" / "main.yml").read_text())
     script = partial(
@@ -106,16 +105,16 @@ def startup_script(
 
 
 def version(script: str) -> str:
-    """What a host says that has run this script to its end: a hash of all else that is in it."""
+    """Return the version that a host reports after this script: a hash of all else in it."""
     return next(line.partition("=")[2] for line in script.splitlines() if line.startswith("script="))
 
 
 def _files() -> list[_File]:
     top = _ROLE / "files" / "root"
-    found = []
+    entries = []
     for path in sorted(top.rglob("*")):
         name = path.relative_to(top).as_posix()
         if path.is_file() and name not in NOT_HERE:
             mode = "0755" if path.stat().st_mode & 0o100 else "0440" if name.startswith("etc/sudoers.d/") else "0644"
-            found.append(_File(f"/{name}", mode, path.read_text()))
-    return found
+            entries.append(_File(f"/{name}", mode, path.read_text()))
+    return entries

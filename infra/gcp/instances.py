@@ -29,10 +29,10 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 @dataclass(frozen=True)
 class HostArgs:
-    """What one host is made of; `disk_size` in GB (2^30 bytes), `startup_script` runs at every boot.
+    """Inputs of one host; `disk_size` in GB (2^30 bytes), `startup_script` runs at every boot.
 
-    `network` is the range in which each replica has its address, None where one is to be reserved in a subnet that others use;
-    `holds` is the subnet, where it is the stack's own.
+    `network` is the range in which each replica has its address, None if one is to be reserved in a subnet that others use;
+    `holds` is the subnet if the stack owns it.
     """
 
     place: Place
@@ -53,8 +53,10 @@ class HostArgs:
 
 
 class Host(ComponentResource):
-    """Outputs: `instance` (its name), `made` (the same, once it is there), `address` (internal), `public_address` (empty where
-    it has none), `instance_id`, `create_time` (RFC 3339).
+    """A host: its instance and its address.
+
+    Outputs: `instance` (its name), `made` (the same, once it exists), `address` (internal), `public_address` (empty if it has
+    none), `instance_id`, `create_time` (RFC 3339).
     """
 
     instance: str
@@ -130,7 +132,7 @@ class Host(ComponentResource):
         self.register_outputs({"instance": self.instance, "address": self.address})
 
     def _reserved(self) -> Output[str]:
-        """An address that stays the same after the host was made anew, so that its peers find it again."""
+        """Return an address that stays the same if the host is recreated, so that its peers reach it again."""
         args = self.args
         reserved = Address(
             f"{args.replica.name}-address",
@@ -144,7 +146,10 @@ class Host(ComponentResource):
         return reserved.address
 
     def _made_anew_for(self) -> str:
-        """What a host keeps when its inputs no longer name it, for the provider computes it then: GPUs, a public address."""
+        """Return the computed properties whose removal needs a new host: GPUs, a public address.
+
+        A host keeps them if its inputs no longer name them, since the provider then computes them.
+        """
         gpus, reach = self.args.role.accelerator, "public" if self.args.public_address else "private"
         return f"{reach}, {gpus.count} x {gpus.type}" if gpus else reach
 
@@ -154,7 +159,7 @@ class Host(ComponentResource):
 
 
 def _scheduling(role: RoleSpec) -> InstanceSchedulingArgs:
-    """Spot hosts and hosts with GPUs cannot move while they run.
+    """Return the scheduling: spot hosts and hosts with GPUs cannot migrate while they run.
 
     Source: Compute Engine documentation, "Spot VMs" and "GPU VMs and host maintenance events".
     """

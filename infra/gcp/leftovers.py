@@ -1,8 +1,8 @@
-"""What carries this stack's names at Google's and is in no state: an `up` that was killed, or that Google answered too late.
+"""Resources with this stack's names at Google's that are in no state, after a killed or late `up`.
 
-`python -m infra.gcp.leftovers` prints it, a line each, for the selected stack; with `--delete` it goes. It is nothing but
-hosts, who keep nothing, network and accounts: the bucket is taken up again by `pulumi up` itself. Where the state knows nothing
-at all, it may be the stack of somebody else whose state is elsewhere: then it goes with `--state-is-lost` alone.
+`python -m infra.gcp.leftovers` prints them, a line each, for the selected stack; `--delete` removes them. They are hosts,
+which keep nothing, network and accounts only: `pulumi up` itself adopts the bucket. If the state is empty, the stack may be
+somebody else's whose state is elsewhere: then they are removed with `--state-is-lost` only.
 """
 
 from __future__ import annotations
@@ -54,33 +54,37 @@ class Left:
 
 
 def leftovers(project: str, stack: str, known: Iterable[str], get: Get) -> list[Left]:
-    """What bears the stack's names and is none of the ids that its state knows, in the order in which it can go."""
+    """Return resources with the stack's names whose ids its state lacks, in the order of deletion."""
     client, prefix, state = session(get), names(project, stack).prefix, frozenset(known)
-    found = [left for kind in _COMPUTE for left in _compute(client, project, kind, get)]
-    found += _accounts(client, project, get)
-    return [left for left in found if f"{left.name}-".startswith(f"{prefix}-") and left.id not in state]
+    resources = [resource for kind in _COMPUTE for resource in _compute(client, project, kind, get)]
+    resources += _accounts(client, project, get)
+    return [resource for resource in resources if f"{resource.name}-".startswith(f"{prefix}-") and resource.id not in state]
 
 
 def delete(found: Iterable[Left], get: Get) -> None:
-    """Takes them away, one kind after the other; GcpError for what Google refuses, or does not do in five minutes."""
+    """Delete the resources, one kind after the other.
+
+    Raises:
+        GcpError: Google refuses, or a resource exists after five minutes.
+    """
     client = session(get)
     by_kind: dict[str, list[Left]] = {}
-    for left in found:
-        by_kind.setdefault(left.kind, []).append(left)
+    for item in found:
+        by_kind.setdefault(item.kind, []).append(item)
     for kind, all_of_it in by_kind.items():
-        for left in all_of_it:
+        for item in all_of_it:
             try:
-                answer = client.delete(left.url, timeout=TIMEOUT)
+                answer = client.delete(item.url, timeout=TIMEOUT)
             except (requests.RequestException, google.auth.exceptions.GoogleAuthError) as error:
-                raise GcpError(f"{left.kind} {left.name} cannot be deleted ({type(error).__name__}): try again") from None
+                raise GcpError(f"{item.kind} {item.name} cannot be deleted ({type(error).__name__}): try again") from None
             if not answer.ok and answer.status_code != requests.codes.not_found:
                 raise GcpError(
-                    f"{left.kind} {left.name} cannot be deleted: HTTP {answer.status_code} {answer.text.strip()[:300]}"
+                    f"{item.kind} {item.name} cannot be deleted: HTTP {answer.status_code} {answer.text.strip()[:300]}"
                 )
         deadline = time.monotonic() + _LIMIT
-        while any(_there(client, left) for left in all_of_it):
+        while any(_there(client, item) for item in all_of_it):
             if time.monotonic() > deadline:
-                raise GcpError(f"{kind} {', '.join(left.name for left in all_of_it)}: not gone after {_LIMIT:.0f} s")
+                raise GcpError(f"{kind} {', '.join(item.name for item in all_of_it)}: not gone after {_LIMIT:.0f} s")
             time.sleep(_POLL)
 
 
@@ -96,8 +100,8 @@ def _there(client: requests.Session, left: Left) -> bool:
 
 def _compute(client: requests.Session, project: str, path: str, get: Get) -> Iterator[Left]:
     base, kind = endpoint(COMPUTE, get), path.rpartition("/")[2]
-    for found in get_all(client, f"{base}projects/{project}/{path}"):
-        for item in found[1].get(kind, []) if isinstance(found, tuple) else [found]:
+    for entry in get_all(client, f"{base}projects/{project}/{path}"):
+        for item in entry[1].get(kind, []) if isinstance(entry, tuple) else [entry]:
             id_ = str(item["selfLink"]).partition("/compute/v1/")[2]
             yield Left(_COMPUTE[path], id_, f"{base}{id_}")
 
@@ -114,7 +118,11 @@ def _pulumi(*arguments: str) -> Any:
 
 
 def configuration() -> Get:
-    """The configuration of the stack that is selected; BackendError where Pulumi does not say."""
+    """Return the configuration of the selected stack.
+
+    Raises:
+        BackendError: Pulumi does not return it.
+    """
     config = _pulumi("config", "--json", "--show-secrets")
     return lambda key: (config.get(key) or {}).get("value")
 
@@ -126,26 +134,26 @@ def of_stack(get: Get) -> tuple[list[Left], bool]:
     """
     own = project(lambda key: get(f"gcp:{key}"), os.environ)
     resources = _pulumi("stack", "export").get("deployment", {}).get("resources") or []
-    found = leftovers(own, _pulumi("stack", "--show-name"), [str(item.get("id")) for item in resources], get)
-    return found, any(str(item.get("type")).startswith("gcp:") for item in resources)
+    leftover_list = leftovers(own, _pulumi("stack", "--show-name"), [str(item.get("id")) for item in resources], get)
+    return leftover_list, any(str(item.get("type")).startswith("gcp:") for item in resources)
 
 
 def main(arguments: list[str]) -> None:
-    """Lists, and with `--delete` takes away; what goes wrong is one line."""
+    """List the resources, and delete them with `--delete`; report an error in one line."""
     try:
         get = configuration()
-        found, known = of_stack(get)
-        if "--delete" in arguments and not known and LOST not in arguments:
+        resources, has_state = of_stack(get)
+        if "--delete" in arguments and not has_state and LOST not in arguments:
             raise GcpError(
                 f"this stack has nothing at Google in its state, {backend.url(ROOT)}, so another state may have what bears its "
                 f"name: nothing was deleted. If none has, --delete {LOST}"
             )
         if "--delete" in arguments:
-            delete(found, get)
+            delete(resources, get)
     except (GcpError, SpecError, backend.BackendError) as error:
         sys.exit(f"leftovers: {error}")
-    for left in found:
-        print(f"{'deleted' if '--delete' in arguments else 'left'}: {left.kind} {left.name}")
+    for resource in resources:
+        print(f"{'deleted' if '--delete' in arguments else 'left'}: {resource.kind} {resource.name}")
 
 
 if __name__ == "__main__":

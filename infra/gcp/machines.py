@@ -1,7 +1,7 @@
-"""Machine types, and the GPUs that go with them: pure tables and look-ups. `catalogue` has what Google's API says of a zone.
+"""Machine types, and their GPUs: pure tables and look-ups.
 
-Source: Compute Engine documentation, "General-purpose machine family", "Accelerator-optimized machine family" and
-"GPU machine types" (which counts go with how many vCPUs of N1).
+`catalogue` has the answer of Google's API for a zone. Source: Compute Engine documentation, "General-purpose machine family",
+"Accelerator-optimized machine family" and "GPU machine types" (which counts go with how many vCPUs of N1).
 """
 
 from __future__ import annotations
@@ -71,17 +71,20 @@ def gpu_name(text: str) -> str:
 
 
 def machine(name: str, machines: Mapping[str, Machine] = MACHINES) -> Machine:
-    """The machine type of that name; SpecError that lists those of the same series, or the series."""
+    """Return the machine type of that name.
+
+    Raises SpecError that lists those of the same series, or the series.
+    """
     if name in machines:
         return machines[name]
     series = re.split(r"[-_]", name, maxsplit=1)[0].lower()
-    alike = [known for known in machines if known.startswith(f"{series}-")]
-    valid = ", ".join(alike or dict.fromkeys(f"{known.partition('-')[0]}-…" for known in machines))
+    alike = [kind for kind in machines if kind.startswith(f"{series}-")]
+    valid = ", ".join(alike or dict.fromkeys(f"{kind.partition('-')[0]}-…" for kind in machines))
     raise SpecError(f"machine type {name!r} is unknown; valid are {valid}")
 
 
 def paired(found: Machine, accelerator: Accelerator | None, machines: Mapping[str, Machine] = MACHINES) -> Accelerator | None:
-    """The GPUs of a host of a machine type: those asked for, checked, or those that are part of the type.
+    """Return the GPUs of a machine type: those requested, validated, or those that the type includes.
 
     Raises SpecError for a pair that Compute Engine refuses, with the valid ones.
     """

@@ -1,4 +1,4 @@
-"""Names and addresses of a stack on Google Cloud: pure, so that the same stack has the same ones on every machine."""
+"""Names and addresses of a stack on Google Cloud: pure, so that they are equal on every machine."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ MAX_REPLICAS: Mapping[Role, int] = {Role.MASTER: 1, Role.EVALUATOR: 1000, Role.P
 
 @dataclass(frozen=True)
 class Names:
-    """`prefix` is 20 characters at most: a service account's id has 30, and `-evaluator` is the longest ending."""
+    """Names of a stack; `prefix` has at most 20 characters.
+
+    A service account's id has at most 30, and `-evaluator` is the longest ending.
+    """
 
     prefix: str
     bucket: str
     stack: str
 
     def of(self, *parts: str) -> str:
-        """A name of RFC 1035, 63 characters at most."""
+        """Return a name of RFC 1035, at most 63 characters."""
         return "-".join((self.prefix, *parts))
 
 
 def names(project: str, stack: str) -> Names:
-    """The names of one stack in one project: 6 hexadecimal digits of a hash keep stacks with similar names apart."""
+    """Return the names of one stack in one project.
+
+    6 hexadecimal digits of a hash keep stacks with similar names apart.
+    """
     key = hashlib.sha256(f"{project}\0{stack}".encode()).hexdigest()[:6]
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-") or "stack"
     prefix = f"st-{plain[:10].strip('-')}-{key}"
@@ -38,5 +44,5 @@ def names(project: str, stack: str) -> Names:
 
 
 def address(network: ipaddress.IPv4Network, replica: Replica) -> str:
-    """The internal address of a replica: the same after its host was made anew, so that its peers find it again."""
+    """Return the internal address of a replica, which stays the same if its host is recreated."""
     return str(network[_BLOCK[replica.role] + replica.index])

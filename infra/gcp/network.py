@@ -1,4 +1,7 @@
-"""The stack's own network: a custom-mode VPC, a subnet with private Google access, and Cloud NAT for hosts without address."""
+"""The stack's own network: a custom VPC, a subnet with private Google access, and Cloud NAT.
+
+Hosts without a public address reach the web through Cloud NAT.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What can be known before anything is made: asked at every preview, so that a bad start costs nothing.
+"""Checks before an update, at every preview, so that a bad start costs nothing.
 
-It refuses on what Google says for certain, and on nothing else: what it cannot see, the API refuses later by itself.
+It refuses only on a definite answer of Google: what it cannot see, the API refuses later by itself.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ def preflight(
     machines: Mapping[str, Machine] = MACHINES,
     there: Sequence[Hosted] | None = None,
 ) -> bool:
-    """Looks for credentials, the API, the zone, quotas and the bucket; raises GcpError for the first that will not do.
+    """Check credentials, API, zone, quotas and bucket; return True if the bucket is this stack's.
 
-    Of a quota counts what others leave of it: `there` are the hosts of the stack, None where nobody knows of any. True where
-    there is a bucket that says that it is this stack's.
+    `there` are the stack's hosts, which a quota does not count again; None if they are unknown.
+
+    Raises:
+        GcpError: the first check that fails.
     """
     client = session(get)
     region = _region(client, f"{endpoint(COMPUTE, get)}projects/{place.project}/regions/{place.region}", place)
@@ -89,9 +91,9 @@ def needs(
     limits: Mapping[str, float] | None = None,
     machines: Mapping[str, Machine] = MACHINES,
 ) -> dict[str, int]:
-    """What a cluster takes of the region's quotas, by the quota's name; pure.
+    """Return a cluster's use of the region's quotas, by the quota's name; pure.
 
-    Spot hosts take the preemptible quotas of a project that has been given some, else the same as others.
+    Spot hosts use the preemptible quotas of a project that has some, else the standard ones.
     """
     needed: Counter[str] = Counter()
     for role in spec.roles.values():
@@ -104,7 +106,7 @@ def needs(
 def taken(
     there: Sequence[Hosted] | None, machines: Mapping[str, Machine], disk_type: str, limits: Mapping[str, float]
 ) -> Counter[str] | None:
-    """What the stack's hosts take of the quotas, at most; None where that cannot be told."""
+    """Return the maximal use of the quotas by the stack's hosts, or None if it is unknown."""
     used: Counter[str] = Counter()
     for host in there or ():
         kind = machines.get(host.machine_type) or MACHINES.get(host.machine_type)
@@ -116,7 +118,7 @@ def taken(
 
 
 def _of_one(kind: Machine, accelerator: Accelerator | None, spot: bool, limits: Mapping[str, float]) -> Counter[str]:
-    """What one host takes of the quotas, without its disk."""
+    """Return the use of the quotas by one host, without its disk."""
     used: Counter[str] = Counter(INSTANCES=1)
 
     def take(name: str | None, count: int) -> None:
@@ -131,7 +133,7 @@ def _of_one(kind: Machine, accelerator: Accelerator | None, spot: bool, limits: 
 
 
 def keeps(bucket: str, get: Get) -> bool:
-    """True for a bucket that holds anything, older versions too, but for the hosts' Python, which can be had again."""
+    """Return True if a bucket holds anything, older versions too, except the hosts' Python."""
     url = f"{endpoint(STORAGE, get)}b/{bucket}/o"
     try:
         for where in ({"endOffset": f"{FOLDER}/"}, {"startOffset": f"{FOLDER}0"}):
@@ -168,7 +170,7 @@ def _region(client: requests.Session, url: str, place: Place) -> Mapping[str, An
 
 def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: Place) -> bool:
     try:
-        found = get_json(client, f"{url}/{bucket}")
+        facts = get_json(client, f"{url}/{bucket}")
         own = get_json(client, url, project=place.project, prefix=bucket).get("items", [])
     except ApiError as error:
         if error.status == 403:
@@ -178,7 +180,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
         return False
     except UnreachableError:
         return False
-    owner = (found.get("labels") or {}).get("scaletier-stack")
+    owner = (facts.get("labels") or {}).get("scaletier-stack")
     # One without the label may have been imported.
     if owner and owner != stack:
         raise GcpError(f"bucket {bucket} is that of the stack {owner}: `pulumi config set bucket ANOTHER-NAME`")
@@ -187,7 +189,7 @@ def _bucket(client: requests.Session, url: str, bucket: str, stack: str, place: 
             f"bucket {bucket} is not in project {place.project} and no bucket can move: set gcp:project to where it is, or "
             "`pulumi config set bucket ANOTHER-NAME`"
         )
-    location = str(found.get("location", place.region)).lower()
+    location = str(facts.get("location", place.region)).lower()
     if location != place.region:
         raise GcpError(
             f"bucket {bucket} is in {location} and no bucket can move: another zone of {location}, or another stack in "

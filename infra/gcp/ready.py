@@ -1,4 +1,4 @@
-"""All hosts are what their start-up script makes of them: one resource, so that hosts become it side by side."""
+"""Readiness of all hosts after their start-up script: one resource, so that they boot in parallel."""
 
 from __future__ import annotations
 
@@ -24,42 +24,47 @@ _LAST_LINES = 3
 
 
 class Ready(ModuleResource, module="gcp", name="Ready"):
-    """Inputs: endpoint (of the Compute API), project, zone, hosts (name to the instance's), created (name to the instance's id:
-    a host made anew begins anew), scripts (name to the version of its start-up script, which hosts run again when it has
-    changed), timeout (seconds; 0 waits for nobody).
+    """Readiness of all hosts, as a resource.
+
+    Inputs: endpoint (of the Compute API), project, zone, hosts (name to the instance's), created (name to the instance's id: a
+    recreated host begins from scratch), scripts (name to the version of its start-up script, which hosts run again when it has
+    changed), timeout (seconds; 0 does not wait).
     """
 
     lifecycle = __name__
 
 
 def create(props: Props) -> tuple[str, Props]:
-    """Waits until every host has said how it ended; GcpError that names those that are not ready, and why."""
-    client, deadline, told = session(configured()), time.monotonic() + props["timeout"], ""
+    """Wait until every host has reported the end of its script.
+
+    Raises GcpError that names the hosts that are not ready, and why.
+    """
+    client, deadline, printed = session(configured()), time.monotonic() + props["timeout"], ""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         while props["timeout"]:
             states = dict(zip(props["hosts"], pool.map(lambda host: _state(client, props, host), props["hosts"]), strict=True))
-            late = {host: said for host, said in states.items() if said != _READY}
-            if (now := progress(states)) != told:
+            late = {host: status for host, status in states.items() if status != _READY}
+            if (now := progress(states)) != printed:
                 print(now, flush=True)  # the engine shows a provider's output beside the resource
-                told = now
+                printed = now
             if not late:
                 break
-            if all(said.startswith(_FAILED) for said in late.values()) or time.monotonic() > deadline:
+            if all(status.startswith(_FAILED) for status in late.values()) or time.monotonic() > deadline:
                 raise GcpError(f"{why(late, props['timeout'])}; {_last_words(client, props, next(iter(late)))}")
             time.sleep(_POLL)
     return "ready", props
 
 
 def progress(states: Mapping[str, str]) -> str:
-    """One line of who is how far; pure."""
-    late = [f"{host} {said}" for host, said in states.items() if said != _READY]
+    """Return one line about the progress of the hosts; pure."""
+    late = [f"{host} {status}" for host, status in states.items() if status != _READY]
     return f"{len(states) - len(late)} of {len(states)} hosts are ready{': ' if late else ''}{', '.join(late)}"
 
 
 def why(late: Mapping[str, str], seconds: int) -> str:
-    """Who is not ready and why, in one line; pure."""
-    failed = all(said.startswith(_FAILED) for said in late.values())
-    return f"not ready{'' if failed else f' after {seconds} s'}: {', '.join(f'{host} {said}' for host, said in late.items())}"
+    """Return one line about the hosts that are not ready; pure."""
+    failed = all(phase.startswith(_FAILED) for phase in late.values())
+    return f"not ready{'' if failed else f' after {seconds} s'}: {', '.join(f'{host} {phase}' for host, phase in late.items())}"
 
 
 def _state(client: requests.Session, props: Props, host: str) -> str:
@@ -67,14 +72,14 @@ def _state(client: requests.Session, props: Props, host: str) -> str:
 
 
 def state(said: Mapping[str, str], script: str) -> str:
-    """How far a host is with this version of its start-up script, by its guest attributes; pure."""
-    found = said.get("state", _NOTHING)
-    over = found == _READY or found.startswith(_FAILED)
-    return _OTHER if over and said.get("script") != script else found
+    """Return a host's progress with this version of its script, by its guest attributes; pure."""
+    status = said.get("state", _NOTHING)
+    over = status == _READY or status.startswith(_FAILED)
+    return _OTHER if over and said.get("script") != script else status
 
 
 def _last_words(client: requests.Session, props: Props, host: str) -> str:
-    """The end of a host's serial output, where its start-up script's lines are too."""
+    """Return the end of a host's serial output, which has its start-up script's lines too."""
     instance = props["hosts"][host]
     again = f"mend it, then `gcloud compute instances reset {instance} --zone {props['zone']}` and `pulumi up`"
     try:
@@ -85,11 +90,11 @@ def _last_words(client: requests.Session, props: Props, host: str) -> str:
 
 
 def read(name: str, props: Props) -> Props | None:
-    """None where a host says by now that it is not ready: an update then waits for it again."""
+    """Return None if a host reports that it is not ready: an update then waits for it again."""
     client = session(configured())
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         states = list(pool.map(lambda host: _state(client, props, host), props["hosts"]))
-    return props if all(said in (_READY, _NOTHING) for said in states) else None
+    return props if all(status in (_READY, _NOTHING) for status in states) else None
 
 
 def update(name: str, old: Props, new: Props) -> Props:
@@ -97,4 +102,4 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Nothing outlives the hosts."""
+    """Do nothing: no state outlives the hosts."""

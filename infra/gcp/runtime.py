@@ -1,4 +1,4 @@
-"""A runtime in the stack's bucket: built and uploaded where it is not there yet, taken away with the stack."""
+"""A runtime in the stack's bucket: built and uploaded if it is missing, deleted with the stack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _SHA256 = "sha256"
 
 
 class Runtime(ModuleResource, module="gcp", name="Runtime"):
-    """Inputs: endpoint (of the storage API), project, bucket, and the recipe's python, requirements and constraints.
+    """A runtime in the bucket, as a resource.
+
+    Inputs: endpoint (of the storage API), project, bucket, and the recipe's python, requirements and constraints.
 
     Outputs: path (of the archive in the bucket), sha256 (of its content).
     """
@@ -67,17 +69,17 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Takes all its versions away: the bucket keeps what is written over, and is not destroyed while it holds anything."""
+    """Delete all its versions: the bucket keeps old versions, and is not destroyed unless it is empty."""
     with _bucket(props, props["path"]) as bucket:
         for blob in list(bucket.list_blobs(prefix=props["path"], versions=True)):
             blob.delete()
 
 
 def _there(bucket: Any, path: str) -> str | None:
-    """The hash of the archive that is in the bucket; None where there is none that says its own."""
+    """Return the recorded hash of the archive in the bucket, or None if there is none."""
     blob = bucket.get_blob(path)
-    found = ((blob and blob.metadata) or {}).get(_SHA256)
-    return str(found) if found else None
+    digest = ((blob and blob.metadata) or {}).get(_SHA256)
+    return str(digest) if digest else None
 
 
 def _sha256(file: Path) -> str:
@@ -91,7 +93,12 @@ def _recipe(props: Props) -> Recipe:
 
 @contextmanager
 def _bucket(props: Props, path: str) -> Iterator[Any]:
-    """The bucket, by Google's own library; what it refuses is GcpError, and no answer UnreachableError."""
+    """Yield the bucket of Google's library.
+
+    Raises:
+        GcpError: Google refuses.
+        UnreachableError: there is no answer.
+    """
     import google.api_core.exceptions  # half a second, which a program that makes no runtime need not wait
     from google.cloud import storage
 

@@ -1,4 +1,7 @@
-"""The stack's bucket: packages, records, logs, checkpoints. Never public, and not destroyed while it holds anything."""
+"""The stack's bucket: packages, records, logs, checkpoints.
+
+It is never public, and not destroyed while it holds anything.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ _NOT_AT_ONCE = ("forceDestroy", "labels", "lifecycleRules", "versioning")
 
 @dataclass(frozen=True)
 class StorageArgs:
-    """`retain` leaves the bucket in place when the stack is destroyed; `force` deletes it with all that is in it.
+    """Inputs of the bucket.
 
-    `left`: it exists, from an update that was killed or a stack that was destroyed.
+    `retain` leaves the bucket in place when the stack is destroyed; `force` deletes it with its content. `left`: it exists,
+    from an update that was killed or a stack that was destroyed.
     """
 
     place: Place
@@ -74,8 +78,9 @@ class Storage(ComponentResource):
 
 
 def _taken_up(args: StorageArgs) -> ResourceOptions | None:
-    """A bucket that was left is taken up as it is, for the engine refuses one that differs; the next update changes it.
+    """Return the options that import an existing bucket unchanged; the next update changes it.
 
-    For a bucket that is in the state already it is nothing, but that its changes wait until then.
+    The engine refuses to import one that differs. If the bucket is in the state already, they only delay its changes until
+    then.
     """
     return ResourceOptions(import_=args.name, ignore_changes=list(_NOT_AT_ONCE)) if args.left else None

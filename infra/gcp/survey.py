@@ -1,6 +1,6 @@
-"""What Google says before anything is made: the zone that a cluster can be in, the hosts that it has, and another's subnet.
+"""State of the project before an update: the cluster's zone, its hosts, and another's subnet.
 
-What it cannot say is None, or the copy kept here: then it refuses later by itself.
+What Google does not answer is None, or the local copy: then it refuses later by itself.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Hosted:
 
 @dataclass(frozen=True)
 class Subnet:
-    """A subnet that is not the stack's, and the network that it is in, both as links; `project` is the network's,
-    `range` that of the subnet's addresses.
+    """A subnet that the stack does not own, and its network, both as links.
+
+    `project` is the network's, `range` that of the subnet's addresses.
     """
 
     link: str
@@ -49,7 +50,10 @@ class Subnet:
 
 @dataclass(frozen=True)
 class Survey:
-    """`spec` is the cluster with the GPUs that its machine types bring; `there` is None where nobody could say."""
+    """The chosen zone and its state.
+
+    `spec` is the cluster with the GPUs of its machine types; `there` is None if it is unknown.
+    """
 
     place: Place
     spec: ClusterSpec
@@ -59,41 +63,43 @@ class Survey:
 
 
 def survey(spec: ClusterSpec, choice: Sequence[Place], names: Names, subnetwork: str | None, get: Get) -> Survey:
-    """Looks around, and takes the zone of the hosts that are there, else the first that has all that the cluster wants.
+    """Choose the zone of the existing hosts, else the first that offers all of the cluster.
 
-    Raises SpecError where none has, GcpError for a subnet that cannot be used.
+    Raises:
+        SpecError: no zone offers it.
+        GcpError: a subnet cannot be used.
     """
     client, compute = session(get), endpoint(COMPUTE, get)
     there = hosts(client, compute, choice[0].project, names)
     zones = {host.zone for host in there or ()}
     stay = [place for place in choice if place.zone in zones]
-    place, settled, found = _first(spec, [catalogue.ask(client, compute, place) for place in stay or choice], stay or choice)
-    return Survey(place, settled, found, there, subnet(client, compute, subnetwork, place) if subnetwork else None)
+    place, settled, offers = _first(spec, [catalogue.ask(client, compute, place) for place in stay or choice], stay or choice)
+    return Survey(place, settled, offers, there, subnet(client, compute, subnetwork, place) if subnetwork else None)
 
 
 def _first(spec: ClusterSpec, found: Sequence[Catalogue], choice: Sequence[Place]) -> tuple[Place, ClusterSpec, Catalogue]:
     why = []
-    for place, known in zip(choice, found, strict=True):
+    for place, candidate in zip(choice, found, strict=True):
         try:
-            return place, known.settled(spec), known
+            return place, candidate.settled(spec), candidate
         except SpecError as error:
             why.append(str(error) if len(choice) == 1 else f"{place.zone}: {error}")
     raise SpecError("; ".join(why))
 
 
 def hosts(client: requests.Session, compute: str, project: str, names: Names) -> tuple[Hosted, ...] | None:
-    """The stack's hosts, wherever they are; None where Google does not say."""
-    url, wanted = f"{compute}projects/{project}/aggregated/instances", f"labels.scaletier-stack={names.stack}"
-    found = []
+    """Return the stack's hosts in any zone, or None if Google does not answer."""
+    url, label = f"{compute}projects/{project}/aggregated/instances", f"labels.scaletier-stack={names.stack}"
+    instances = []
     try:
-        for scope, listed in get_all(client, url, filter=wanted):
+        for scope, listed in get_all(client, url, filter=label):
             for item in listed.get("instances") or ():
                 if str(item["name"]).startswith(f"{names.prefix}-"):
                     gpus = [
                         Accelerator(_end(gpu["acceleratorType"]), int(gpu["acceleratorCount"]))
                         for gpu in item.get("guestAccelerators") or ()
                     ]
-                    found.append(
+                    instances.append(
                         Hosted(
                             name=str(item["name"]).removeprefix(f"{names.prefix}-"),
                             zone=_end(scope),
@@ -105,25 +111,29 @@ def hosts(client: requests.Session, compute: str, project: str, names: Names) ->
                     )
     except (ApiError, UnreachableError, KeyError, ValueError):
         return None
-    return tuple(found)
+    return tuple(instances)
 
 
 def subnet(client: requests.Session, compute: str, name: str, place: Place) -> Subnet:
-    """A subnet by its link, or by its name in the stack's own project and region; GcpError where it cannot be used."""
+    """Return a subnet by its link, or by its name in the stack's project and region.
+
+    Raises:
+        GcpError: it cannot be used.
+    """
     link = name if "/" in name else f"projects/{place.project}/regions/{place.region}/subnetworks/{name}"
     match = _LINK.search(link)
     if match and match[2] != place.region:
         raise GcpError(f"subnetwork {name} is in {match[2]}, and {place.zone} is in {place.region}: take one of that region")
     try:
-        found = get_json(client, f"{compute}{link}")
-        network, inside = _LINK.search(str(found["network"])), ipaddress.IPv4Network(found["ipCidrRange"])
+        facts = get_json(client, f"{compute}{link}")
+        network, inside = _LINK.search(str(facts["network"])), ipaddress.IPv4Network(facts["ipCidrRange"])
     except (ApiError, KeyError, ValueError) as error:
         raise GcpError(
             f"subnetwork {link} cannot be used ({error}): it must be there, and you need compute.networkUser"
         ) from None
     if not network:
-        raise GcpError(f"subnetwork {link} is in {found['network']}, which is no network")
-    return Subnet(link, network[0], network[1], bool(found.get("privateIpGoogleAccess")), inside)
+        raise GcpError(f"subnetwork {link} is in {facts['network']}, which is no network")
+    return Subnet(link, network[0], network[1], bool(facts.get("privateIpGoogleAccess")), inside)
 
 
 def _end(link: object) -> str:

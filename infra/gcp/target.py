@@ -28,26 +28,26 @@ from infra.target import Target, TargetError
 
 
 def provider_config(key: str) -> str | None:
-    """A value of the provider's own configuration, `zone` or `gcp:zone`; a secret one too, which goes nowhere from here."""
+    """Return a value of the provider's configuration, `zone` or `gcp:zone`; it may be a secret."""
     value: str | None = get_config(f"gcp:{key.removeprefix('gcp:')}")
     return value
 
 
 def cost(spec: ClusterSpec, config: GcpConfig, region: str, machines: Mapping[str, Machine]) -> Cost | None:
-    """The cluster's cost by the list of prices; None where that has none for the region."""
+    """Return the cluster's cost by the list of prices, or None if that lacks the region."""
     hosts = {}
-    for role, found in spec.roles.items():
-        kind = machines[found.machine_type]
+    for role, role_spec in spec.roles.items():
+        kind = machines[role_spec.machine_type]
         shape = HostShape(
-            kind.series, kind.cpus, kind.memory, found.accelerator, found.spot,
+            kind.series, kind.cpus, kind.memory, role_spec.accelerator, role_spec.spot,
             config.boot_disk_type, config.boot_disk_size, config.public_address,
         )  # fmt: skip
-        hosts[role] = (found.count, shape)
+        hosts[role] = (role_spec.count, shape)
     return hourly(price_list(), region, hosts)
 
 
 def check_cost(found: Cost | None, most: float | None, region: str) -> None:
-    """Raises TargetError for a cluster above `maxHourlyCost`, and for one that has a ceiling but no price."""
+    """Raise TargetError for a cluster above `maxHourlyCost`, or with that limit and no price."""
     if most is None:
         return
     if found is None:
@@ -63,33 +63,33 @@ def check_cost(found: Cost | None, most: float | None, region: str) -> None:
 
 
 def prepare(stack: str, spec: ClusterSpec, config: GcpConfig, before: State) -> Found:
-    """All that can be known before anything is made; raises TargetError for what Google would refuse."""
+    """Read the project's state before an update; raise TargetError for what Google would refuse."""
     get: Get = provider_config
     try:
         choice = places(get, os.environ, config.zones)
         own = names(choice[0].project, stack)
-        seen = survey(spec, choice, own, config.subnetwork, get)
-        spec, where, machines = seen.spec, seen.place, seen.catalogue.machines
+        result = survey(spec, choice, own, config.subnetwork, get)
+        spec, where, machines = result.spec, result.place, result.catalogue.machines
         price = cost(spec, config, where.region, machines)
         check_cost(price, config.max_hourly_cost, where.region)
         bucket = config.bucket or own.bucket
-        kept = preflight(
-            spec, where, config.boot_disk_type, config.boot_disk_size, bucket, own.stack, get, machines, seen.there
+        has_own_bucket = preflight(
+            spec, where, config.boot_disk_type, config.boot_disk_size, bucket, own.stack, get, machines, result.there
         )
         mine = _bucket_of(before)
-        _check_ours(bool(seen.there), bool(mine or before.hosts), where.project, stack)
+        _check_ours(bool(result.there), bool(mine or before.hosts), where.project, stack)
         _check_kept(mine, bucket, config.retain_bucket, get)
-        _warn_unrecorded(seen, before)
+        _warn_unrecorded(result, before)
     except (GcpError, SpecError) as error:
         raise TargetError(str(error)) from None
     pulumi.log.info(price.line(where.region) if price else f"infra/prices.yaml has no price for this cluster in {where.region}")
-    _say(seen, choice)
-    left = bool(kept and not mine)
-    return Found(where, own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, left, survey=seen)
+    _say(result, choice)
+    has_bucket = bool(has_own_bucket and not mine)
+    return Found(where, own, bucket, endpoint(COMPUTE, get), endpoint(STORAGE, get), price, has_bucket, survey=result)
 
 
 def _say(seen: Survey, choice: Sequence[Place]) -> None:
-    """Which zone it is of several, and which is next: only an update finds out that Google has no more hosts there."""
+    """Report the chosen zone and the next one: only an update learns that a zone has no more hosts."""
     others = [place.zone for place in choice if place != seen.place]
     if others:
         after = ",".join(others)
@@ -104,7 +104,7 @@ def _say(seen: Survey, choice: Sequence[Place]) -> None:
 
 
 def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
-    """Raises TargetError where hosts have the names of this stack and its state knows none: they and the bucket are others'."""
+    """Raise TargetError if hosts have this stack's names and its state has none: they are another's."""
     if there and not known:
         raise TargetError(
             f"project {project} has hosts of a stack {stack} that this state does not know: a colleague's, whose state is "
@@ -113,22 +113,22 @@ def _check_ours(there: bool, known: bool, project: str, stack: str) -> None:
 
 
 def _warn_unrecorded(seen: Survey, state: State) -> None:
-    """Name the hosts that an update made which was killed before it could record them: they cost money."""
-    known = state.of("compute/instance:Instance")
-    if left := [host.name for host in seen.there or () if host.name not in known]:
+    """Warn about hosts that a killed update created and did not record: they cost money."""
+    recorded = state.of("compute/instance:Instance")
+    if unrecorded := [host.name for host in seen.there or () if host.name not in recorded]:
         pulumi.log.warn(
-            f"{', '.join(left)} at Google and not in the state, left by an update that did not end: "
+            f"{', '.join(unrecorded)} at Google and not in the state, left by an update that did not end: "
             "python -m infra.gcp.leftovers --delete removes them, then pulumi up"
         )
 
 
 def _bucket_of(state: State) -> str | None:
-    """The bucket that the stack has; None where it has none yet."""
+    """Return the bucket that the stack has, or None if it has none yet."""
     return next((str(outputs["name"]) for outputs in state.of("storage/bucket:Bucket").values()), None)
 
 
 def _check_kept(now: str | None, bucket: str, retain: bool, get: Get) -> None:
-    """Raises TargetError where this stack would leave a bucket that holds anything for another one."""
+    """Raise TargetError if this stack would replace a bucket that holds anything."""
     if now and now != bucket and not retain and keeps(now, get):
         raise TargetError(
             f"this stack's bucket {now} holds something, and {bucket} would take its place: `pulumi config set bucket {now}` "
@@ -137,12 +137,12 @@ def _check_kept(now: str | None, bucket: str, retain: bool, get: Get) -> None:
 
 
 def build(stack: str, spec: ClusterSpec, config: GcpConfig, found: Found, authorized_key: Output[str]) -> Cluster:
-    """A cluster of Compute Engine instances."""
+    """Return a cluster of Compute Engine instances."""
     return GcpCluster("cluster", GcpClusterArgs(spec, config, found, authorized_key)).cluster()
 
 
 def read(stack: str, found: Found, path: str) -> bytes | None:
-    """An object of the stack's bucket; None where there is no such object, or no bucket yet."""
+    """Return an object of the stack's bucket, or None if there is no such object, or no bucket yet."""
     get: Get = provider_config
     url = f"{endpoint(STORAGE, get)}b/{found.bucket}/o/{quote(path, safe='')}"
     try:
@@ -157,7 +157,7 @@ def read(stack: str, found: Found, path: str) -> bytes | None:
 
 
 def create(stack: str, found: Found, path: str, content: bytes) -> None:
-    """An object of the stack's bucket, where there is none of that name."""
+    """Write an object of the stack's bucket unless it exists."""
     get: Get = provider_config
     base = endpoint(STORAGE, get).replace("/storage/v1/", "/upload/storage/v1/")
     params = {"uploadType": "media", "name": path, "ifGenerationMatch": "0"}

@@ -1,6 +1,6 @@
-"""Where a cluster may be: project, region and zone as the provider has them, and the zones that have a GPU.
+"""A cluster's project, region and zone as the provider has them, and the zones of each GPU.
 
-Source of the table: Compute Engine documentation, "GPU regions and zones". It stands in for Google's API.
+Source of the table: Compute Engine documentation, "GPU regions and zones". It is used if Google's API does not answer.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Place:
 
 
 def zones_with(gpu: str) -> tuple[str, ...]:
-    """The zones that have a GPU, sorted."""
-    found = []
+    """Return the zones that have a GPU, sorted."""
+    zones = []
     for entry in _GPU_LETTERS[gpu].split():
         region, _, letters = entry.rpartition("-")
-        found += [f"{region}-{letter}" for letter in letters]
-    return tuple(sorted(found))
+        zones += [f"{region}-{letter}" for letter in letters]
+    return tuple(sorted(zones))
 
 
 GPU_ZONES: Mapping[str, tuple[str, ...]] = {gpu: zones_with(gpu) for gpu in _GPU_LETTERS}
 
 
 def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]] = GPU_ZONES) -> None:
-    """Raises SpecError, with the zones that have the GPU, where this one does not; those of its own region first."""
+    """Raise SpecError if the zone lacks the GPU, with the zones that have it, the same region's first."""
     zones = gpu_zones.get(gpu, ())
     if zone not in zones:
         near = [name for name in zones if name.rpartition("-")[0] == zone.rpartition("-")[0]]
@@ -76,11 +76,11 @@ def check_gpu(gpu: str, zone: str, gpu_zones: Mapping[str, tuple[str, ...]] = GP
 
 
 def places(get: Callable[[str], str | None], environment: Mapping[str, str], zones: Sequence[str] = ()) -> tuple[Place, ...]:
-    """One place for each of these zones, which are of one region; without them that of `place`."""
-    found = tuple(place(_with_zone(get, zone), environment) for zone in zones)
-    if len({each.region for each in found}) > 1:
+    """Return one place for each of these zones, which are of one region; without them that of `place`."""
+    choices = tuple(place(_with_zone(get, zone), environment) for zone in zones)
+    if len({each.region for each in choices}) > 1:
         raise SpecError(f"zones are {', '.join(zones)}: they must be of one region, where the subnet and the bucket are")
-    return found or (place(get, environment),)
+    return choices or (place(get, environment),)
 
 
 def _with_zone(get: Callable[[str], str | None], zone: str) -> Callable[[str], str | None]:
@@ -88,13 +88,17 @@ def _with_zone(get: Callable[[str], str | None], zone: str) -> Callable[[str], s
 
 
 def project(get: Callable[[str], str | None], environment: Mapping[str, str]) -> str:
-    """The project from `gcp:` configuration, else from the environment; SpecError for one that cannot be."""
-    found = _known("project", get, environment)
-    if not found:
+    """Return the project from `gcp:` configuration, else from the environment.
+
+    Raises:
+        SpecError: it is invalid.
+    """
+    value = _known("project", get, environment)
+    if not value:
         raise SpecError("no Google Cloud project: `pulumi config set gcp:project PROJECT_ID`")
-    if not _PROJECT.match(found):
-        raise SpecError(f"gcp:project {found!r} is not a project's id (such as my-project-123, not its name or number)")
-    return found
+    if not _PROJECT.match(value):
+        raise SpecError(f"gcp:project {value!r} is not a project's id (such as my-project-123, not its name or number)")
+    return value
 
 
 def _known(key: str, get: Callable[[str], str | None], environment: Mapping[str, str]) -> str | None:
@@ -102,7 +106,11 @@ def _known(key: str, get: Callable[[str], str | None], environment: Mapping[str,
 
 
 def place(get: Callable[[str], str | None], environment: Mapping[str, str]) -> Place:
-    """Project, region and zone from `gcp:` configuration, else from the environment; SpecError for one that cannot be."""
+    """Return project, region and zone from `gcp:` configuration, else from the environment.
+
+    Raises:
+        SpecError: one is invalid.
+    """
     own, region, zone = project(get, environment), _known("region", get, environment), _known("zone", get, environment)
     if not zone:
         raise SpecError("no zone: `pulumi config set gcp:zone us-central1-a`")

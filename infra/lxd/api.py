@@ -32,21 +32,22 @@ class LxdError(RuntimeError):
 
 
 def socket_path() -> str:
-    """The socket of LXD or Incus: SCALETIER_LXD_SOCKET, else the first of the usual ones that answers.
+    """Return the socket of LXD or Incus: SCALETIER_LXD_SOCKET, else the first usual one that answers.
 
-    Raises LxdError where none does, or without the right to use it.
+    Raises:
+        LxdError: none answers, or the right to use it is missing.
     """
     chosen = os.environ.get("SCALETIER_LXD_SOCKET")
     candidates = (chosen,) if chosen else SOCKETS
-    found = [path for path in candidates if Path(path).exists()]
-    if not found:
+    paths = [path for path in candidates if Path(path).exists()]
+    if not paths:
         raise LxdError(f"LXD does not answer (no socket at {', '.join(candidates)}): start it with `make lxd`")
-    if not os.access(found[0], os.R_OK | os.W_OK):
-        group = Path(found[0]).group()
-        raise LxdError(f"no right to use {found[0]}: be root, or `sudo usermod -aG {group} $USER` and log in again")
-    alive = [path for path in found if _listens(path)]
+    if not os.access(paths[0], os.R_OK | os.W_OK):
+        group = Path(paths[0]).group()
+        raise LxdError(f"no right to use {paths[0]}: be root, or `sudo usermod -aG {group} $USER` and log in again")
+    alive = [path for path in paths if _listens(path)]
     if not alive:
-        raise LxdError(f"LXD does not answer at {', '.join(found)}: start it with `make lxd`")
+        raise LxdError(f"LXD does not answer at {', '.join(paths)}: start it with `make lxd`")
     return alive[0]
 
 
@@ -60,7 +61,11 @@ def _listens(path: str) -> bool:
 
 
 def client(project: str = "default") -> pylxd.Client:
-    """A client of a project, kept per thread; raises LxdError where LXD does not answer."""
+    """Return a client of a project, kept per thread.
+
+    Raises:
+        LxdError: LXD does not answer.
+    """
     clients: dict[str, pylxd.Client] = _local.__dict__.setdefault("clients", {})
     if project not in clients:
         with errors("LXD"):
@@ -69,7 +74,7 @@ def client(project: str = "default") -> pylxd.Client:
 
 
 def hosts_of(project: str) -> list[str]:
-    """The names of a project's instances, none where there is no such project."""
+    """Return the names of a project's instances, none if there is no such project."""
     if not client().projects.exists(project):
         return []
     # pylxd takes a name from the URL, and leaves the query of that in it.
@@ -78,7 +83,7 @@ def hosts_of(project: str) -> list[str]:
 
 @contextmanager
 def errors(what: str) -> Iterator[None]:
-    """Turns pylxd's errors into LxdError, with what was being done in front."""
+    """Turn pylxd's errors into LxdError, with the failed action in front."""
     try:
         yield
     except pylxd.exceptions.ClientConnectionFailed:
@@ -97,12 +102,15 @@ def _reason(error: pylxd.exceptions.LXDAPIException) -> str:
 
 
 def missing(error: pylxd.exceptions.LXDAPIException) -> bool:
-    """True where LXD said that what was asked for is not there."""
+    """Return True if LXD answered that the object does not exist."""
     return isinstance(error, pylxd.exceptions.NotFound) or "not found" in str(error).lower()
 
 
 def number(limit: str) -> int | str:
-    """A limit as it was set; one that somebody else wrote in another way, such as `2GiB`, is a change to be put back."""
+    """Return a limit as it was set.
+
+    A limit that somebody else wrote in another form, such as `2GiB`, stays text: a change to be reverted.
+    """
     return int(limit) if limit.isdecimal() else limit
 
 

@@ -28,7 +28,7 @@ class Bucket(ModuleResource, module="lxd", name="Bucket"):
 
 
 def found(props: Props) -> dict[str, Any] | None:
-    """The volume as LXD has it; None where it is not there."""
+    """Return LXD's volume, or None if it does not exist."""
     try:
         answer = _volumes(props)[props["name"]].get(params={"project": props["project"]})
     except pylxd.exceptions.LXDAPIException as error:
@@ -44,7 +44,7 @@ def _volumes(props: Props) -> Any:
 
 
 def pool_of(project: str) -> str | None:
-    """The storage pool that a project's bucket is in; None where it has none."""
+    """Return the storage pool that a project's bucket is in, or None if it has none."""
     with errors("storage pools"):
         if not client().projects.exists(project):
             return None
@@ -54,7 +54,7 @@ def pool_of(project: str) -> str | None:
 
 
 def mark(props: Props, wish: str | None) -> None:
-    """Writes on the volume what is to become of it."""
+    """Write on the volume whether it is retained."""
     _configure(props, MARK, wish)
 
 
@@ -62,7 +62,7 @@ def _configure(props: Props, key: str, value: str | None) -> None:
     with errors(f"volume {props['name']}"):
         if (volume := found(props)) is None:
             raise LxdError(f"volume {props['name']} is not there any more: `pulumi refresh`, then `pulumi up` makes a new one")
-        config = {other: kept for other, kept in volume["config"].items() if other != key} | ({key: value} if value else {})
+        config = {other: item for other, item in volume["config"].items() if other != key} | ({key: value} if value else {})
         body = {"config": config, "description": volume["description"]}
         _volumes(props)[props["name"]].put(params={"project": props["project"]}, json=body)
 
@@ -72,7 +72,7 @@ def _limit(props: Props) -> str | None:
 
 
 def used(props: Props) -> int | None:
-    """The bytes that are in the bucket; None where it is not there, or its pool does not count."""
+    """Return the bucket's size in bytes, or None if it is missing or its pool does not count."""
     with errors(f"volume {props['name']}"):
         if not found(props):
             return None
@@ -111,7 +111,11 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Leaves it where it is to be retained; raises LxdError where it may hold something and nothing was said of that."""
+    """Delete the volume unless it is to be retained.
+
+    Raises:
+        LxdError: it may hold something and neither option is set.
+    """
     with errors(f"volume {name}"):
         volume = found(props)
         wish = volume["config"].get(MARK) if volume else RETAIN

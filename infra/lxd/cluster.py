@@ -30,7 +30,7 @@ from infra.templates import ROOT
 
 @dataclass(frozen=True)
 class LxdClusterArgs:
-    """All that a local cluster is made from; `found` is what the machine was seen to have."""
+    """All inputs of a local cluster; `found` is the machine's state."""
 
     stack: str
     spec: ClusterSpec
@@ -40,7 +40,7 @@ class LxdClusterArgs:
 
 
 def host_props(spec: ClusterSpec, config: LxdConfig, found: Found, authorized_key: Input[str]) -> dict[Replica, dict[str, Any]]:
-    """What each host is made of; pure but for the number of processors here."""
+    """Return the inputs of each host; pure but for the number of processors here."""
     own, network = found.names, found.network
     limits = sizes(spec, os.cpu_count() or 1, config.cpus, config.memory)
     return {
@@ -107,12 +107,12 @@ class LxdCluster(ComponentResource):
         self.register_outputs({})
 
     def seal(self, last: Sequence[Resource]) -> None:
-        """Closes the bucket, once all the rest of the stack is there; what is made last is destroyed first."""
+        """Declare the bucket's guard after the rest of the stack: the last resource is destroyed first."""
         wish = {"retain": self.args.config.retain_bucket, "force": self.args.config.force_destroy}
         Seal("seal", {**self.volume, **wish}, ResourceOptions(parent=self, depends_on=list(last)))
 
     def cluster(self) -> Cluster:
-        """What every target gives back."""
+        """Return the target's result."""
         return Cluster(
             hosts=[
                 HostFacts(

@@ -23,10 +23,12 @@ MAX_REPLICAS_PER_ROLE = 60
 
 
 class LxdConfig(ClusterConfig):
-    """`cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`. Fewer cpus than one are
-    a share of one that nobody else's load takes away, as long as all shares together are there: `cpus.worker: 0.25`.
+    """Configuration keys of the LXD target.
 
-    `disk` is what a host of a role may write, `bucket_size` the bucket; in bytes, None for half of its pool.
+    `cpus` and `memory` override a role's share of this machine: `cpus.worker: 2`, `memory.ps: 1GiB`. If cpus is below one, it
+    is a guaranteed share of one processor, as long as the sum of all shares fits: `cpus.worker: 0.25`.
+
+    `disk` is the limit of a host's disk by role, `bucket_size` that of the bucket; in bytes, None for half of its pool.
     """
 
     cpus: dict[Role, int | float] = Field(default_factory=dict)
@@ -70,15 +72,19 @@ class LxdConfig(ClusterConfig):
         return value
 
     def disk_of(self, role: Role) -> int:
-        """The bytes that the root disk of a host of the role may hold."""
+        """Return the limit of the root disk of a role's host in bytes."""
         return self.disk.get(role, DISK)
 
     def spec(self) -> ClusterSpec:
-        """As of every target; ConfigError too for more replicas than the stack has addresses for."""
+        """Return the cluster of this configuration.
+
+        Raises:
+            ConfigError: the stack has too few addresses, besides the errors of every target.
+        """
         spec = super().spec()
-        for role, found in spec.roles.items():
-            if found.count > MAX_REPLICAS_PER_ROLE:
-                raise ConfigError(f"{role} count {found.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
+        for role, role_spec in spec.roles.items():
+            if role_spec.count > MAX_REPLICAS_PER_ROLE:
+                raise ConfigError(f"{role} count {role_spec.count} is too high; valid are 0 to {MAX_REPLICAS_PER_ROLE}")
         return spec
 
 

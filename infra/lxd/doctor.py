@@ -1,4 +1,4 @@
-"""What may be wrong with local hosts: LXD, the kernel, the firewall, hosts that are off, disks, and what belongs to nobody."""
+"""Checks of local hosts: LXD, the kernel, the firewall, stopped hosts, disks, and orphans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHOWN = 3
 
 
 def daemon(_: Inventory) -> Iterator[Finding]:
-    """LXD, or Incus, and what it makes hosts of."""
+    """Check LXD or Incus, and the image of its hosts."""
     with errors("LXD"):
         server = client().host_info["environment"]
         yield ok(f"{server.get('server', 'lxd')} {server['server_version']} answers, and there is {nft.version()}")
@@ -49,34 +49,34 @@ def daemon(_: Inventory) -> Iterator[Finding]:
 
 
 def kernel(inventory: Inventory) -> Iterator[Finding]:
-    """Limits without which host 13 or so boots with no address, and no word of why."""
+    """Check the limits without which host 13 or so silently boots with no address."""
     low = {name: least for name, least in LIMITS.items() if int((_SYS / name).read_text()) < least}
     many = len(inventory["hosts"]) > _FEW_HOSTS if inventory else False
     for name, least in low.items():
-        said = f"the kernel's {name.replace('/', '.')} is {(_SYS / name).read_text().strip()}, and 31 hosts need {least}"
-        yield (broken if many else warning)(said, "sudo setup/lxd.sh system")
+        problem = f"the kernel's {name.replace('/', '.')} is {(_SYS / name).read_text().strip()}, and 31 hosts need {least}"
+        yield (broken if many else warning)(problem, "sudo setup/lxd.sh system")
     if not low:
         yield ok("the kernel's limits are those for 31 hosts")
 
 
 def firewall(inventory: Inventory) -> Iterator[Finding]:
-    """The stack's table, rule by rule, and what others do to frames between hosts."""
-    yield from (warning(said) for said in forward_drops(BRIDGED, nft.list_chains))
+    """Check the stack's table rule by rule, and what others do to frames between hosts."""
+    yield from (warning(problem) for problem in forward_drops(BRIDGED, nft.list_chains))
     for names in _own(inventory):
         script = wanted(inventory or {}, names)
-        found = nft.differences(names.table, script)
-        if found is None:
-            said = f"nft table {names.table} is gone, and hosts have their own walls alone"
-            yield broken(said, "pulumi up", partial(nft.load, script))
-        elif found:
-            some = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+        lines = nft.differences(names.table, script)
+        if lines is None:
+            problem = f"nft table {names.table} is gone, and hosts have their own walls alone"
+            yield broken(problem, "pulumi up", partial(nft.load, script))
+        elif lines:
+            some = "; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else "")
             yield broken(f"nft table {names.table} is not as it was made: {some}", "pulumi up", partial(nft.load, script))
         else:
             yield ok(f"nft table {names.table} is as it was made")
 
 
 def wanted(inventory: Mapping[str, Any], names: Names) -> str:
-    """The firewall's script for the hosts that a stack has."""
+    """Return the firewall's script for the stack's hosts."""
     counts: dict[Role, RoleSpec] = {}
     for host in inventory["hosts"]:
         role = Role(host["role"])
@@ -86,7 +86,7 @@ def wanted(inventory: Mapping[str, Any], names: Names) -> str:
 
 
 def hosts(inventory: Inventory) -> Iterator[Finding]:
-    """Instances that are not there, or do not run."""
+    """Check that the instances exist and run."""
     for names in _own(inventory):
         with errors("hosts"):
             status = {name: client(names.project).instances.get(name).status for name in hosts_of(names.project)}
@@ -95,8 +95,8 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
             if name not in status:
                 yield broken(f"host {name} is gone", "pulumi up")
             elif status[name] != "Running":
-                said = f"host {name} is {status[name].lower()}"
-                yield broken(said, "pulumi up", partial(_start, inventory or {}, names, name))
+                problem = f"host {name} is {status[name].lower()}"
+                yield broken(problem, "pulumi up", partial(_start, inventory or {}, names, name))
         running = sum(status.get(name) == "Running" for name in expected)
         if running == len(expected):
             yield ok(f"all {running} hosts run")
@@ -105,7 +105,7 @@ def hosts(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _start(inventory: Mapping[str, Any], names: Names, name: str) -> None:
-    """No host starts before the firewall stands."""
+    """Start a host, after the firewall."""
     if nft.differences(names.table, script := wanted(inventory, names)) != []:
         nft.load(script)
     with errors(f"host {name}"):
@@ -113,7 +113,7 @@ def _start(inventory: Mapping[str, Any], names: Names, name: str) -> None:
 
 
 def disks(inventory: Inventory) -> Iterator[Finding]:
-    """Room in the storage pool, in the bucket and on each host's disk."""
+    """Check the free space of the storage pool, the bucket and each host's disk."""
     for names in _own(inventory):
         with errors("disks"):
             pool = pool_of(names.project)
@@ -123,8 +123,8 @@ def disks(inventory: Inventory) -> Iterator[Finding]:
             space = client().api.storage_pools[pool].resources.get().json()["metadata"]["space"]
             yield room(f"storage pool {pool}", space["total"] - space["used"])
             if not quotas.counted(pool):
-                said = f"storage pool {pool} has stopped counting, so disk and bucketSize hold nobody"
-                yield broken(said, quotas.command(pool), partial(quotas.count, pool))
+                problem = f"storage pool {pool} has stopped counting, so disk and bucketSize hold nobody"
+                yield broken(problem, quotas.command(pool), partial(quotas.count, pool))
             volume = {"project": names.project, "pool": pool, "name": names.bucket}
             config = (found(volume) or {"config": {}})["config"]
             more = "fab prune, or pulumi config set bucketSize"
@@ -150,21 +150,21 @@ def belongings(_: Inventory) -> Iterator[Finding]:
     except backend.BackendError as error:
         yield warning(str(error))
         stacks = None
-    found = orphans(stacks)
-    yield from (warning(orphan.what, orphan.remedy) for orphan in found)
-    if not found and stacks is not None:
+    lines = orphans(stacks)
+    yield from (warning(orphan.what, orphan.remedy) for orphan in lines)
+    if not lines and stacks is not None:
         yield ok("nothing is left of other stacks")
 
 
 def _own(inventory: Inventory) -> Iterator[Names]:
-    """The names of the stack; a finding to come is that they are gone."""
+    """Return the names of the stack; if they are gone, another check reports that."""
     if inventory:
         with errors("projects"):
             yield from own(inventory["stack"])
 
 
 def project(inventory: Inventory) -> Iterator[Finding]:
-    """Whether LXD has the stack at all."""
+    """Check that LXD has the stack at all."""
     if inventory and not list(_own(inventory)):
         yield broken(f"LXD has no project of stack {inventory['stack']} of this checkout", "pulumi up")
 

@@ -23,7 +23,7 @@ class Firewall(ModuleResource, module="lxd", name="Firewall"):
 
 
 def rules(spec: ClusterSpec, table: str, bridge: str, network: ipaddress.IPv4Network) -> str:
-    """The nftables script for a cluster; pure."""
+    """Return the nftables script for a cluster; pure."""
     members: dict[str, list[str]] = {}
     for replica in spec.replicas:
         members.setdefault(replica.role, []).append(str(address(network, replica)))
@@ -37,17 +37,17 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def read(table: str, props: Props) -> Props | None:
-    """With the rules that are there in place of those that were loaded, where somebody has changed any: then `up` mends it."""
-    found = nft.differences(table, props["rules"])
-    if found is None:
+    """Return the properties with the loaded rules if somebody changed any: then `up` restores them."""
+    lines = nft.differences(table, props["rules"])
+    if lines is None:
         return None
-    return {**props, "rules": nft.listed(table) or ""} if found else props
+    return {**props, "rules": nft.listed(table) or ""} if lines else props
 
 
 def forward_drops(bridged: Path, chains: Callable[[], str]) -> list[str]:
-    """A warning for each table of somebody else, such as Docker's, that drops what the kernel shows it of the bridge's frames.
+    """Return a warning for each foreign table that drops the bridge's frames, such as Docker's.
 
-    `bridged` is the kernel's switch for that: without its module it is not there.
+    `bridged` is the kernel's switch that shows such tables the bridge's frames: it exists only with its module.
     """
     if not bridged.exists() or bridged.read_text().strip() != "1":
         return []

@@ -29,9 +29,11 @@ _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class Host(ModuleResource, module="lxd", name="Host"):
-    """Inputs: project, name, image, pool, bridge, port (its name on the bridge), address, gateway, bucket (its volume), runtime
-    and runtimes (folders here), authorizedKey, wall (what it refuses by itself, for nft), machineType, cpus, memory and
-    disk (bytes), labels. Outputs are times: `created`, and `started`, its last start.
+    """A local host, as a resource.
+
+    Inputs: project, name, image, pool, bridge, port (its name on the bridge), address, gateway, bucket (its volume), runtime
+    and runtimes (folders here), authorizedKey, wall (its own nft rules), machineType, cpus, memory and disk (bytes), labels.
+    Outputs are times: `created`, and `started`, its last start.
     """
 
     lifecycle = __name__
@@ -41,7 +43,7 @@ class Host(ModuleResource, module="lxd", name="Host"):
 
 
 def definition(props: Props) -> dict[str, Any]:
-    """The instance as LXD's API wants it (POST /1.0/instances); pure."""
+    """Return the instance in the form of LXD's API (POST /1.0/instances); pure."""
     address, gateway = props["address"], props["gateway"]
     config = {
         **limits(props),
@@ -79,7 +81,7 @@ def definition(props: Props) -> dict[str, Any]:
 
 
 def limits(props: Props) -> dict[str, str]:
-    """The part of an instance's config that changes while it runs; pure."""
+    """Return the part of an instance's config that changes while it runs; pure."""
     return {
         **_cpu_limits(props["cpus"]),
         "limits.memory": str(props["memory"]),
@@ -89,13 +91,13 @@ def limits(props: Props) -> dict[str, str]:
 
 
 def _cpu_limits(cpus: float) -> dict[str, str]:
-    """So many processors, which others may use too, or of all of them a share of one's time, which is a ceiling to the ms."""
+    """Return the limits of shared processors, or a share of the time of all, in ms as a ceiling."""
     return {CPUS: str(int(cpus))} if cpus >= 1 else {ALLOWANCE: f"{round(_PERIOD_MS * cpus)}ms/{_PERIOD_MS}ms"}
 
 
 def _cpus_of(config: Mapping[str, str]) -> float | str:
-    found = re.fullmatch(r"(\d+)ms/(\d+)ms", config.get(ALLOWANCE, ""))
-    return int(found[1]) / int(found[2]) if found else number(config.get(CPUS, ""))
+    match = re.fullmatch(r"(\d+)ms/(\d+)ms", config.get(ALLOWANCE, ""))
+    return int(match[1]) / int(match[2]) if match else number(config.get(CPUS, ""))
 
 
 def create(props: Props) -> tuple[str, Props]:
@@ -112,14 +114,14 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def _ours(project: str, props: Props) -> bool:
-    """False for an instance that is not what would be made: half made by an interrupted create, or of a state that is lost."""
-    instance, wanted = client(project).instances.get(props["name"]), definition(props)
+    """Return True unless the instance differs from its definition: half created, or of a lost state."""
+    instance, expected = client(project).instances.get(props["name"]), definition(props)
     image = client().images.get_by_alias(props["image"]).fingerprint
-    fixed = {key: value for key, value in wanted["config"].items() if key not in limits(props)}
+    fixed = {key: value for key, value in expected["config"].items() if key not in limits(props)}
     return (
         instance.config.get("volatile.base_image") == image
         and all(instance.config.get(key) == value for key, value in fixed.items())
-        and instance.devices == wanted["devices"]
+        and instance.devices == expected["devices"]
     )
 
 
@@ -157,12 +159,12 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 def _apply(project: str, props: Props) -> None:
     instance = client(project).instances.get(props["name"])
-    kept = {
+    devices = {
         key: value
         for key, value in instance.config.items()
         if key not in (CPUS, ALLOWANCE) and not key.startswith("user.label.")
     }
-    instance.config = {**kept, **limits(props)}
+    instance.config = {**devices, **limits(props)}
     instance.devices = definition(props)["devices"]
     instance.save(wait=True)
 
@@ -173,11 +175,11 @@ def delete(name: str, props: Props) -> None:
 
 
 def remove(project: str, name: str) -> None:
-    """Stops and deletes an instance, in whatever state it is; nothing to do where it is gone.
+    """Stop and delete an instance in any state; do nothing if it is gone.
 
-    What LXD refuses may be a matter of seconds, as while it is still busy with the instance or its disk: it is asked again
-    before its error is raised. Only who asks for the instance itself hears that it is gone: of an operation LXD says as much
-    a few seconds after its end.
+    LXD may refuse for seconds, as while it is still busy with the instance or its disk: the call is repeated before its error
+    is raised. Only a request for the instance itself tells that it is gone: LXD answers the same about an operation a few
+    seconds after its end.
     """
     for pause in (*_PAUSES, None):
         try:
@@ -195,7 +197,7 @@ def remove(project: str, name: str) -> None:
 
 
 def unrecorded(project: str, known: Container[str]) -> list[str]:
-    """Return the hosts in a stack's project that are not known: an update that was killed leaves those that it was making."""
+    """Return the hosts in a stack's project that are not known: a killed update leaves them."""
     with errors("hosts"):
         names = [name for name in hosts_of(project) if name not in known]
         instances = client(project).instances
@@ -204,7 +206,7 @@ def unrecorded(project: str, known: Container[str]) -> list[str]:
 
 
 def purge(project: str) -> None:
-    """Removes every instance of a project, whoever made it."""
+    """Remove every instance of a project."""
     if client().projects.exists(project):
         for instance in client(project).instances.all():
             remove(project, instance.name)

@@ -1,5 +1,7 @@
-"""What a stack's things are called: drawn once and kept in its state, so that neither a renamed stack nor a moved checkout
-is another cluster."""
+"""Names of a stack's objects, drawn once and kept in its state.
+
+So neither a renamed stack nor a moved checkout is another cluster.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,23 @@ REPLACE: frozenset[str] = frozenset()
 
 
 class Identity(ModuleResource, module="lxd", name="Identity"):
-    """Input: project, the name of the stack's LXD project. First made, last deleted: what a killed run left goes with it."""
+    """The stack's name and the removal of leftovers.
+
+    Input: project, the name of the stack's LXD project. It is created first and deleted last: leftovers of a killed run are
+    deleted with it.
+    """
 
     lifecycle = __name__
 
 
 def names_of(stack: str, root: Path, before: State) -> Names:
-    """The names in the stack's state, else those of a bucket that an earlier stack of its name kept, else new ones."""
+    """Return the names in the stack's state, or of a retained bucket of an earlier stack, or new ones."""
     for kind, key in (("lxd:Identity", "project"), ("lxd:Project", "name")):
-        for found in before.of(kind).values():
-            return Names(str(found[key]))
+        for outputs in before.of(kind).values():
+            return Names(str(outputs[key]))
     with errors("projects"):
-        kept = project.kept(project.owners(), stack, root)
-    return Names(kept) if kept else names(stack, secrets.token_hex(3))
+        retained = project.kept(project.owners(), stack, root)
+    return Names(retained) if retained else names(stack, secrets.token_hex(3))
 
 
 def create(props: Props) -> tuple[str, Props]:

@@ -26,7 +26,7 @@ _RECIPE = ROOT / "ansible"
 
 
 def name() -> str:
-    """`scaletier-` and a hash of all files of the recipe."""
+    """Return `scaletier-` and a hash of all files of the recipe."""
     digest = hashlib.sha256()
     for file in sorted(item for item in _RECIPE.rglob("*") if item.is_file()):
         if "__pycache__" not in file.parts:
@@ -35,20 +35,28 @@ def name() -> str:
 
 
 def exists() -> bool:
-    """True where the image is on this machine."""
+    """Return True if the image is on this machine."""
     with errors("image"):
         return bool(client().images.exists(name(), alias=True))
 
 
 def require() -> str:
-    """The image's name; raises LxdError where it has not been made yet."""
+    """Return the image's name.
+
+    Raises:
+        LxdError: it is not built yet.
+    """
     if not exists():
         raise LxdError("the image of the hosts is missing: make it with `make image`")
     return name()
 
 
 def require_runtime() -> Path:
-    """The folder of the hosts' Python; raises LxdError where it has not been made yet."""
+    """Return the folder of the hosts' Python.
+
+    Raises:
+        LxdError: it is not built yet.
+    """
     folder = folder_of(ours())
     if not folder.exists():
         raise LxdError("the Python of the hosts is missing: make it with `make image`")
@@ -68,7 +76,11 @@ def _metadata() -> bytes:
 
 
 def import_image(folder: Path) -> None:
-    """Imports folder/image.squashfs under the recipe's name, unless LXD has it. LxdError where LXD refuses it."""
+    """Import folder/image.squashfs under the recipe's name, unless LXD has it.
+
+    Raises:
+        LxdError: LXD refuses it.
+    """
     alias = name()
     with errors(f"image {alias}"):
         if not client().images.exists(alias, alias=True):
@@ -77,7 +89,7 @@ def import_image(folder: Path) -> None:
 
 
 def remove_images() -> None:
-    """Removes the images of this and of earlier recipes from LXD."""
+    """Remove the images of this and of earlier recipes from LXD."""
     with errors("images"):
         for image in client().images.all():
             if any(_ALIAS.fullmatch(alias["name"]) for alias in image.aliases):

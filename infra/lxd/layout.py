@@ -1,4 +1,4 @@
-"""Names, addresses and sizes of a local stack: pure functions, so that two stacks never collide and nothing moves by itself."""
+"""Names, addresses and sizes of a local stack: pure functions, so that stacks never collide."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUNTIMES = "/opt/scaletier/runtimes"
 
 @dataclass(frozen=True)
 class Names:
-    """What a stack's things are called in LXD and nftables: all from the name of its LXD project."""
+    """Names of a stack's objects in LXD and nftables, all derived from its LXD project's name."""
 
     project: str
     bucket: ClassVar[str] = "bucket"
@@ -44,31 +44,34 @@ class Names:
 
 
 def names(stack: str, key: str) -> Names:
-    """Names of a stack: `key` is 6 hexadecimal digits; the stack's own name is for people."""
+    """Return the names of a stack: `key` is 6 hexadecimal digits; the stack's own name is for people."""
     plain = re.sub(r"[^a-z0-9]+", "-", stack.lower()).strip("-")[:24]
     return Names(f"{PREFIX}{plain}-{key}")
 
 
 def candidate_network(project: str, attempt: int) -> ipaddress.IPv4Network:
-    """The `attempt`-th private /24 to try for a project: the same project tries the same ones in the same order."""
+    """Return the `attempt`-th private /24 to try for a project; the sequence is always the same."""
     digest = hashlib.sha256(f"{project}\0{attempt}".encode()).digest()
     return ipaddress.IPv4Network((f"10.{64 + digest[0] % 128}.{digest[1]}.0", 24))
 
 
 def address(network: ipaddress.IPv4Network, replica: Replica) -> ipaddress.IPv4Address:
-    """The address of a replica, which stays the same whatever else the cluster gains or loses."""
+    """Return the address of a replica, which does not depend on the other hosts."""
     return network[_BLOCK[replica.role] + replica.index]
 
 
 def block(network: ipaddress.IPv4Network, role: Role) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address]:
-    """The first and the last address that replicas of a role may have."""
+    """Return the first and the last address of a role's replicas."""
     begin = _BLOCK[role]
     end = min((other for other in _BLOCK.values() if other > begin), default=255)
     return network[begin], network[end - 1]
 
 
 def port(bridge: str, replica: Replica) -> str:
-    """The name of a host's port on the machine: the bridge's, a letter of the role, the index; the firewall goes by it."""
+    """Return a host's port on the machine: the bridge's name, a letter of the role, the index.
+
+    The firewall uses it.
+    """
     return f"{bridge}{replica.role[0]}{replica.index}"
 
 
@@ -81,7 +84,7 @@ class Size:
 
 
 def shape(machine_type: str) -> tuple[int, float]:
-    """(vCPUs, memory in GB) of a Compute Engine machine type of the N1 kind; a type of another kind counts as 4 GB a vCPU.
+    """Return (vCPUs, memory in GB) of a machine type of the N1 kind; other kinds count as 4 GB a vCPU.
 
     Source: Compute Engine documentation, "General-purpose machine family", N1 machine series.
     """
@@ -93,10 +96,10 @@ def shape(machine_type: str) -> tuple[int, float]:
 
 
 def sizes(spec: ClusterSpec, machine_cpus: int, cpus: Mapping[Role, float], memory: Mapping[Role, int]) -> dict[Role, Size]:
-    """Limits by role: the tier's shapes, scaled so that its largest host has all processors of this machine.
+    """Return limits by role: the tier's shapes, scaled so that the largest host has all processors here.
 
-    What never trains is scaled with it, and changes nothing of the others.
-    Limits are ceilings, not reservations, so their sum may exceed the machine. `cpus` and `memory` override a role.
+    A host that never trains is scaled with it, and does not change the others. Limits are ceilings, not reservations, so their
+    sum may exceed the machine. `cpus` and `memory` override a role.
     """
     shapes = {role: shape(spec.roles[role].machine_type) for role in spec.roles}
     scale = min(1.0, machine_cpus / max(vcpus for role, (vcpus, _) in shapes.items() if role.runs_jobs))

@@ -1,8 +1,7 @@
-"""What local stacks left on this machine: `python -m infra.lxd.leftovers STACK` prints what a destroyed one left, or nothing.
+"""Leftovers of local stacks on this machine: `python -m infra.lxd.leftovers STACK` prints them.
 
-Without STACK, the LXD projects of every stack of every checkout that still has something; `--up` those that are no bucket that
-was to stay, `--kept` what may become of those that are, a line each. `--claimed STACK` prints what a new stack of that name
-finds.
+Without STACK, the LXD projects of every stack of every checkout that still has something; `--up` those that are no retained
+bucket, `--kept` the options for those that are, a line each. `--claimed STACK` prints what a new stack of that name finds.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ def own(stack: str) -> list[Names]:
 
     The stack of the state in use counts, whichever checkout made it, before others of the name in this checkout.
     """
-    named = [owner for owner in owners() if owner.stack == stack]
-    current = [owner for owner in named if owner.backend == backend.url(ROOT)]
-    return [Names(owner.project) for owner in current or [each for each in named if each.checkout == str(ROOT)]]
+    projects = [owner for owner in owners() if owner.stack == stack]
+    current = [owner for owner in projects if owner.backend == backend.url(ROOT)]
+    return [Names(owner.project) for owner in current or [each for each in projects if each.checkout == str(ROOT)]]
 
 
 def leftovers(stack: str) -> list[str]:
-    """What is there of the stack: its project with all in it, and bridges, firewalls and processes that are of no project."""
-    known = owners()
-    mine = [owner for owner in known if (owner.stack, owner.checkout) == (stack, str(ROOT))]
-    others = {Names(owner.project).key for owner in known if owner not in mine}
-    found = [_told(owner) for owner in mine]
+    """Return a stack's objects: its project, and bridges, firewalls and processes outside of it."""
+    projects = owners()
+    mine = [owner for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))]
+    others = {Names(owner.project).key for owner in projects if owner not in mine}
+    lines = [_told(owner) for owner in mine]
     bridges = {*psutil.net_if_addrs(), *(network.name for network in client().networks.all())}
-    found += [f"network {name}" for name in sorted(bridges) if _astray(rf"st({_KEY})\b", name, others)]
-    found += [f"nft table {name}" for name in tables() if _astray(rf"scaletier_({_KEY})\b", name, others)]
+    lines += [f"network {name}" for name in sorted(bridges) if _astray(rf"st({_KEY})\b", name, others)]
+    lines += [f"nft table {name}" for name in tables() if _astray(rf"scaletier_({_KEY})\b", name, others)]
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         if _astray(rf"{PREFIX}[a-z0-9-]*-({_KEY})_|--interface=st({_KEY}) ", command, others):
-            found.append(f"process {process.pid} ({command})")
-    return found
+            lines.append(f"process {process.pid} ({command})")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,17 @@ def orphans(stacks: Container[str] | None) -> list[Orphan]:
     Args:
         stacks: the names of the stacks in the state in use, None if it cannot be read.
     """
-    known = owners()
-    found = [_orphan(owner) for owner in known if not owner.kept and _lost(owner, stacks)]
-    keys = {Names(owner.project).key for owner in known}
+    projects = owners()
+    lines = [_orphan(owner) for owner in projects if not owner.kept and _lost(owner, stacks)]
+    keys = {Names(owner.project).key for owner in projects}
     bridges = sorted({*psutil.net_if_addrs(), *(network.name for network in client().networks.all())})
-    found += [
+    lines += [
         Orphan(f"network {name} is in no stack", f"lxc network delete {name}")
         for name in bridges
         if _astray(rf"^st({_KEY})$", name, keys) and not _in_use(name)
     ]
     ours = rf"^scaletier_({_KEY})(?:_asleep_.*)?$"
-    return found + [
+    return lines + [
         Orphan(f"nft table {name} is in no stack", f"nft delete table bridge {name}")
         for name in tables()
         if (match := re.match(ours, name)) and match[1] not in keys and not _in_use(f"st{match[1]}")
@@ -92,7 +91,7 @@ def _in_use(bridge: str) -> bool:
 
 
 def _lost(owner: Owner, stacks: Container[str] | None) -> bool:
-    """Tell whether no state can have the stack: the state of its label is read, and every other that can be."""
+    """Return True if no state can have the stack: all readable states and that of its label lack it."""
     here, own = backend.url(ROOT), backend.own_url(ROOT)
     if not owner.backend or any(backend.mentions(url, owner.project) for url in {here, own}):
         return False
@@ -119,14 +118,14 @@ def _orphan(owner: Owner) -> Orphan:
 
 
 def claimed(stack: str) -> list[str]:
-    """This checkout's projects of the stack, and the bucket that the next one of its name takes up, whoever kept it."""
-    known = owners()
-    mine = {owner.project for owner in known if (owner.stack, owner.checkout) == (stack, str(ROOT))}
-    return [_told(owner) for owner in known if owner.project in {*mine, kept(known, stack, ROOT)}]
+    """Return this checkout's projects of the stack, and the bucket that its next `up` adopts."""
+    projects = owners()
+    mine = {owner.project for owner in projects if (owner.stack, owner.checkout) == (stack, str(ROOT))}
+    return [_told(owner) for owner in projects if owner.project in {*mine, kept(projects, stack, ROOT)}]
 
 
 def advice(owner: Owner) -> str:
-    """What may become of a bucket that was kept, in a line."""
+    """Return the options for a retained bucket, in a line."""
     pool, name = pool_of(owner.project), owner.project
     volume = f"lxc storage volume delete {pool} {Names.bucket} --project {name} && " if pool else ""
     return (
@@ -140,13 +139,13 @@ def _told(owner: Owner) -> str:
 
 
 def _astray(pattern: str, text: str, others: set[str]) -> bool:
-    """True where the text names a stack, and none of the others."""
+    """Return True if the text names a stack, and none of the others."""
     keys = {key for match in re.finditer(pattern, text) for key in match.groups() if key}
     return bool(keys) and not keys & others
 
 
 def main(arguments: list[str]) -> str:
-    """What the command prints."""
+    """Return the command's output."""
     match arguments:
         case []:
             return "; ".join(owner.project for owner in owners())

@@ -1,4 +1,7 @@
-"""The stack's private bridge: no route to the outside, and no DHCP, for a host's address is set before it starts."""
+"""The stack's private bridge: no route to the outside, and no DHCP.
+
+A host's address is set before it starts.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,19 @@ _DELETE_ATTEMPTS = 4
 
 
 class Network(ModuleResource, module="lxd", name="Network"):
-    """Inputs: name of the bridge, range (a private /24), which may change under the hosts: they are made anew on it after."""
+    """The bridge, as a resource.
+
+    Inputs: name of the bridge, range (a private /24). If the range changes, the hosts are recreated on it afterwards.
+    """
 
     lifecycle = __name__
 
 
 def choose_range(project: str, bridge: str, wanted: ipaddress.IPv4Network | None) -> ipaddress.IPv4Network:
-    """The range for a stack: the wanted one, else the one that its bridge has, else the first candidate that nothing uses.
+    """Return the configured range, or the bridge's present one, or the first unused candidate.
 
-    Raises LxdError where the wanted range overlaps an interface of this machine.
+    Raises:
+        LxdError: the configured range overlaps an interface of this machine.
     """
     used = _ranges_in_use(except_for=bridge)
     if wanted:
@@ -81,7 +88,7 @@ def create(props: Props) -> tuple[str, Props]:
 
 
 def _up(name: str) -> bool:
-    """LXD may know a bridge whose device is gone, after a delete that stopped half-way."""
+    """Return True if the bridge has a device: LXD may list one without it after an interrupted delete."""
     return name in psutil.net_if_addrs()
 
 
@@ -90,8 +97,8 @@ def read(name: str, props: Props) -> Props | None:
         if not client().networks.exists(name) or not _up(name):
             return None
         config: dict[str, Any] = client().networks.get(name).config
-        found = str(ipaddress.IPv4Interface(config["ipv4.address"]).network)
-        return {**props, "range": found}
+        network = str(ipaddress.IPv4Interface(config["ipv4.address"]).network)
+        return {**props, "range": network}
 
 
 def update(name: str, old: Props, new: Props) -> Props:

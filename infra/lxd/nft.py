@@ -21,46 +21,50 @@ def _nft(*arguments: str, script: str | None = None) -> subprocess.CompletedProc
 
 
 def version() -> str:
-    """What nft says of itself."""
+    """Return nft's version line."""
     return " ".join(_nft("--version").stdout.split()[:2])
 
 
 def load(script: str) -> None:
-    """Runs a script, all of it or nothing; raises LxdError with nft's reason."""
-    done = _nft("-f", "-", script=script)
-    if done.returncode:
-        reason = " ".join(done.stderr.split("^", 1)[0].split())
+    """Run a script atomically.
+
+    Raises:
+        LxdError: nft refuses it; the message has its reason.
+    """
+    result = _nft("-f", "-", script=script)
+    if result.returncode:
+        reason = " ".join(result.stderr.split("^", 1)[0].split())
         hint = "" if os.geteuid() == 0 else " (the firewall needs root: run as root, or allow `sudo nft` without a password)"
         raise LxdError(f"nft refused the firewall: {reason}{hint}")
 
 
 def remove(table: str) -> None:
-    """Removes a table of the bridge family; nothing to do where it is gone."""
+    """Remove a table of the bridge family; do nothing if it is gone."""
     # Declared first, so that a table that is gone already is no error.
     load(f"table bridge {table}\ndelete table bridge {table}\n")
 
 
 def listed(table: str) -> str | None:
-    """A table as nft writes it, without what it has counted; None where it is not there."""
-    done = _nft("--stateless", "list", "table", "bridge", table)
-    return done.stdout if done.returncode == 0 else None
+    """Return a table as nft prints it, without counters, or None if it does not exist."""
+    result = _nft("--stateless", "list", "table", "bridge", table)
+    return result.stdout if result.returncode == 0 else None
 
 
 def tables() -> list[str]:
-    """All tables of the bridge family."""
+    """Return all tables of the bridge family."""
     return [line.split()[2] for line in _nft("list", "tables", "bridge").stdout.splitlines()]
 
 
 def list_chains() -> str:
-    """nft's chains of all tables, as JSON; empty where it does not say."""
-    done = _nft("--json", "list", "chains")
-    return done.stdout if done.returncode == 0 else ""
+    """Return nft's chains of all tables, as JSON; empty if it fails."""
+    result = _nft("--json", "list", "chains")
+    return result.stdout if result.returncode == 0 else ""
 
 
 def differences(table: str, script: str) -> list[str] | None:
-    """What was taken from the table that the script makes (`- rule`), and added to it (`+ rule`); None where it is not there.
+    """Return the rules missing in a table (`- rule`) and in excess (`+ rule`), or None without a table.
 
-    nft itself says how it writes the script's rules: it loads them into a table that is asleep, and that is gone at once.
+    nft itself formats the script's rules: it loads them into a dormant table that is deleted at once.
     """
     there = listed(table)
     if there is None:
@@ -70,10 +74,10 @@ def differences(table: str, script: str) -> list[str] | None:
     opening = f"table bridge {asleep} {{\n"
     try:
         load(renamed.replace(opening, f"{opening}\tflags dormant;\n", 1))
-        wanted = listed(asleep) or ""
+        expected = listed(asleep) or ""
     finally:
         remove(asleep)
-    return changed(_rules(wanted.replace(asleep, table).replace("\tflags dormant\n", "", 1)), _rules(there))
+    return changed(_rules(expected.replace(asleep, table).replace("\tflags dormant\n", "", 1)), _rules(there))
 
 
 def _rules(text: str) -> list[str]:
@@ -81,5 +85,5 @@ def _rules(text: str) -> list[str]:
 
 
 def changed(wanted: list[str], there: list[str]) -> list[str]:
-    """Lines that are missing, with `- ` in front, and those too many, with `+ `; order counts. Pure."""
+    """Return missing lines with `- ` in front, and excess ones with `+ `; order counts. Pure."""
     return [line for line in difflib.ndiff(wanted, there) if line.startswith(("- ", "+ "))]

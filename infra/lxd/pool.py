@@ -1,4 +1,7 @@
-"""The storage pool of local hosts: `python -m infra.lxd.pool make NAME`, `remove NAME`. Part of set-up."""
+"""The storage pool of local hosts: `python -m infra.lxd.pool make NAME`, `remove NAME`.
+
+Part of set-up.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ _LEAST = 8 * _GIB
 
 
 def make(name: str) -> str:
-    """Makes a pool on a btrfs loop file, where a new host is a snapshot; returns what there is now.
+    """Create a pool on a btrfs loop file, where a new host is a snapshot; return its description.
 
-    Raises LxdError where the disk has no room for it.
+    Raises:
+        LxdError: the disk has too little space.
     """
     with errors(f"storage pool {name}"):
         if client().storage_pools.exists(name):
@@ -33,7 +37,11 @@ def make(name: str) -> str:
 
 
 def remove(name: str) -> str:
-    """Removes a pool that `make` made; raises LxdError where somebody else made it, or something uses it."""
+    """Remove a pool that `make` created.
+
+    Raises:
+        LxdError: another program created it, or it is in use.
+    """
     with errors(f"storage pool {name}"):
         if not client().storage_pools.exists(name):
             return f"storage pool {name} is gone"

@@ -1,4 +1,4 @@
-"""What must be true of this machine before anything is made: asked at every preview, so that a bad start costs nothing."""
+"""Checks of this machine before an update, at every preview, so that a bad start costs nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 @dataclass(frozen=True)
 class Found:
-    """What the machine has for a stack: what its things are called, the image's name, the folder of the hosts' Python, a range
-    of addresses for its bridge, how many bytes its bucket may hold (0 for no limit).
+    """The machine's resources for a stack.
+
+    They are its names, the image's name, the folder of the hosts' Python, the range of its bridge, and the limit of its bucket
+    in bytes (0 for no limit).
     """
 
     names: Names
@@ -43,7 +45,11 @@ class Found:
 
 
 def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> Found:
-    """Looks at LXD, the image, the storage pool and the address range; raises LxdError for the first that will not do."""
+    """Check LXD, the image, the storage pool and the address range.
+
+    Raises:
+        LxdError: the first check that fails.
+    """
     client()
     _kinds(spec)
     image.RUNTIMES_HERE.mkdir(parents=True, exist_ok=True)  # hosts mount it, and start only where it is
@@ -58,10 +64,10 @@ def preflight(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -
 
 
 def _kinds(spec: ClusterSpec) -> None:
-    for role, found in spec.roles.items():
-        if found.accelerator:
+    for role, role_spec in spec.roles.items():
+        if role_spec.accelerator:
             raise LxdError(
-                f"{role} has {found.accelerator.count} {found.accelerator.type}, and local hosts have no GPUs: "
+                f"{role} has {role_spec.accelerator.count} {role_spec.accelerator.type}, and local hosts have no GPUs: "
                 "`pulumi config set target gcp`, or a tier without, such as BASIC"
             )
 
@@ -77,34 +83,34 @@ def _bucket(own: Names, pool: str) -> None:
 
 
 def _bucket_size(own: Names, config: LxdConfig, total: int) -> int:
-    """What the bucket may hold: what the configuration says, else half of the pool, in whole GiB."""
+    """Return the bucket's limit: the configured one, else half of the pool, in whole GiB."""
     pool = config.storage_pool
     size = config.bucket_size or total // 2 // _GIB * _GIB
-    for key, wanted in (
+    for key, limit in (
         ("bucketSize", config.bucket_size or 0),
         *((f"disk.{role}", size) for role, size in config.disk.items()),
     ):
-        if total and wanted > total:
+        if total and limit > total:
             raise LxdError(
-                f"{key} is {wanted / _GIB:.1f} GiB, and storage pool {pool} has {total / _GIB:.1f} GiB in all: "
+                f"{key} is {limit / _GIB:.1f} GiB, and storage pool {pool} has {total / _GIB:.1f} GiB in all: "
                 f"`pulumi config set --path {key} {max(1, total // 2 // _GIB)}GiB`"
             )
-    held = used({"project": own.project, "pool": pool, "name": own.bucket}) or 0
-    if size and held > size:
+    used_bytes = used({"project": own.project, "pool": pool, "name": own.bucket}) or 0
+    if size and used_bytes > size:
         raise LxdError(
-            f"the bucket holds {held / _GIB:.1f} GiB, and may hold {size / _GIB:.1f} GiB: "
-            f"`pulumi config set bucketSize {held // _GIB + 1}GiB` or more, or `fab prune` first"
+            f"the bucket holds {used_bytes / _GIB:.1f} GiB, and may hold {size / _GIB:.1f} GiB: "
+            f"`pulumi config set bucketSize {used_bytes // _GIB + 1}GiB` or more, or `fab prune` first"
         )
     return size
 
 
 def _limitless(pool: str) -> list[str]:
-    """A warning where the pool keeps nobody to the size of a disk: LXD has quotas of a folder's file system alone."""
+    """Return a warning if the pool cannot limit disks: its folder's file system lacks quotas."""
     with errors("storage pools"):
         if pool not in (item.name for item in client().storage_pools.all()):
             return []
-        found = client().storage_pools.get(pool)
-    if found.driver != "dir" or _has_quotas(str(found.config.get("source", "/"))):
+        storage_pool = client().storage_pools.get(pool)
+    if storage_pool.driver != "dir" or _has_quotas(str(storage_pool.config.get("source", "/"))):
         return []
     return [
         f"storage pool {pool} is a folder of a file system without project quotas, so `disk` and `bucketSize` hold nobody: "
@@ -119,7 +125,11 @@ def _has_quotas(folder: str) -> bool:
 
 
 def _disk(spec: ClusterSpec, pool: str, project: str) -> int:
-    """The bytes of the pool in all, 0 where it does not say; LxdError where too few are free."""
+    """Return the size of the pool in bytes, or 0 if it is unknown.
+
+    Raises:
+        LxdError: too few are free.
+    """
     with errors("storage pools"):
         pools = [item.name for item in client().storage_pools.all()]
         if pool not in pools:

@@ -1,4 +1,4 @@
-"""The LXD project that holds all of a stack: deleting it deletes whatever an interrupted run left inside."""
+"""The LXD project with all of a stack: its deletion removes leftovers of an interrupted run, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _BACKEND = "user.scaletier.backend"
 
 
 class Project(ModuleResource, module="lxd", name="Project"):
-    """Inputs: name; stack, checkout and backend (where its state is), which it is labelled with and which may change."""
+    """The LXD project, as a resource.
+
+    Inputs: name; and its labels, which may change: stack, checkout and backend (the place of its state).
+    """
 
     lifecycle = __name__
 
@@ -42,7 +45,7 @@ class Owner:
 
 
 def owners() -> list[Owner]:
-    """Every project of a stack on this machine, of any checkout."""
+    """Return every project of a stack on this machine, of any checkout."""
     answer: dict[str, Any] = client().api.projects.get(params={"recursion": 1}).json()
     return [
         Owner(
@@ -59,7 +62,10 @@ def owners() -> list[Owner]:
 
 
 def kept(found: Iterable[Owner], stack: str, root: Path) -> str | None:
-    """The project whose bucket a stack of that name may take up: this checkout's, else one of a checkout that is gone."""
+    """Return the project whose bucket a stack of that name may adopt.
+
+    It is this checkout's, else one of a checkout that is gone.
+    """
     mine = [owner for owner in found if owner.kept and owner.stack == stack]
     here = [owner.project for owner in mine if owner.checkout == str(root)]
     abandoned = [owner.project for owner in mine if gone(owner.checkout)]
@@ -67,7 +73,7 @@ def kept(found: Iterable[Owner], stack: str, root: Path) -> str | None:
 
 
 def gone(checkout: str) -> bool:
-    """True where a checkout's folder is no more; one that this user may not look into may have it."""
+    """Return True if a checkout's folder no longer exists; an unreadable one may exist."""
     try:
         return not Path(checkout).exists()
     except PermissionError:
@@ -98,13 +104,13 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 def _configure(name: str, values: dict[str, str], without: str = "") -> None:
     with errors(f"project {name}"):
-        found = client().projects.get(name)
-        found.config = {key: value for key, value in {**found.config, **values}.items() if key != without}
-        found.save(wait=True)
+        project = client().projects.get(name)
+        project.config = {key: value for key, value in {**project.config, **values}.items() if key != without}
+        project.save(wait=True)
 
 
 def delete(name: str, props: Props) -> None:
-    """Removes hosts, bridge and firewall too, which an interrupted run may have made and not lived to write down."""
+    """Remove the project, with hosts, bridge and firewall that an interrupted run did not record."""
     own = Names(name)
     with errors(f"project {name}"):
         if (pool := bucket.pool_of(name)) is not None:

@@ -1,7 +1,7 @@
-"""Whether the kernel counts what disks hold: without that a btrfs pool keeps nobody to a limit, and says nothing.
+"""Keep btrfs qgroup accounting consistent; otherwise disk quotas are silently not enforced.
 
-Where a large tree is deleted, as an image or a host, btrfs of a recent Linux (6.18 was seen to) stops counting for the whole
-pool, until all is counted anew. That it counts such trees too is a switch, forgotten when the file system is mounted again.
+If a large tree is deleted, as an image or a host, btrfs of a recent Linux (6.18 at least) stops counting for the whole pool,
+until a rescan. A switch makes it count such trees too; it is lost when the file system is mounted again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _SECONDS = 300
 
 
 def counted(pool: str, root: Path = _BTRFS) -> bool:
-    """False where limits of a btrfs pool hold nobody; True where they do, and where it is another kind or has none yet."""
+    """Return False if limits of a btrfs pool are not enforced, True otherwise.
+
+    It is True also for a pool of another kind, or without limits.
+    """
     groups = _groups(pool, root)
     try:
         return groups is None or (groups / "inconsistent").read_text().strip() != "1"
@@ -29,7 +32,7 @@ def counted(pool: str, root: Path = _BTRFS) -> bool:
 
 
 def count(pool: str, root: Path = _BTRFS) -> None:
-    """Has the kernel count whatever is deleted, and all anew where it has stopped; what needs root is left to `command`."""
+    """Make the kernel count all deletions, and rescan if it has stopped; `command` does what needs root."""
     groups = _groups(pool, root)
     if groups is None:
         return
@@ -41,7 +44,7 @@ def count(pool: str, root: Path = _BTRFS) -> None:
 
 
 def command(pool: str) -> str:
-    """What has the kernel count all anew, for a person."""
+    """Return the command that makes the kernel rescan, for a person."""
     return f"sudo btrfs quota rescan -w {_mounted(pool)}"
 
 
@@ -52,7 +55,7 @@ def _argv(pool: str) -> list[str]:
 
 
 def _groups(pool: str, root: Path) -> Path | None:
-    """The kernel's folder on a pool's quotas; LXD labels the file system with the pool's name."""
+    """Return the kernel's folder about a pool's quotas; LXD labels the file system with the pool's name."""
     for label in root.glob("*/label"):
         with suppress(OSError):
             groups = label.with_name("qgroups")

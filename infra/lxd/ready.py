@@ -1,4 +1,7 @@
-"""All hosts answer ssh, and their host keys, read through LXD's API: one resource, so that hosts boot side by side."""
+"""Readiness of all hosts: they answer ssh, and LXD's API returns their host keys.
+
+It is one resource, so that hosts boot in parallel.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,11 @@ _POLL = 0.05
 
 
 class Ready(ModuleResource, module="lxd", name="Ready"):
-    """Inputs: project, hosts (name to address), created and started (name to time: a host made anew has a
-    new key, and one that was started boots), unrecorded (hosts that an update made which was killed before it could record
-    them: the next one finds them by its refresh, and removes them).
+    """Readiness of all hosts, as a resource.
+
+    Inputs: project, hosts (name to address), created and started (name to time: a recreated host has a new key, and a started
+    one boots), unrecorded (hosts that a killed update created and did not record: the next one finds them by its refresh, and
+    removes them).
 
     Output `hostKeys`: address to public host key.
     """
@@ -99,4 +104,4 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Nothing outlives the hosts."""
+    """Do nothing: no state outlives the hosts."""

@@ -1,4 +1,7 @@
-"""A bucket that holds anything is not destroyed: what a `pulumi destroy` meets before all else, while hosts still answer."""
+"""The guard of a bucket that holds anything: `pulumi destroy` meets it first.
+
+Hosts still answer then.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def update(name: str, old: Props, new: Props) -> Props:
 
 
 def delete(name: str, props: Props) -> None:
-    """Raises LxdError where the bucket holds anything, and nothing was said of that; then all stays as it is."""
+    """Raise LxdError if the bucket holds anything and no option allows it; then all stays as it is."""
     if pool_of(props["project"]) is None:
         return
     if props["retain"]:
@@ -60,13 +63,13 @@ def _look(project: str) -> None:
         raise LxdError(
             f"no host runs that could say what the bucket holds, so nothing is destroyed: `pulumi up` first, or {WISH}"
         )
-    held = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
-    if held:
-        raise LxdError(f"the bucket holds {held}, so nothing is destroyed: `fab get` what is to stay, then {WISH}")
+    content = holdings({folder: _listed(host, f"{BUCKET}/{folder}") for folder in _listed(host, BUCKET)})
+    if content:
+        raise LxdError(f"the bucket holds {content}, so nothing is destroyed: `fab get` what is to stay, then {WISH}")
 
 
 def running(project: str) -> Any:
-    """A host of the project that runs, by which its bucket is seen; None where there is none."""
+    """Return a running host of the project, which can read its bucket, or None if there is none."""
     instances = (client(project).instances.get(name) for name in hosts_of(project))
     return next((instance for instance in instances if instance.status == "Running"), None)
 
@@ -85,7 +88,7 @@ def _listed(host: Any, path: str) -> list[str]:
 
 
 def holdings(folders: Mapping[str, Sequence[str]]) -> str:
-    """What is in the folders of a bucket, in words; nothing of empty ones and of the cluster's own bookkeeping. Pure."""
+    """Return a description of a bucket's content, without empty folders and the cluster's records. Pure."""
     parts = []
     for folder, entries in sorted(folders.items()):
         if entries and folder not in _BOOKKEEPING:

@@ -23,35 +23,39 @@ from infra.target import Target, TargetError
 
 
 def prepare(stack: str, spec: ClusterSpec, config: LxdConfig, before: State) -> Found:
-    """What this machine has for the stack; raises TargetError where it cannot have it."""
+    """Return this machine's resources for the stack.
+
+    Raises:
+        TargetError: one is missing.
+    """
     try:
-        found = preflight(stack, spec, config, before)
+        facts = preflight(stack, spec, config, before)
     except LxdError as error:
         raise TargetError(str(error)) from None
-    for warning in found.warnings:
+    for warning in facts.warnings:
         pulumi.log.warn(warning)
-    return found
+    return facts
 
 
 def build(stack: str, spec: ClusterSpec, config: LxdConfig, found: Found, authorized_key: Output[str]) -> Cluster:
-    """A cluster of LXD instances."""
+    """Return a cluster of LXD instances."""
     return LxdCluster("cluster", LxdClusterArgs(stack, spec, config, found, authorized_key)).cluster()
 
 
 def anew(spec: ClusterSpec, config: LxdConfig, found: Found, before: State) -> list[str]:
-    """The hosts of the state that differ from what would be declared in something that no host can change."""
+    """Return the hosts that need replacement, since a property differs that no host can change."""
     there = before.of("lxd:Host")
     key = next((str(outputs["publicKey"]) for outputs in before.of("operator:OperatorKey").values()), "")
-    wanted = host_props(spec, config, found, key)
+    expected = host_props(spec, config, found, key)
     return [
         replica.name
-        for replica, props in wanted.items()
+        for replica, props in expected.items()
         if replica.name in there and changes(there[replica.name], props) & host.REPLACE
     ]
 
 
 def read(stack: str, found: Found, path: str) -> bytes | None:
-    """A file of the stack's bucket, through the first host that runs."""
+    """Return a file of the stack's bucket, through the first running host."""
     with suppress(LxdError), errors("LXD"):
         if (through := running(found.names.project)) is not None:
             content: bytes = through.files.get(f"{BUCKET}/{path}")
@@ -60,7 +64,7 @@ def read(stack: str, found: Found, path: str) -> bytes | None:
 
 
 def create(stack: str, found: Found, path: str, content: bytes) -> None:
-    """A file of the stack's bucket where there is none of that name, through the first host that runs."""
+    """Write a file of the stack's bucket unless it exists, through the first running host."""
     try:
         with errors("LXD"):
             if (through := running(found.names.project)) is None:

@@ -1,4 +1,7 @@
-"""The second wall: each host refuses by itself what the firewall refuses, so that no flushed table of the machine opens it."""
+"""The second firewall: each host refuses by itself what the firewall refuses.
+
+So a flushed table of the machine opens no host.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from infra.templates import render
 
 @dataclass(frozen=True)
 class Row:
-    """One row as a host has it; `who` is an address or a range of them, as nft writes it, and so are the `ports`."""
+    """One row for a host; `who` is an address or a range, as nft writes it, and so are the `ports`."""
 
     who: str
     ports: list[str]
@@ -21,10 +24,10 @@ class Row:
 
 
 def wall(rows: tuple[Allow, ...], network: ipaddress.IPv4Network, role: Role) -> str:
-    """The nftables script that a host of the role loads at each boot; pure.
+    """Return the nftables script that a host of the role loads at each boot; pure.
 
-    It is of the whole table and of the addresses that roles may have: no host that comes or goes changes it. Peers are of these
-    addresses and in the set `peers` besides, which the host itself fills while a trainer runs.
+    It is of the whole table and of the addresses that roles may have: no host that comes or goes changes it. Peers are of
+    these addresses and in the set `peers` besides, which the host itself fills while a trainer runs.
     """
 
     def end(other: Role | None) -> str:

@@ -1,1 +1,1 @@
-"""What no stack of ours may do, whoever edits it: pure rules, and a pack that Pulumi runs."""
+"""Rules for every stack: pure functions, and a pack that Pulumi runs."""

@@ -18,7 +18,7 @@ from infra.policy.rules import DEFAULT_MAX_HOURLY_COST, RULES, Rule, hourly_cost
 
 
 def policies() -> list[Policy]:
-    """Every rule as a policy, and the ceiling on cost, which looks at the whole stack."""
+    """Return every rule as a policy, and the limit of the cost, which reads the whole stack."""
     schema = PolicyConfigSchema(properties={"maxHourlyCost": {"type": "number", "default": DEFAULT_MAX_HOURLY_COST}})
     ceiling = StackValidationPolicy(
         name="hourly-cost",

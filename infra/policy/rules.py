@@ -1,4 +1,7 @@
-"""The rules, as pure functions of a resource's type and inputs (in Pulumi's spelling): each yields what is wrong."""
+"""The rules, as pure functions of a resource's type and inputs (in Pulumi's spelling).
+
+Each yields its violations.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def _every(props: Props, key: str) -> Sequence[Any]:
 
 
 def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """An allowing rule for what comes in names a source, and none that is a large part of the internet."""
+    """Require that a rule that allows ingress names a source, and no large part of the internet."""
     if kind != "gcp:compute/firewall:Firewall" or props.get("direction", "INGRESS") != "INGRESS" or not _every(props, "allows"):
         return
     if not any(_every(props, key) for key in ("sourceRanges", "sourceServiceAccounts", "sourceTags")):
@@ -60,7 +63,7 @@ def no_open_ingress(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def no_public_address(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """A host has no address of the internet, unless the pack's configuration says `allowed`."""
+    """Require that a host has no public address, unless the pack's configuration says `allowed`."""
     if config.get("allowed"):
         return
     if kind == INSTANCE:
@@ -72,7 +75,7 @@ def no_public_address(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def no_default_account(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """A host runs as a service account of its own."""
+    """Require that a host runs as a service account of its own."""
     if kind != INSTANCE:
         return
     email = (props.get("serviceAccount") or {}).get("email")
@@ -83,13 +86,13 @@ def no_default_account(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def no_primitive_role(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """Nobody is given a role that means nearly everything."""
+    """Refuse roles that grant nearly everything."""
     if kind.startswith("gcp:") and "IAM" in kind and props.get("role") in _PRIMITIVE:
         yield f"it grants {props['role']}"
 
 
 def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """A bucket goes by IAM alone, can never be public, and is granted to nobody in general."""
+    """Require that a bucket uses IAM alone, can never be public, and is granted to nobody in general."""
     if kind == "gcp:storage/bucket:Bucket":
         if props.get("uniformBucketLevelAccess") is not True:
             yield "it has no uniform access"
@@ -103,21 +106,21 @@ def bucket_is_private(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def labelled(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """What costs money says whose it is."""
-    wanted = {INSTANCE: ("scaletier-stack", "scaletier-role"), "gcp:storage/bucket:Bucket": ("scaletier-stack",)}
+    """Require an owner's label on what costs money."""
+    required = {INSTANCE: ("scaletier-stack", "scaletier-role"), "gcp:storage/bucket:Bucket": ("scaletier-stack",)}
     labels = props.get("labels") or {}
-    yield from (f"it has no label {label}" for label in wanted.get(kind, ()) if not labels.get(label))
+    yield from (f"it has no label {label}" for label in required.get(kind, ()) if not labels.get(label))
 
 
 def shielded(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """A host is a shielded VM, with all three of its parts."""
+    """Require that a host is a shielded VM, with all three of its parts."""
     if kind == INSTANCE:
-        found = props.get("shieldedInstanceConfig") or {}
-        yield from (f"{part} is not on" for part in _SHIELDED if found.get(part) is not True)
+        settings = props.get("shieldedInstanceConfig") or {}
+        yield from (f"{part} is not on" for part in _SHIELDED if settings.get(part) is not True)
 
 
 def terminates(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """A host with GPUs, and a spot host, cannot move while it runs: maintenance ends it."""
+    """Require that a host with GPUs and a spot host end at maintenance, as they cannot migrate."""
     if kind != INSTANCE:
         return
     machine = MACHINES.get(str(props.get("machineType")))
@@ -129,7 +132,7 @@ def terminates(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
-    """A host's machine type is on the list: the pack's `allowed`, else every type that the prices cover."""
+    """Require a machine type of the list: the pack's `allowed`, else every type with a price."""
     if kind == INSTANCE:
         allowed = config.get("allowed") or MACHINES
         name = str(props.get("machineType")).rpartition("/")[2]
@@ -138,7 +141,7 @@ def known_machine_type(kind: str, props: Props, config: Props) -> Iterator[str]:
 
 
 def hourly_cost(resources: Iterable[tuple[str, Props]], config: Props) -> Iterator[str]:
-    """All hosts together cost no more than `maxHourlyCost` US dollars an hour, by the list of prices."""
+    """Require that all hosts cost at most `maxHourlyCost` US dollars an hour, by the list of prices."""
     total, most = 0.0, float(config.get("maxHourlyCost") or 0)
     for kind, props in resources:
         if kind != INSTANCE:
@@ -168,8 +171,8 @@ def _cost(props: Props) -> float | None:
         disk_size=int(disk.get("size", 10)),
         public_address=any(_every(item, "accessConfigs") for item in _every(props, "networkInterfaces")),
     )
-    found = hourly(price_list(), str(props.get("zone")).rpartition("-")[0], {Role.MASTER: (1, shape)})
-    return found.host[Role.MASTER] if found else None
+    cost = hourly(price_list(), str(props.get("zone")).rpartition("-")[0], {Role.MASTER: (1, shape)})
+    return cost.host[Role.MASTER] if cost else None
 
 
 RULES = (

@@ -1,4 +1,4 @@
-"""`python -m infra.runtime`: makes the runtime that local hosts mount, unless it is there; prints where it is."""
+"""`python -m infra.runtime`: build the runtime that local hosts mount; print its path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A runtime, made on the operator's machine for hosts that may be of another system: a folder, or an archive, that is a venv.
+"""A runtime, built on the operator's machine for the hosts' system: a venv as a folder or an archive.
 
-The archive is a tar.gz, because Python alone makes one on any system, and what is essential in Debian unpacks it, in a
-container too, where a squashfs cannot be mounted.
+The archive is a tar.gz: Python alone creates one on any system, and Debian's essential packages unpack it, in a container too,
+where a squashfs cannot be mounted.
 """
 
 from __future__ import annotations
@@ -29,50 +29,55 @@ _COMPRESSION = 4
 
 
 class BuildError(RuntimeError):
-    """Why there is no runtime; the message is one line."""
+    """A runtime that cannot be built; the message is one line."""
 
 
 def folder_of(recipe: Recipe) -> Path:
-    """Where the folder of a recipe is, once it is made."""
+    """Return the path of a recipe's folder, built or not."""
     return KEPT / recipe.name
 
 
 def folder(recipe: Recipe, *, told: bool = False) -> Path:
-    """The folder of a recipe; made where it was not made here before, which takes minutes. BuildError where it cannot be.
+    """Return the folder of a recipe; if it is missing, build it, which takes minutes.
+
+    BuildError where it cannot be.
 
     With `told` what pip says goes to stdout.
     """
-    kept = folder_of(recipe)
-    if not kept.exists():
-        with making(kept, BuildError) as made:
-            _make(recipe, made, told)
-    return kept
+    target = folder_of(recipe)
+    if not target.exists():
+        with making(target, BuildError) as part:
+            _make(recipe, part, told)
+    return target
 
 
 def archive(recipe: Recipe) -> Path:
-    """The archive of a recipe; made where it was not made here before. BuildError where that cannot be done."""
-    kept = KEPT / f"{recipe.name}.tar.gz"
-    if not kept.exists():
-        with beside(kept) as made:
-            made.mkdir()
+    """Return the archive of a recipe; build it if it is missing.
+
+    BuildError where that cannot be done.
+    """
+    target = KEPT / f"{recipe.name}.tar.gz"
+    if not target.exists():
+        with beside(target) as temporary:
+            temporary.mkdir()
             there = folder_of(recipe)
             if not there.exists():
-                there = made / recipe.name
+                there = temporary / recipe.name
                 _make(recipe, there, told=False)
-            part = made / kept.name
+            part = temporary / target.name
             _pack(there, part)
-            settle(part, kept, BuildError)
-    return kept
+            settle(part, target, BuildError)
+    return target
 
 
 def command(recipe: Recipe, site: Path, requirements: Path, constraints: Path) -> list[str]:
-    """pip's command line: wheels for the hosts, whatever this machine is; pure."""
+    """Return pip's command line: wheels for the hosts, whatever this machine is; pure."""
     lists = ("--constraint", str(constraints), "--requirement", str(requirements))
     return pip.command("install", "--target", str(site), "--no-compile", *pip.for_hosts(recipe.python), *lists)
 
 
 def _make(recipe: Recipe, made: Path, told: bool) -> None:
-    """All that a venv has: the Python is the image's."""
+    """Write all of a venv except the Python, which is the image's."""
     site = made / "lib" / f"python{recipe.python}" / "site-packages"
     site.mkdir(parents=True)
     _install(recipe, site, told)
@@ -92,24 +97,24 @@ def _make(recipe: Recipe, made: Path, told: bool) -> None:
 
 
 def _install(recipe: Recipe, site: Path, told: bool) -> None:
-    with tempfile.TemporaryDirectory() as asked:
-        requirements, constraints = Path(asked, "requirements.txt"), Path(asked, "constraints.txt")
+    with tempfile.TemporaryDirectory() as temporary:
+        requirements, constraints = Path(temporary, "requirements.txt"), Path(temporary, "constraints.txt")
         requirements.write_text("".join(f"{line}\n" for line in recipe.requirements))
         constraints.write_text("".join(f"{line}\n" for line in recipe.constraints))
-        done = pip.run(command(recipe, site, requirements, constraints), told=told)
-    if done.returncode:
-        errors = [line for line in (done.stderr or done.stdout).splitlines() if line.startswith("ERROR: ")]
+        result = pip.run(command(recipe, site, requirements, constraints), told=told)
+    if result.returncode:
+        errors = [line for line in (result.stderr or result.stdout).splitlines() if line.startswith("ERROR: ")]
         raise BuildError(f"pip: {(errors or ['it failed'])[-1].removeprefix('ERROR: ')}")
 
 
 def _compile(recipe: Recipe, site: Path) -> None:
-    """Byte code, so that no host has to make it, where this machine has a Python of the hosts' version."""
+    """Compile byte code for all hosts, if this machine has a Python of their version."""
     ours = recipe.python == f"{sys.version_info.major}.{sys.version_info.minor}"
     if (python := sys.executable if ours else shutil.which(f"python{recipe.python}")) is None:
         return
-    seen = f"{VENV}/lib/python{recipe.python}/site-packages"
+    site_packages = f"{VENV}/lib/python{recipe.python}/site-packages"
     subprocess.run(
-        [python, "-m", "compileall", "-qq", "-j0", "-s", site, "-p", seen, "--invalidation-mode=unchecked-hash", site],
+        [python, "-m", "compileall", "-qq", "-j0", "-s", site, "-p", site_packages, "--invalidation-mode=unchecked-hash", site],
         check=False,  # packages bring templates that are no Python
         umask=0o022,
     )
@@ -123,7 +128,7 @@ def _pack(made: Path, part: Path) -> None:
 
 
 def _roots(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Owned by root, and writable by nobody."""
+    """Return the member owned by root, and writable by nobody else."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     if member.isfile():

@@ -20,7 +20,7 @@ _STRAYS = frozenset({"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PI
 
 
 def command(name: str, *arguments: str, whose: Path | None = None) -> list[str]:
-    """`pip NAME ARGUMENTS`, with a `whose` for that Python's packages; pure."""
+    """Return the command line of `pip NAME ARGUMENTS`, for the packages of the Python of `whose`; pure."""
     python = ["--python", str(whose)] if whose else []
     return [
         sys.executable,
@@ -36,7 +36,7 @@ def command(name: str, *arguments: str, whose: Path | None = None) -> list[str]:
 
 
 def for_hosts(python: str) -> list[str]:
-    """By which pip fetches for hosts with this version of Python, whatever this machine is."""
+    """Return pip's options for hosts with this version of Python, whatever this machine is."""
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
 

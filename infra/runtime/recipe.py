@@ -26,7 +26,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """`runtime-` and a hash: another list is another runtime, and two stacks with the same list have the same."""
+        """`runtime-` and a hash of the list: stacks with the same list share a runtime."""
         lines = "\n".join((self.python, *self.requirements, "", *self.constraints))
         return f"runtime-{hashlib.sha256(lines.encode()).hexdigest()[:12]}"
 
@@ -42,7 +42,7 @@ class Recipe:
 
 
 def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = PYTHON) -> Recipe:
-    """What hosts with, or without, an accelerator have."""
+    """Return the recipe for hosts with, or without, an accelerator."""
     package = "tensorflow[and-cuda]" if accelerator else "tensorflow-cpu"
     return Recipe(
         python,
@@ -52,14 +52,14 @@ def recipe(runtime_version: str, accelerator: Accelerator | None, python: str = 
 
 
 def ours() -> Recipe:
-    """What hosts without an accelerator have unless they are to have another TensorFlow."""
+    """Return the recipe for hosts without an accelerator and with the default TensorFlow."""
     return recipe(_tensorflow(), None)
 
 
 def requirement_lines(tensorflow: str) -> list[str]:
-    """What the trainer needs, with this TensorFlow, the model server and the tuner, and gcsfs for the bucket.
+    """Return the requirements: this TensorFlow, the trainer's, server's and tuner's, and gcsfs.
 
-    Other versions are the constraints' affair.
+    The constraints set other versions.
     """
     names = [line.partition("==")[0] for line in _lines("trainer/requirements.txt")]
     mine = [name for name in names if not name.startswith("tensorflow")]
@@ -67,14 +67,14 @@ def requirement_lines(tensorflow: str) -> list[str]:
 
 
 def constraint_lines(runtime_version: str) -> list[str]:
-    """The versions that the project was tried with; none of them for another TensorFlow, which needs others."""
+    """Return the tested versions; none for another TensorFlow, which needs others."""
     if runtime_version != _tensorflow():
         return []
     return [line for line in _lines("constraints.txt") if not re.match(r"(?i)tensorflow", line)]
 
 
 def _tensorflow() -> str:
-    """The version that the project was tried with."""
+    """Return the tested version."""
     return next(line for line in _lines("trainer/requirements.txt") if line.startswith("tensorflow")).partition("==")[2]
 
 

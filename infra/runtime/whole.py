@@ -1,4 +1,4 @@
-"""What is there whole or not at all: folders that are named by what they were made of, and files."""
+"""Folders and files that exist completely or not at all; a folder is named by its inputs."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ _MAKING = ".making-"
 
 
 def key(parts: Iterable[bytes]) -> str:
-    """A name for what is made of these parts, 32 hexadecimal digits."""
+    """Return a name for the result of these parts, 32 hexadecimal digits."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
 @contextmanager
 def making(folder: Path, refusal: type[Exception]) -> Iterator[Path]:
-    """An empty place beside a folder, which becomes that folder once it is filled; another who makes the same may be first.
+    """Yield an empty path beside a folder, which becomes that folder once filled.
 
-    A `refusal` where it cannot take its place.
+    Another process that builds the same may be first. Raises `refusal` if it cannot be renamed.
     """
-    with beside(folder) as made:
-        yield made
-        settle(made, folder, refusal)
+    with beside(folder) as part:
+        yield part
+        settle(part, folder, refusal)
 
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """An empty place beside a file or folder, gone afterwards. What one who was killed has left there goes."""
+    """Yield an empty path beside a file or folder, and remove it afterwards.
+
+    Paths that a killed process left there are removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.parent.resolve() / path.name  # what is made may have its own path in it
-    made = _beside(path)
-    for left in path.parent.glob(f"{_MAKING}*"):
-        if left == made or not _runs(left.name.rpartition("-")[2]):  # numbers of processes come again
-            shutil.rmtree(left, ignore_errors=True)
+    temporary = _beside(path)
+    for stale in path.parent.glob(f"{_MAKING}*"):
+        if stale == temporary or not _runs(stale.name.rpartition("-")[2]):  # numbers of processes come again
+            shutil.rmtree(stale, ignore_errors=True)
     try:
-        yield made
+        yield temporary
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def settle(made: Path, path: Path, refusal: type[Exception]) -> None:
-    """Give what was made its name, once it is on the disk: so a power cut leaves no such name with empty files below it."""
+    """Sync a path to the disk and rename it: so a power cut leaves no such name with empty files below."""
     os.sync()
     with suppress(OSError):
         made.rename(path)
@@ -53,7 +56,7 @@ def settle(made: Path, path: Path, refusal: type[Exception]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Take a folder away: at once for whoever looks, and what is left of it where this breaks off is no folder of that name."""
+    """Remove a folder atomically: if that is interrupted, the rest has another name."""
     folder.rename(going := _beside(folder))
     shutil.rmtree(going)
 
@@ -63,7 +66,7 @@ def _beside(path: Path) -> Path:
 
 
 def _runs(process: str) -> bool:
-    """Whether there is a process of that number, on a system without /proc too."""
+    """Return True if there is a process of that number, on a system without /proc too."""
     try:
         os.kill(int(process), 0)
     except (ValueError, OverflowError, ProcessLookupError):
