@@ -1,4 +1,7 @@
-"""The files of the input: what each is, how many records it has, and a part of them; TensorFlow reads, and so any bucket."""
+"""The input files: their kind, their number of records, and parts of them.
+
+TensorFlow reads them, from any bucket.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class UnreadableError(Exception):
-    """A file cannot be read, which says nothing about what is in it: one line, and whether that may change by itself."""
+    """A file that cannot be read: one line, and whether a retry may succeed.
+
+    It says nothing about the file's content.
+    """
 
     def __init__(self, path: str, error: Exception) -> None:
         super().__init__(f"{path} cannot be read: {why(error)}")
@@ -35,9 +41,12 @@ class UnreadableError(Exception):
 
 
 def kind_of(head: bytes) -> tuple[bool, bool]:
-    """Whether a file that begins so has TFRecords and no lines, and whether it is in gzip; ValueError where it is broken.
+    """Return whether a file with this head has TFRecords, not lines, and whether it is in gzip.
 
     A TFRecord begins with its length in eight bytes, of which the last are 0; no text has a 0. Source: TensorFlow, tf_record.
+
+    Raises:
+        ValueError: it is corrupt.
     """
     packed = head.startswith(_GZIP)
     try:
@@ -48,9 +57,10 @@ def kind_of(head: bytes) -> tuple[bool, bool]:
 
 
 def looked_at(path: str) -> File:
-    """A file with what is found out of it; one that is damaged has the records in front of the damage.
+    """Return a file with its kind and count; a corrupt one has the records in front of the damage.
 
-    UnreadableError where it cannot be read, for whatever else, for half a minute.
+    Raises:
+        UnreadableError: it cannot be read for half a minute, for another reason.
     """
     patience = _Patience(path)
     while True:
@@ -125,7 +135,9 @@ class Reader:
         self._rest: Iterator[bytes] = iter(())
 
     def read(self, file: File, shard: Shard) -> Iterator[bytes]:
-        """The records, or lines without their ends, of a shard. What the shard before was not read of is passed over.
+        """Return the records, or lines without their ends, of a shard.
+
+        What the shard before was not read of is passed over.
 
         UnreadableError as of `looked_at`. Where the file has fewer by now they end early, and `lacking` says so.
         """
@@ -139,14 +151,14 @@ class Reader:
                 yield record
 
     def lacking(self, file: File, shard: Shard) -> list[dict[str, object]]:
-        """An error, where a shard that was read to its end has fewer records than were counted: the file was changed since."""
+        """Return an error if a fully read shard has fewer records than counted: the file has changed."""
         if self._at >= shard.end:
             return []
-        said = self._damage or f"{_ENDED_EARLY}: it was changed, and has {self._at} where {file.count} were counted"
-        return [{"file": file.path, "line": max(self._at, shard.first) + 1, "error": said}]
+        reason = self._damage or f"{_ENDED_EARLY}: it was changed, and has {self._at} where {file.count} were counted"
+        return [{"file": file.path, "line": max(self._at, shard.first) + 1, "error": reason}]
 
     def _next(self, file: File) -> bytes | None:
-        """None at the end, and where there is damage."""
+        """Return the next record, or None at the end and at damage."""
         patience = _Patience(file.path)
         while True:
             try:
@@ -161,13 +173,17 @@ class Reader:
 
 
 class _Patience:
-    """How long an attempt to read a file is made again."""
+    """A time limit for retries of a read."""
 
     def __init__(self, path: str) -> None:
         self._path, self._tries = path, 0
 
     def wait(self, error: Exception) -> None:
-        """Until the next attempt; UnreadableError behind the last one."""
+        """Wait until the next attempt.
+
+        Raises:
+            UnreadableError: it was the last one.
+        """
         if self._tries == len(_PAUSES):
             raise UnreadableError(self._path, error) from None
         time.sleep(_PAUSES[self._tries])
@@ -175,13 +191,16 @@ class _Patience:
 
 
 def _damages() -> tuple[type[Exception], ...]:
-    """The errors that tell of a file's content; all others are of the way to it."""
+    """Return the errors that mean damage of a file's content; all others concern the access to it."""
     errors = tensorflow().errors
     return (errors.DataLossError, errors.OutOfRangeError, zlib.error, EOFError, gzip.BadGzipFile)
 
 
 def _start(file: File, record: int) -> tuple[int, int]:
-    """Return a record at or before one, and its byte, from where a file is read; the first of a file that was changed."""
+    """Return a record at or before the given one, and its byte, where reading can start.
+
+    It is the first record if the file has changed.
+    """
     try:
         same = bool(file.marks) and int(tensorflow().file_io.stat_v2(file.path).length) == file.size
     except tensorflow().errors.OpError:
@@ -190,9 +209,12 @@ def _start(file: File, record: int) -> tuple[int, int]:
 
 
 def _all(path: str, records: bool, packed: bool, byte: int = 0) -> Iterator[bytes]:
-    """Yield the records of a file from one's first byte on, or its lines without their ends; an error for damage."""
-    for found in _raw(path, records, packed, byte):
-        yield found if records else found.removesuffix(b"\n").removesuffix(b"\r")
+    """Yield a file's records from a record's first byte on, or its lines without their ends.
+
+    Raises an error for damage.
+    """
+    for record in _raw(path, records, packed, byte):
+        yield record if records else record.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _raw(path: str, records: bool, packed: bool, byte: int = 0) -> Iterator[bytes]:
@@ -222,5 +244,5 @@ def _said(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """A line of what an error of TensorFlow says."""
+    """Return the line of an error of TensorFlow."""
     return str(getattr(error, "message", error)).partition("\n")[0].partition(" [Op:")[0].strip()

@@ -1,4 +1,7 @@
-"""What a line or a record of the input says: an instance, as the server takes it. RestError where it says none."""
+"""Parse a line or a record of the input into an instance for the server.
+
+Raises RestError if it holds none.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ KEY = "key"
 
 
 def of_line(line: bytes) -> Any:
-    """The JSON value of a line."""
+    """Return the JSON value of a line."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -24,18 +27,18 @@ def of_line(line: bytes) -> Any:
 
 
 def of_record(record: bytes, signature: Signature, key: int) -> Any:
-    """The features of a tf.train.Example that are named as inputs, in their shapes; others are passed over.
+    """Return the features of a tf.train.Example that are named as inputs, in their shapes.
 
-    An input of numbers that it lacks is made of the bytes NAME_raw, one an element, as images are kept: as they are for whole
-    numbers, from 0 to 1 for others. `key` is its number, for a signature that takes a `key` where the record has none. A
-    signature with one input of texts gets the record itself, where no feature has its name.
+    Others are ignored. A missing input of numbers is read from the bytes NAME_raw, one an element, as images are kept:
+    unchanged for whole numbers, scaled to 0 to 1 for others. `key` is the record's number, for a signature that takes a `key`
+    if the record has none. A signature with one input of texts gets the record itself if no feature has its name.
     """
     inputs = signature.inputs
     try:
-        found = tensorflow().example.Example.FromString(record).features.feature
+        feature_map = tensorflow().example.Example.FromString(record).features.feature
     except Exception as error:  # noqa: BLE001  protobuf has errors of its own
         raise RestError(400, f"is no tf.train.Example: {error}") from None
-    features = {name: _values(found[name]) for name in found}
+    features = {name: _values(feature_map[name]) for name in feature_map}
     if len(inputs) == 1 and not features.keys() & inputs.keys():
         ((name, tensor),) = inputs.items()
         if tensor.dtype is None:
@@ -57,18 +60,21 @@ def _values(feature: Any) -> list[Any]:
 
 
 def _bytes(values: list[Any], kind: np.dtype[Any]) -> Any:
-    """The elements that one value of bytes is, as numbers of that kind; whatever else there is, as it is."""
+    """Return the elements of one value of bytes as numbers of that kind; other values unchanged."""
     if len(values) != 1 or not isinstance(values[0], bytes):
         return values
-    found = np.frombuffer(values[0], np.uint8)
-    return (found / np.float32(255)).astype(kind) if kind.kind == "f" else found
+    elements = np.frombuffer(values[0], np.uint8)
+    return (elements / np.float32(255)).astype(kind) if kind.kind == "f" else elements
 
 
 def _shaped(values: Any, tensor: Tensor) -> Any:
-    """As the input has it, without the first dimension; what has another size stays flat, which is refused later."""
-    wanted = [-1 if size is None else size for size in (tensor.shape or (None, None))[1:]]
-    known = math.prod(size for size in wanted if size >= 0)
-    if wanted.count(-1) > 1 or not known or len(values) % known or (-1 not in wanted and len(values) != known):
+    """Return the values in the input's shape without its first dimension.
+
+    Values of another size stay flat; a later check refuses them.
+    """
+    shape = [-1 if size is None else size for size in (tensor.shape or (None, None))[1:]]
+    elements = math.prod(size for size in shape if size >= 0)
+    if shape.count(-1) > 1 or not elements or len(values) % elements or (-1 not in shape and len(values) != elements):
         return values
-    array = np.asarray(values, object if tensor.dtype is None else None).reshape(wanted)
-    return array.tolist() if tensor.dtype is None or not wanted else array
+    array = np.asarray(values, object if tensor.dtype is None else None).reshape(shape)
+    return array.tolist() if tensor.dtype is None or not shape else array

@@ -1,4 +1,4 @@
-"""What a batch needs of TensorFlow, and no more: the one module that knows it."""
+"""The minimal TensorFlow for a batch: the only module here that imports it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Library:
 
 @cache
 def tensorflow() -> Library:
-    """TensorFlow's C++ and the half of its Python that runs a graph.
+    """Return TensorFlow's C++ and the half of its Python that runs a graph.
 
-    All of it takes 2 s to import on a processor, these modules 1 s: a replica of a small batch does little else. So the package
-    is entered past its `__init__`. The hosts' TensorFlow is of one version, and a test holds that it can be had in this way.
+    All of it takes 2 s to import on a processor, these modules 1 s: a replica of a small batch does little else. So the
+    package is entered past its `__init__`. The hosts' TensorFlow is of one version, and a test holds that it can be had in
+    this way.
     """
     spec = importlib.util.find_spec("tensorflow")
     if "tensorflow" not in sys.modules and spec is not None and spec.submodule_search_locations:

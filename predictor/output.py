@@ -1,11 +1,8 @@
-"""The output folder: results, errors and metrics, and meanwhile what is done, each file whole or not there.
+"""The output folder: results, errors, metrics, and the progress, each file written atomically.
 
-| file | what |
-|---|---|
-| `prediction.results-00000-of-00020` | a line for each instance of a shard |
-| `prediction.errors_stats-00000-of-00001` | a line for each instance without a result |
-| `metrics.json` | how many of both; it comes last |
-| `.parts/plan.json`, `.parts/00000.json` | how the input is cut, and which shards are done; gone at the end |
+| file | what | |---|---| | `prediction.results-00000-of-00020` | a line for each instance of a shard | |
+`prediction.errors_stats-00000-of-00001` | a line for each instance without a result | | `metrics.json` | how many of both; it
+comes last | | `.parts/plan.json`, `.parts/00000.json` | how the input is cut, and which shards are done; gone at the end |
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ _PLAN = f"{_PARTS}/plan.json"
 
 
 def results(shard: int, shards: int) -> str:
-    """The name of a shard's results, as Cloud ML had it."""
+    """Return the name of a shard's results, as in Cloud ML."""
     return f"prediction.results-{shard:05d}-of-{shards:05d}"
 
 
@@ -40,7 +37,7 @@ class Output:
         return tensorflow().file_io
 
     def plan(self) -> list[File] | None:
-        """How the input is cut, once that was found out."""
+        """Return the counted input files, or None if they are not counted yet."""
         content = self._read(_PLAN)
         return None if content is None else plan_from_json(content)
 
@@ -48,12 +45,12 @@ class Output:
         self._write(_PLAN, [plan_to_json(files)])
 
     def done(self, shard: Shard) -> Done | None:
-        """What became of a shard, None while it is not done."""
+        """Return the outcome of a shard, or None while it is not done."""
         content = self._read(_part(shard))
         return None if content is None else Done.from_json(content)
 
     def not_done(self, shards: Iterable[Shard]) -> list[Shard]:
-        """Those that are still to do; none of them where all was done and put together."""
+        """Return the shards to do; none if all were done and merged."""
         try:
             there = set(self._io.list_directory_v2(f"{self._folder}/{_PARTS}"))
         except tensorflow().errors.NotFoundError:
@@ -64,7 +61,10 @@ class Output:
         self._write(results(shard.number, shards), lines)
 
     def keep_done(self, shard: Shard, done: Done) -> None:
-        """To be called behind `keep_results`: whoever is killed in between does the shard again, to the same end."""
+        """Record a shard as done; call it after `keep_results`.
+
+        If the process is killed in between, the shard is done again, with the same result.
+        """
         self._write(_part(shard), [done.to_json()])
 
     @property
@@ -79,12 +79,12 @@ class Output:
 
         def errors() -> Iterable[bytes]:
             for shard in shards:
-                done = self.done(shard)
-                if done is None:
+                outcome = self.done(shard)
+                if outcome is None:
                     raise FileNotFoundError(f"{self._folder}/{_part(shard)}")
-                counts["instances"] += done.instances
-                counts["errors"] += len(done.errors)
-                yield from (json.dumps(error, ensure_ascii=False).encode() + b"\n" for error in done.errors)
+                counts["instances"] += outcome.instances
+                counts["errors"] += len(outcome.errors)
+                yield from (json.dumps(error, ensure_ascii=False).encode() + b"\n" for error in outcome.errors)
 
         self._write(ERRORS, errors())
         self._write(METRICS, [json.dumps(counts).encode()])

@@ -18,7 +18,11 @@ class Runs(Protocol):
     signatures: dict[str, Signature]
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
-        """The outputs; RestError where it refuses the inputs."""
+        """Return the outputs.
+
+        Raises:
+            RestError: the model refuses the inputs.
+        """
 
 
 class Predicting:
@@ -30,7 +34,10 @@ class Predicting:
         self._rows = BATCH if self._signature.by_rows else 1
 
     def shard(self, file: File, shard: Shard, records: Iterator[bytes], errors: list[dict[str, object]]) -> Iterator[bytes]:
-        """The lines of a shard's results; what has none is added to `errors`. Lines are counted from 1, as people do."""
+        """Yield the lines of a shard's results; add instances without one to `errors`.
+
+        Lines are counted from 1, as people do.
+        """
         waiting: list[tuple[int, Any]] = []
         for number, record in enumerate(records, shard.first):
             if not file.records and not record.strip():
@@ -48,14 +55,14 @@ class Predicting:
     def _told(self, file: File, read: Sequence[tuple[int, Any]], errors: list[dict[str, object]]) -> Iterator[bytes]:
         good = iter(self.results([value for _, value in read if not isinstance(value, RestError)]))
         for number, value in read:
-            found = value if isinstance(value, RestError) else next(good)
-            if isinstance(found, RestError):
-                errors.append({"file": file.path, "line": number + 1, "error": str(found)})
+            result = value if isinstance(value, RestError) else next(good)
+            if isinstance(result, RestError):
+                errors.append({"file": file.path, "line": number + 1, "error": str(result)})
             else:
-                yield found + b"\n"
+                yield result + b"\n"
 
     def results(self, instances: Sequence[Any]) -> list[bytes | RestError]:
-        """For each instance its result; where some of them are refused they go by halves, until it is known which."""
+        """Return each instance's result; if some are refused, halve the batch to find them."""
         if not instances:
             return []
         try:
@@ -69,6 +76,6 @@ class Predicting:
 
 
 def done_of(file: File, last: bool, instances: int, errors: Sequence[dict[str, object]]) -> Done:
-    """What became of a shard; with the file's damage where it is the last one of it."""
+    """Return the outcome of a shard, with the file's damage if it is the file's last one."""
     damage = [{"file": file.path, "line": file.count + 1, "error": file.damage}] if last and file.damage else []
     return Done(instances, [*errors, *damage])

@@ -1,4 +1,7 @@
-"""What a batch prediction is asked for: a file of the package, so that every replica, and every start of one, has the same."""
+"""The request of a batch prediction: a file of the package.
+
+So every replica, and every start of one, has the same.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ FILE = "predictor/request.json"
 
 @dataclass(frozen=True)
 class Request:
-    """`inputs` are files as the hosts see them, in order; `files` are the model's, each path in its folder with its SHA-256."""
+    """The inputs and the model.
+
+    `inputs` are files as the hosts see them, in order; `files` are the model's, each path in its folder with its SHA-256.
+    """
 
     inputs: tuple[str, ...]
     files: Mapping[str, str]
@@ -22,10 +28,10 @@ class Request:
 
     @classmethod
     def from_json(cls, content: bytes) -> Request:
-        given = json.loads(content)
-        return cls(tuple(given["inputs"]), given["files"])
+        data = json.loads(content)
+        return cls(tuple(data["inputs"]), data["files"])
 
     @classmethod
     def of_package(cls) -> Request:
-        """That of the package that this module is in."""
+        """Return the request of the package with this module."""
         return cls.from_json((Path(__file__).resolve().parents[1] / FILE).read_bytes())

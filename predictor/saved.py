@@ -1,4 +1,4 @@
-"""A SavedModel in a session of TensorFlow, a `predicting.Runs`: a batch needs no more of TensorFlow than that."""
+"""A SavedModel in a session of TensorFlow, a `predicting.Runs`: a batch needs no more of TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class Saved:
     """A SavedModel that was loaded. `run` is for one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Whatever TensorFlow raises where the folder holds no SavedModel that it can load."""
+        """Load a SavedModel; raise TensorFlow's error if that fails."""
         tf = tensorflow()
         self._session = tf.session.Session(graph=tf.ops.Graph())
-        found = tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [_TAG]).signature_def
-        signatures = {name: found[name] for name in found if not name.startswith(_PRIVATE) and found[name].outputs}
+        definitions = tf.saved_model.SavedModelLoader(str(folder)).load(self._session, [_TAG]).signature_def
+        signatures = {
+            name: definitions[name] for name in definitions if not name.startswith(_PRIVATE) and definitions[name].outputs
+        }
         if not signatures:
             raise ValueError(f"the model {NO_SIGNATURE}")
         self.signatures = {name: Signature(_tensors(s.inputs), _tensors(s.outputs)) for name, s in signatures.items()}
@@ -36,7 +38,11 @@ class Saved:
         return self._session.make_callable({name: info.name for name, info in signature.outputs.items()}, feed_list=inputs)
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
-        """The outputs of a signature; RestError 400 where the model refuses the inputs."""
+        """Return the outputs of a signature.
+
+        Raises:
+            RestError: 400 if the model refuses the inputs.
+        """
         errors = tensorflow().errors
         try:
             outputs = self._calls[signature](*(inputs[name] for name in sorted(inputs)))

@@ -1,4 +1,4 @@
-"""How the input is cut: pure functions of how many records each file has, so that every replica comes to the same."""
+"""The shards of the input: pure functions of the files' counts, so that all replicas compute the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class File:
 
 @dataclass(frozen=True)
 class Shard:
-    """Records of one file, `count` from the `first` on, which is the record `key` of all the input. Everything is from 0."""
+    """Records of one file, `count` from the `first` on; that one is record `key` of the input.
+
+    All numbers are from 0.
+    """
 
     number: int
     file: int
@@ -53,7 +56,7 @@ class Shard:
 
 
 def cut(counts: Sequence[int], replicas: int) -> list[Shard]:
-    """Every record in one shard, in order, about PER_REPLICA shards a replica, and none across two files.
+    """Return shards with every record in one, in order, about PER_REPLICA a replica, none across files.
 
     A file without a record has a shard, too.
     """
@@ -68,13 +71,13 @@ def cut(counts: Sequence[int], replicas: int) -> list[Shard]:
 
 
 def mine(shards: Sequence[Shard], rank: int, replicas: int) -> list[Shard]:
-    """Those of one replica."""
+    """Return the shards of one replica."""
     return [shard for shard in shards if shard.number % replicas == rank]
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a shard: how many instances have a result, and for each of the others the file, the line and why not."""
+    """The outcome of a shard: the number of results, and file, line and reason of each error."""
 
     instances: int
     errors: Sequence[dict[str, object]] = ()
@@ -84,8 +87,8 @@ class Done:
 
     @classmethod
     def from_json(cls, content: bytes) -> Done:
-        given = json.loads(content)
-        return cls(given["instances"], given["errors"])
+        data = json.loads(content)
+        return cls(data["instances"], data["errors"])
 
 
 def plan_to_json(files: Sequence[File]) -> bytes:
@@ -93,4 +96,4 @@ def plan_to_json(files: Sequence[File]) -> bytes:
 
 
 def plan_from_json(content: bytes) -> list[File]:
-    return [File(**{**given, "marks": tuple(map(tuple, given.get("marks", ())))}) for given in json.loads(content)]
+    return [File(**{**data, "marks": tuple(map(tuple, data.get("marks", ())))}) for data in json.loads(content)]

@@ -30,7 +30,7 @@ _AGAIN = 143
 
 
 class BatchError(Exception):
-    """Why there will be no predictions: one line, and the exit code."""
+    """An end without predictions: one line, and the exit code."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class BatchError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m predictor.task", description="Predict a batch.")
     parser.add_argument("--data", required=True, help="the files of the input, as they were asked for")
     parser.add_argument("--model", required=True, help="the folder of the model")
@@ -80,7 +80,7 @@ def _run(request: Request, model: str, output: Output, signature: str, rank: int
 
 
 def _predict_mine(request: Request, model: str, output: Output, signature: str, rank: int, replicas: int) -> None:
-    """The shards of this replica, but for those that are done already."""
+    """Predict the shards of this replica that are not done yet."""
     files = _plan(output)
     if files is None:
         return
@@ -100,7 +100,7 @@ def _predict_mine(request: Request, model: str, output: Output, signature: str, 
 
 
 def _plan(output: Output) -> list[File] | None:
-    """How the input is cut, as the chief finds out; None where all was done meanwhile."""
+    """Return the counted input files; None if another process finished the job meanwhile."""
     while (files := output.plan()) is None:
         if output.metrics is not None:
             return None
@@ -129,24 +129,29 @@ def _loaded(request: Request, model: str, signature: str, scratch: Path) -> Pred
 
 def _predict(predicting: Predicting, reader: Reader, output: Output, file: File, shard: Shard, shards: int) -> None:
     start = time.monotonic()
-    found = list[dict[str, object]]()
+    errors = list[dict[str, object]]()
     counted = 0
 
     def results() -> Iterator[bytes]:
         nonlocal counted
-        for line in predicting.shard(file, shard, reader.read(file, shard), found):
+        for line in predicting.shard(file, shard, reader.read(file, shard), errors):
             counted += 1
             yield line
 
     output.keep_results(shard, shards, results())
-    done = done_of(file, shard.end == file.count, counted, [*found, *reader.lacking(file, shard)])
-    output.keep_done(shard, done)
+    outcome = done_of(file, shard.end == file.count, counted, [*errors, *reader.lacking(file, shard)])
+    output.keep_done(shard, outcome)
     seconds = time.monotonic() - start
-    _say(f"Shard {shard.number + 1} of {shards}: {done.instances} instances, {len(done.errors)} errors ({seconds:.3f} sec)")
+    _say(
+        f"Shard {shard.number + 1} of {shards}: {outcome.instances} instances, {len(outcome.errors)} errors ({seconds:.3f} sec)"
+    )
 
 
 def _summed_up(output: Output, replicas: int) -> dict[str, int]:
-    """The counts, once every replica has done its part; that the job ends is what ends the wait otherwise."""
+    """Return the counts once every replica has done its part.
+
+    If one does not, the end of the job ends the wait.
+    """
     shards = cut([file.count for file in output.plan() or ()], replicas)
     while output.not_done(shards):
         time.sleep(_POLL_SECONDS)

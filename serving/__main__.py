@@ -39,14 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", nargs="+", default=["127.0.0.1"], help="addresses to listen at")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--poll-seconds", type=float, default=1.0)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        store = open_store(given.bucket)
+        store = open_store(options.bucket)
     except StoreError as error:
         sys.stderr.write(f"<3>serving: {error}\n")
         return 2
     try:
-        sockets = [socket.create_server((host, given.port)) for host in given.host]
+        sockets = [socket.create_server((host, options.port)) for host in options.host]
     except OSError as error:
         sys.stderr.write(f"<3>serving: cannot listen: {error.strerror}\n")
         return 1
@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shelf = Shelf(
         Catalog(Limited(store, _STORE_SECONDS)),
         store,
-        given.cache,
+        options.cache,
         _load,
         lambda model, rows: metrics.rows.labels(model).observe(rows),
     )
     # Uvicorn ends by raising the signal that it got once more: this is for it, as the process has something left to do.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    threading.Thread(target=_follow, args=(shelf, given.poll_seconds), name="shelf", daemon=True).start()
+    threading.Thread(target=_follow, args=(shelf, options.poll_seconds), name="shelf", daemon=True).start()
     config = uvicorn.Config(
         app(shelf, metrics),
         http="httptools",

@@ -44,7 +44,7 @@ register_url_convertor("name", _Name())
 
 
 class Metrics:
-    """What Prometheus is told."""
+    """Counters and gauges for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -67,26 +67,26 @@ class Metrics:
         self.loaded = Gauge("scaletier_versions_available", "Versions that answer", ("model",), registry=self.registry)
 
     def text(self, shelf: Shelf) -> bytes:
-        """In Prometheus' own format."""
+        """Return the metrics in Prometheus' text format."""
         self.loaded.clear()
-        for name, shown in shelf.models.items():
-            self.loaded.labels(name).set(sum(here.state is LoadState.AVAILABLE for here in shown.versions.values()))
+        for name, served in shelf.models.items():
+            self.loaded.labels(name).set(sum(here.state is LoadState.AVAILABLE for here in served.versions.values()))
         text: bytes = generate_latest(self.registry)
         return text
 
 
 class Room:
-    """How many bytes of requests are being answered: of those that have arrived, as what was only announced needs no memory."""
+    """A limit on the bytes of requests in progress; bytes count once they have arrived."""
 
     def __init__(self) -> None:
         self._taken = 0
 
     @contextlib.asynccontextmanager
     async def content(self, request: Request) -> AsyncIterator[bytes]:
-        """A request's body, which has its room until this ends.
+        """Yield a request's body, whose bytes count against the limit until this ends.
 
-        RestError 413 where it is too large, 503 where there is no room, both as early as that is known, and 408 where it takes
-        too long to arrive.
+        Raises:
+            RestError: 413 if it is too large, 503 if the limit is reached, 408 if it takes too long to arrive.
         """
         size = 0
 
@@ -112,13 +112,13 @@ class Room:
 
 
 def app(shelf: Shelf, metrics: Metrics) -> Starlette:
-    """The application; `shelf` is followed by somebody else."""
+    """Return the application; another thread polls `shelf`."""
 
     room = Room()
 
     async def status(request: Request) -> Response:
-        asked = shelf.there(request.path_params["model"], request.path_params.get("version"))
-        return _json({"model_version_status": [_status(here) for here in asked]})
+        versions = shelf.there(request.path_params["model"], request.path_params.get("version"))
+        return _json({"model_version_status": [_status(here) for here in versions]})
 
     async def metadata(request: Request) -> Response:
         model = request.path_params["model"]
@@ -200,7 +200,11 @@ def app(shelf: Shelf, metrics: Metrics) -> Starlette:
 
 
 async def _content(request: Request, take: Callable[[int], None]) -> bytes:
-    """The request's body; RestError 408 for one that takes too long. `take` is told of each piece, and may refuse it."""
+    """Return the request's body. `take` gets each piece, and may refuse it.
+
+    Raises:
+        RestError: 408 if it takes too long.
+    """
     pieces = []
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -224,12 +228,12 @@ async def _computed(here: Here, signature: str, inputs: rest.Arrays) -> rest.Arr
 
 def _status(here: Here) -> dict[str, Any]:
     code = "OK" if here.state is not LoadState.END else "UNKNOWN"
-    said = {"error_code": code, "error_message": here.why}
-    return {"version": here.name, "state": here.state, "status": said, "deployment": here.token}
+    status = {"error_code": code, "error_message": here.why}
+    return {"version": here.name, "state": here.state, "status": status, "deployment": here.token}
 
 
 def _info(name: str, tensor: Tensor) -> dict[str, Any]:
-    """A TensorInfo, as protocol buffers have it in JSON."""
+    """Return a TensorInfo in the JSON form of protocol buffers."""
     kind = "DT_STRING" if tensor.dtype is None else _KINDS.get(tensor.dtype, f"DT_{tensor.dtype.upper()}")
     dims = [{"size": "-1" if size is None else str(size), "name": ""} for size in tensor.shape or ()]
     return {"dtype": kind, "tensor_shape": {"dim": dims, "unknown_rank": tensor.shape is None}, "name": name}

@@ -1,4 +1,4 @@
-"""Requests that come while another is computed are computed together: a batch waits for nothing but the one before."""
+"""Batch the requests that arrive during a computation: a batch waits for the previous one only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Request:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What two requests must have the same of to go together."""
+        """The properties that two requests must share to be batched."""
         return (self.signature, *((name, a.dtype, a.shape[1:]) for name, a in sorted(self.inputs.items())))
 
 
@@ -40,7 +40,7 @@ class Batcher:
         most_waiting: int = 512,
         saw: Saw = lambda _: None,
     ) -> None:
-        """`saw` is told the rows of every batch."""
+        """Start the thread that computes; `saw` is called with the rows of every batch."""
         self._run, self._signatures, self._most_rows, self._saw = run, signatures, most_rows, saw
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._most_waiting = most_waiting
@@ -50,7 +50,11 @@ class Batcher:
         threading.Thread(target=self._work, name="model", daemon=True).start()
 
     def put(self, signature: str, inputs: Arrays) -> Future[Arrays]:
-        """The outputs, once it is the request's turn. RestError 503 where too many wait already."""
+        """Return a future of the outputs.
+
+        Raises:
+            RestError: 503 if too many requests wait already.
+        """
         together = (
             signature not in self._odd and self._signatures[signature].by_rows and len({len(a) for a in inputs.values()}) == 1
         )
@@ -72,18 +76,18 @@ class Batcher:
             self._waiting.put(None)
 
     def _work(self) -> None:
-        left: _Request | None = None
+        following: _Request | None = None
         while True:
-            first = left or self._waiting.get()
+            first = following or self._waiting.get()
             if first is None:
                 return
-            batch, left, ended = self._gather(first)
+            batch, following, ended = self._gather(first)
             self._compute(batch)
             if ended:
                 return
 
     def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None, bool]:
-        """Those that wait and fit the first, who is next, and whether nobody comes any more."""
+        """Return the waiting requests that fit the first, the next one, and whether the end has come."""
         batch, rows = [first], first.rows
         while first.rows and first.signature not in self._odd and rows < self._most_rows:
             try:

@@ -17,35 +17,42 @@ _TOKEN = re.compile(r"[A-Za-z0-9]{0,64}")
 
 
 class Catalog:
-    """Which models there are. StoreError where the bucket fails."""
+    """The models' records in the bucket. Its methods raise StoreError if the bucket fails."""
 
     def __init__(self, store: Store, sleep: Callable[[float], None] = time.sleep) -> None:
         self._store, self._sleep = store, sleep
 
     def models(self) -> tuple[list[Model], list[str]]:
-        """Every model by name, and a line about each record that cannot be read."""
-        found, bad = [], []
+        """Return every model by name, and a line about each unreadable record."""
+        records, bad = [], []
         for path, content in sorted(self._store.scan(EVERY_MODEL).items()):
             try:
-                found.append(_model(model_of(path), content))
+                records.append(_model(model_of(path), content))
             except RecordError as error:
                 bad.append(f"{model_of(path)}: {error}")
-        return found, bad
+        return records, bad
 
     def in_use(self) -> bool:
-        """True for a bucket in which something else of a cluster is, too."""
+        """Return True for a bucket with other data of a cluster."""
         return self._store.read(paths.QUEUE) is not None or bool(self._store.scan(paths.EVERY_JOB))
 
     def model(self, name: str) -> Model | None:
-        """One of them, None where there is none; RecordError for one that cannot be read."""
+        """Return a model, or None if there is none.
+
+        Raises:
+            RecordError: its record is unreadable.
+        """
         item = self._store.read(path_of(name))
         return _model(name, item.content) if item else None
 
     def change(self, name: str, change: Callable[[Model], Model], create: bool = False) -> Model:
-        """The model after a change, made of the newest record, and again of a newer one where somebody was quicker.
+        """Apply a change to the newest record and return the result.
 
-        So `change` must come to the same when it finds its own work done. ModelError where there is no such model, unless it
-        may be made, and for what `change` refuses.
+        If another writer was quicker, the change is applied again to the newer record. So `change` must have no further effect
+        on a record that already contains it.
+
+        Raises:
+            ModelError: the model does not exist, unless it may be created, or `change` refuses.
         """
         for _ in range(_TRIES):
             item = self._store.read(path_of(name))

@@ -1,7 +1,8 @@
-"""What is said about a model: `models/<model>/model.json`, one record with all its versions, and what may become of them.
+"""The record of a model, `models/<model>/model.json`, with all its versions and their states.
 
-As it is one object that is only ever replaced just as it was read, of two who change it at once one does it again on top of the
-other: a name has one owner, and there is one default. Names are Cloud ML's (`projects.models.versions`) where it has them.
+It is one object that is replaced only in the version that was read. So of two writers at once one applies its change again to
+the other's result: a name has one owner, and there is one default. Names are Cloud ML's (`projects.models.versions`) if it has
+them.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ EVERY_MODEL = f"{_MODELS}/*/model.json"
 
 
 def path_of(model: str) -> str:
-    """Where a model's record is in the bucket."""
+    """Return the path of a model's record in the bucket."""
     return f"{_MODELS}/{model}/model.json"
 
 
 def model_of(path: str) -> str:
-    """The model whose record that is."""
+    """Return the model to which the record belongs."""
     return path.split("/")[1]
 
 
 def folder_of(model: str, version: str) -> str:
-    """Where the files of a version are in the bucket."""
+    """Return the folder of a version's files in the bucket."""
     return f"{_MODELS}/{model}/versions/{version}"
 
 
 class LoadState(StrEnum):
-    """Of a version on a server, as TensorFlow Serving calls it."""
+    """The state of a version on a server, in TensorFlow Serving's terms."""
 
     LOADING = "LOADING"
     AVAILABLE = "AVAILABLE"
@@ -45,9 +46,10 @@ class LoadState(StrEnum):
 
 
 class VersionState(StrEnum):
-    """CREATING: its files are on their way, or servers try whether they can load it. Only what is READY may be the default.
+    """The state of a version in the bucket; only a READY one may be the default.
 
-    An UNDEPLOYED one is kept, but not served. A DELETED one has no files any more; its name stays taken.
+    CREATING: its files are uploaded, or servers test whether they can load it. An UNDEPLOYED one is kept, but not served. A
+    DELETED one has no files any more; its name stays reserved.
     """
 
     CREATING = "CREATING"
@@ -63,9 +65,9 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a model. `files` maps each path below its folder to its SHA-256, empty until all of them are there.
+    """A version of a model. `files` maps each path below its folder to its SHA-256, empty until complete.
 
-    `size` is their bytes; `manifest` the short form of that of the job that made it; `token` tells one deployment from another.
+    `size` is their bytes; `manifest` is the short form of that of the job that made it; `token` identifies the deployment.
     """
 
     name: str
@@ -87,7 +89,7 @@ class Version:
 
     @property
     def may_be_again(self) -> bool:
-        """True where its files are there, and it is not served: undeployed, or its deployment ended before it was READY."""
+        """True if its files exist, and it is not served: undeployed, or not READY before its deployment ended."""
         return bool(self.files) and self.state is not VersionState.READY
 
 
@@ -108,7 +110,7 @@ class Model(Record):
         return [version for version in self.versions if version.state is not VersionState.DELETED]
 
     def version(self, name: str) -> Version:
-        """The version of that name; ModelError that lists those that there are."""
+        """Return the version of that name. Raises ModelError that lists the existing ones."""
         for version in self.there:
             if version.name == name:
                 return version
@@ -116,7 +118,11 @@ class Model(Record):
         raise ModelError(f"model {self.name} has no version {name!r}; there are {names}")
 
     def begun(self, version: Version) -> Model:
-        """With one more version; ModelError where its name was used before, by one that has come to have files."""
+        """Return the model with one more version.
+
+        Raises:
+            ModelError: its name belongs to a version that got files.
+        """
         if any(other.name == version.name and other.token == version.token for other in self.versions):
             return self
         for other in self.versions:
@@ -127,24 +133,35 @@ class Model(Record):
                     f"version {version.name} of model {self.name} was made at {other.createTime} ({was}), and a name is used "
                     "once: take another"
                 )
-        kept = [other for other in self.versions if other.name != version.name]
-        return replace(self, versions=[*kept, version])
+        others = [other for other in self.versions if other.name != version.name]
+        return replace(self, versions=[*others, version])
 
     def copied(self, name: str, token: str, files: Mapping[str, str], size: int) -> Model:
-        """Its files are all in the bucket: servers may try to load it. ModelError where it is another deployment's by now."""
+        """Return the model with all of a version's files in the bucket: servers may load it.
+
+        Raises:
+            ModelError: the version is another deployment's by now.
+        """
         return self._changed(replace(self._creating(name, token), files=dict(files), size=size))
 
     def ready(self, name: str, token: str) -> Model:
-        """Servers have loaded it; the first version that comes to this is the default. ModelError as of `copied`."""
+        """Return the model with a version that servers have loaded; the first one is the default.
+
+        Errors are those of `copied`.
+        """
         model = self._changed(replace(self._creating(name, token), state=VersionState.READY))
         return model if model.default else replace(model, default=name)
 
     def failed(self, name: str, token: str, why: str) -> Model:
-        """It came to nothing. ModelError as of `copied`."""
+        """Return the model with a version that failed. Errors are those of `copied`."""
         return self._changed(replace(self._creating(name, token), state=VersionState.FAILED, errorMessage=why))
 
     def with_default(self, name: str) -> Model:
-        """With another default; ModelError for a version that is not served."""
+        """Return the model with another default.
+
+        Raises:
+            ModelError: the version is not served.
+        """
         version = self.version(name)
         if version.state is not VersionState.READY:
             ready = ", ".join(v.name for v in self.there if v.state is VersionState.READY) or "none"
@@ -154,14 +171,18 @@ class Model(Record):
         return replace(self, default=name)
 
     def undeployed(self, name: str) -> Model:
-        """No server has it any more, its files stay; ModelError for the default while others are served."""
+        """Return the model with a version that is no longer served; its files stay.
+
+        Raises:
+            ModelError: it is the default while others are served.
+        """
         version = self.version(name)
         if not version.files:
             raise ModelError(f"version {name} of model {self.name} is {version.state}: there is nothing to undeploy")
         return self._without_default(name)._changed(replace(version, state=VersionState.UNDEPLOYED))
 
     def again(self, name: str, token: str) -> Model:
-        """One that is not served, and has its files, is tried by servers once more."""
+        """Return the model with an unserved version, which has its files, to be loaded again."""
         version = self.version(name)
         if version.token == token:
             return self
@@ -170,10 +191,14 @@ class Model(Record):
         return self._changed(replace(version, state=VersionState.CREATING, token=token, errorMessage=""))
 
     def deleted(self, name: str) -> Model:
-        """Without a version, whose name stays taken; ModelError for the default while there are others."""
+        """Return the model without a version, whose name stays reserved.
+
+        Raises:
+            ModelError: it is the default while there are others.
+        """
         version = self.version(name)
-        kept = replace(version, state=VersionState.DELETED, files={}, size=0, manifest={})
-        return self._without_default(name)._changed(kept)
+        deleted = replace(version, state=VersionState.DELETED, files={}, size=0, manifest={})
+        return self._without_default(name)._changed(deleted)
 
     def _creating(self, name: str, token: str) -> Version:
         version = self.version(name)

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API, version 1: what a request means, and what an answer looks like. Knows no TensorFlow.
+"""TensorFlow Serving's REST API, version 1: parse requests, format answers, without TensorFlow.
 
 Source: "RESTful API" in TensorFlow Serving's documentation. Versions have names here, as in Cloud ML, and no numbers.
 """
@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class RestError(Exception):
-    """An answer that is none: the HTTP status, one line, and after how many seconds it is worth asking again."""
+    """A failed request: the HTTP status, one line, and the seconds until a retry is useful."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class RestError(Exception):
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a signature: its NumPy kind, None for texts, and its shape, None for any and in it for any size."""
+    """An input or output of a signature: NumPy kind, None for texts, and shape, None for any."""
 
     dtype: str | None
     shape: tuple[int | None, ...] | None
@@ -50,24 +50,28 @@ class Signature:
 
     @property
     def by_rows(self) -> bool:
-        """True where each row of the inputs gives a row of the outputs, as far as shapes tell: so requests may go together."""
+        """True if each input row gives an output row by the shapes: then requests can be batched."""
         tensors = [*self.inputs.values(), *self.outputs.values()]
         return bool(self.inputs) and all(tensor.shape and tensor.shape[0] is None for tensor in tensors)
 
 
 def body_of(content: bytes) -> dict[str, Any]:
-    """The JSON object of a request; RestError 400 for what is none. NaN and Infinity are no JSON."""
+    """Return the JSON object of a request. NaN and Infinity are no JSON.
+
+    Raises:
+        RestError: 400 if it is not one.
+    """
     try:
-        found = orjson.loads(content)
+        body = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise RestError(400, f"the request is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise RestError(400, "the request must be a JSON object with instances, or inputs")
-    return found
+    return body
 
 
 def signature_name(body: Mapping[str, Any]) -> str:
-    """The signature that is meant."""
+    """Return the name of the requested signature."""
     name = body.get("signature_name", SIGNATURE)
     if not isinstance(name, str):
         raise RestError(400, "signature_name must be a text")
@@ -75,14 +79,18 @@ def signature_name(body: Mapping[str, Any]) -> str:
 
 
 def chosen(signatures: Mapping[str, Signature], name: str) -> Signature:
-    """The signature of that name; RestError 400 that lists those that there are."""
+    """Return the signature of that name.
+
+    Raises:
+        RestError: 400 if there is none; it lists those that exist.
+    """
     if name not in signatures:
         raise RestError(400, f"there is no signature {name!r}; there are {', '.join(sorted(signatures)) or 'none'}")
     return signatures[name]
 
 
 def predict(body: Mapping[str, Any], signature: Signature) -> tuple[Arrays, bool]:
-    """The arrays of a predict request, and whether it came by rows (`instances`) or by columns (`inputs`)."""
+    """Return the arrays of a predict request, and whether it is by rows (`instances`, else `inputs`)."""
     if ("instances" in body) == ("inputs" in body):
         raise RestError(400, "the request must have either instances (rows) or inputs (columns)")
     if "instances" in body:
@@ -98,9 +106,9 @@ def _rows(instances: Any, signature: Signature) -> Arrays:
         columns: dict[str, list[Any]] = {name: [] for name in names}
         for index, row in enumerate(instances):
             if not isinstance(row, dict) or row.keys() != names.keys():
-                given = ", ".join(sorted(row)) if isinstance(row, dict) else "no object"
+                keys = ", ".join(sorted(row)) if isinstance(row, dict) else "no object"
                 raise RestError(
-                    400, f"instance {index} has {given or 'nothing'}; this signature takes {', '.join(sorted(names))}"
+                    400, f"instance {index} has {keys or 'nothing'}; this signature takes {', '.join(sorted(names))}"
                 )
             for name in names:
                 columns[name].append(row[name])
@@ -126,7 +134,11 @@ def _columns(inputs: Any, signature: Signature) -> Arrays:
 
 
 def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A value of JSON as an array of the input's kind; RestError 400 where it cannot be one, or has another shape."""
+    """Return a JSON value as an array of the input's kind.
+
+    Raises:
+        RestError: 400 if it is of another kind or shape.
+    """
     try:
         array = (
             np.array(_decoded(value, name), dtype=object)
@@ -141,7 +153,7 @@ def _array(name: str, value: Any, tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _numbers(name: str, array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """The numbers as this kind, none of them another one than before but for rounding."""
+    """Return the numbers in this kind; they may change by rounding only."""
     if array.dtype.kind not in "fiub" or array.size == 0:
         raise ValueError(name)
     kind = np.dtype(dtype)
@@ -163,7 +175,7 @@ def _kinds(tensor: Tensor) -> str:
 
 
 def _decoded(value: Any, name: str, depth: int = 0) -> Any:
-    """Texts as bytes; `{"b64": …}` is binary, and bytes are what they are."""
+    """Return the value with texts as bytes; `{"b64": …}` is decoded."""
     if isinstance(value, list):
         if depth == _DEEPEST:
             raise RestError(400, f"input {name} has lists in lists {_DEEPEST} deep, and no tensor has so many dimensions")
@@ -187,12 +199,15 @@ def _fits(found: Sequence[int], wanted: Sequence[int | None] | None) -> bool:
 
 
 def shape_text(shape: Sequence[int | None] | None) -> str:
-    """`[?, 784]`."""
+    """Return a shape as `[?, 784]`."""
     return "any" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def answer(outputs: Arrays, by_rows: bool) -> bytes:
-    """The body of an answer to predict: `predictions`, one a row, or `outputs`; a single output goes without its name."""
+    """Return the body of a predict answer: `predictions`, one a row, or `outputs`.
+
+    A single output has no name.
+    """
     if by_rows:
         return _json({"predictions": _by_instance(outputs)}, outputs)
     columns = _columns_of(outputs)
@@ -200,15 +215,19 @@ def answer(outputs: Arrays, by_rows: bool) -> bytes:
 
 
 def lines(outputs: Arrays, count: int) -> list[bytes]:
-    """What `answer` has in `predictions`, each as JSON of its own; RestError 400 where they are not `count`."""
-    found = _by_instance(outputs)
-    if len(found) != count:
-        raise RestError(400, f"the outputs of this signature have {len(found)} rows for {count} instances")
-    return [_json(row, outputs) for row in found]
+    """Return each element of the `predictions` of `answer` as JSON.
+
+    Raises:
+        RestError: 400 if their number is not `count`.
+    """
+    values = _by_instance(outputs)
+    if len(values) != count:
+        raise RestError(400, f"the outputs of this signature have {len(values)} rows for {count} instances")
+    return [_json(row, outputs) for row in values]
 
 
 def _by_instance(outputs: Arrays) -> list[Any]:
-    """A value for each row of the outputs; a single output goes without its name."""
+    """Return a value for each row of the outputs; a single output has no name."""
     if len(_row_counts(outputs)) != 1 or None in _row_counts(outputs):
         raise RestError(400, "the outputs of this signature have not one row for each instance: ask by columns (inputs)")
     columns = _columns_of(outputs)
@@ -219,20 +238,20 @@ def _by_instance(outputs: Arrays) -> list[Any]:
 
 
 def _columns_of(outputs: Arrays) -> dict[str, Any]:
-    """By name, in the order of their names: TensorFlow's own is another in each process."""
+    """Return the outputs sorted by name: TensorFlow's order differs between processes."""
     return {name: _plain(name, outputs[name]) for name in sorted(outputs)}
 
 
 def examples(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The examples of a classify request, each with the features of `context`, which all of them have."""
-    found, context = body.get("examples"), body.get("context", {})
-    if not isinstance(found, list) or not found or not all(isinstance(item, dict) for item in [*found, context]):
+    """Return the examples of a classify request, each with the features of the shared `context`."""
+    items, context = body.get("examples"), body.get("context", {})
+    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in [*items, context]):
         raise RestError(400, "examples must be a list of objects, feature to value, and context one such object")
-    return [{**context, **item} for item in found]
+    return [{**context, **item} for item in items]
 
 
 def classified(outputs: Arrays) -> bytes:
-    """The body of an answer to classify: a list of [label, score] for each example.
+    """Return the body of a classify answer: a list of [label, score] for each example.
 
     Labels are `classes` where the signature gives one for each score, as one made for classification does; else 0, 1, ….
     """
@@ -268,7 +287,7 @@ def _texts(value: Any, binary: bool) -> Any:
 
 
 def _json(value: Any, arrays: Arrays) -> bytes:
-    """As JSON; what is no number is written as TensorFlow Serving does, NaN or Infinity, which Python's json reads."""
+    """Return a value as JSON; NaN and Infinity are written as by TensorFlow Serving, which Python reads."""
     if all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
         return orjson.dumps(value)
     return json.dumps(value, separators=(",", ":")).encode()

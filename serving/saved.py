@@ -1,4 +1,7 @@
-"""A SavedModel in this process: its signatures as functions of NumPy arrays. The one module that knows TensorFlow."""
+"""A SavedModel in this process: its signatures as functions of NumPy arrays.
+
+It is the only module here that imports TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from serving.rest import Arrays, RestError, Signature, Tensor
 
 @cache
 def tensorflow() -> Any:
-    """TensorFlow, whose import takes seconds and is for a thread that nobody waits for."""
+    """Import and return TensorFlow, which takes seconds; call it in a background thread."""
     import tensorflow as tf
 
     return tf
@@ -26,7 +29,7 @@ class Saved:
     """A SavedModel that was loaded. `run` is for one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Whatever TensorFlow raises where the folder holds no SavedModel that it can load."""
+        """Load a SavedModel; raise TensorFlow's error if that fails."""
         tf = tensorflow()
         self._model = tf.saved_model.load(str(folder))  # the functions live as long as it does
         self._functions = dict(self._model.signatures)
@@ -35,7 +38,7 @@ class Saved:
         self.signatures = {name: _signature(function) for name, function in self._functions.items()}
 
     def warm_up(self) -> None:
-        """Run what can be run with zeros, so that the first request does not wait for what TensorFlow does once."""
+        """Run signatures with zeros, so that the first request does not wait for TensorFlow's set-up."""
         for name, signature in self.signatures.items():
             inputs = {key: _zeros(tensor) for key, tensor in signature.inputs.items()}
             if all(array is not None for array in inputs.values()):
@@ -43,7 +46,11 @@ class Saved:
                     self.run(name, inputs)  # type: ignore[arg-type]  # there is no None in it
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
-        """The outputs of a signature; RestError 400 where the model refuses the inputs."""
+        """Return the outputs of a signature.
+
+        Raises:
+            RestError: 400 if the model refuses the inputs.
+        """
         tf = tensorflow()
         try:
             tensors = {name: tf.constant(array) for name, array in inputs.items()}
@@ -53,11 +60,14 @@ class Saved:
             raise RestError(400, f"the model refuses the input: {str(error).partition(chr(10))[0]}") from None
 
     def examples(self, signature: str, examples: Sequence[Mapping[str, Any]]) -> Arrays:
-        """The inputs of a signature for such examples: serialized tf.train.Example where it takes one text, else by name."""
-        wanted = self.signatures[signature].inputs
-        if len(wanted) == 1 and next(iter(wanted.values())).dtype is None:
+        """Return a signature's inputs for examples: serialized if it takes one text, else by name.
+
+        The serialized form is tf.train.Example.
+        """
+        inputs = self.signatures[signature].inputs
+        if len(inputs) == 1 and next(iter(inputs.values())).dtype is None:
             serialized = [_example(example) for example in examples]
-            return {next(iter(wanted)): np.array(serialized, dtype=object)}
+            return {next(iter(inputs)): np.array(serialized, dtype=object)}
         from serving.rest import predict
 
         return predict({"instances": [dict(example) for example in examples]}, self.signatures[signature])[0]
@@ -83,18 +93,18 @@ def _zeros(tensor: Tensor) -> np.ndarray[Any, Any] | None:
 
 
 def _example(features: Mapping[str, Any]) -> bytes:
-    """A tf.train.Example; numbers with a point are floats, whole ones int64, texts bytes."""
+    """Return a tf.train.Example; numbers with a point are floats, whole ones int64, texts bytes."""
     train = tensorflow().train
-    kept = {}
+    present = {}
     for name, value in features.items():
         values = value if isinstance(value, list) else [value]
         if all(isinstance(item, str) for item in values):
-            kept[name] = train.Feature(bytes_list=train.BytesList(value=[item.encode() for item in values]))
+            present[name] = train.Feature(bytes_list=train.BytesList(value=[item.encode() for item in values]))
         elif all(isinstance(item, int) and -(2**63) <= item < 2**63 for item in values):
-            kept[name] = train.Feature(int64_list=train.Int64List(value=values))
+            present[name] = train.Feature(int64_list=train.Int64List(value=values))
         elif all(isinstance(item, int | float) for item in values):
-            kept[name] = train.Feature(float_list=train.FloatList(value=values))
+            present[name] = train.Feature(float_list=train.FloatList(value=values))
         else:
             raise RestError(400, f"feature {name} must be a number, a text, or a list of either")
-    content: bytes = train.Example(features=train.Features(feature=kept)).SerializeToString()
+    content: bytes = train.Example(features=train.Features(feature=present)).SerializeToString()
     return content

@@ -1,4 +1,4 @@
-"""Which versions this server has: it follows the bucket, loads what is wanted, and drops what is not."""
+"""The versions of this server: it polls the bucket, loads the served ones and unloads the others."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class LoadedModel(Protocol):
     signatures: dict[str, Signature]
 
     def run(self, signature: str, inputs: Arrays) -> Arrays:
-        """The outputs."""
+        """Return the outputs."""
 
     def examples(self, signature: str, examples: Any) -> Arrays:
-        """The inputs for such examples."""
+        """Return the inputs for these examples."""
 
 
 Load = Callable[[Path], LoadedModel]
@@ -54,14 +54,17 @@ class Here:
 
 @dataclass(frozen=True)
 class Shown:
-    """A model on this server. `default` is the one that answers where no version is named, None while there is none."""
+    """A model on this server. `default` answers if a request names no version, None while there is none."""
 
     default: Here | None
     versions: Mapping[str, Here]
 
 
 class Shelf:
-    """`follow` is for one thread; `find` and `models` for all: what they give is never changed, only replaced."""
+    """The loaded models. One thread calls `follow`; all may call `find` and `models`.
+
+    Their results are immutable and are replaced as a whole.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,10 @@ class Shelf:
         saw: Callable[[str, int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cache` is a folder of this server's own. `saw` is told each model's batches by their rows."""
+        """Prepare a server without models.
+
+        `cache` is a folder of this server's own. `saw` is called with each model's batches by their rows.
+        """
         self._clock = clock
         self._marks: set[Path] = set()
         self._catalog, self._files, self._cache, self._load, self._saw = catalog, files, cache, load, saw
@@ -82,21 +88,29 @@ class Shelf:
 
     @property
     def models(self) -> Mapping[str, Shown]:
-        """What there is now."""
+        """The present models by name."""
         return self._models
 
     def there(self, model: str, version: str | None) -> list[Here]:
-        """The versions of a model, or the one that is meant; RestError 404 for what is not there, 503 before the first look."""
-        shown = self._shown(model)
+        """Return the versions of a model, or the requested one.
+
+        Raises:
+            RestError: 404 if it does not exist, 503 before the first poll.
+        """
+        served = self._shown(model)
         if version is None:
-            return list(shown.versions.values())
-        if version not in shown.versions:
-            there = ", ".join(sorted(shown.versions)) or "none"
+            return list(served.versions.values())
+        if version not in served.versions:
+            there = ", ".join(sorted(served.versions)) or "none"
             raise RestError(404, f"model {model} has no version {version!r} here; there are {there}")
-        return [shown.versions[version]]
+        return [served.versions[version]]
 
     def find(self, model: str, version: str | None) -> Here:
-        """The version that is to answer; RestError as of `there`, and 503 for one that may be there soon."""
+        """Return the version that is to answer.
+
+        Raises:
+            RestError: as by `there`, and 503 for one that may be loaded soon.
+        """
         here = self._shown(model).default if version is None else self.there(model, version)[0]
         if here is None or here.state is LoadState.LOADING:
             raise RestError(503, f"model {model} is not loaded yet", _RETRY_SECONDS)
@@ -120,28 +134,28 @@ class Shelf:
     def follow(self) -> None:
         """Do what the bucket wants, a version at a time. Never raises for what one model or the bucket does."""
         try:
-            wanted, bad = self._catalog.models()
+            records, bad = self._catalog.models()
         except (StoreError, Conflict) as error:
             _complain(f"the bucket does not answer: {error}")
             return
         for line in bad:
             _complain(line)
         broken = {line.partition(":")[0] for line in bad}
-        gone = self._models.keys() - {model.name for model in wanted if _wanted(model)} - broken
-        if gone and not wanted and not bad and not self._bucket_there():
+        deleted = self._models.keys() - {model.name for model in records if _wanted(model)} - broken
+        if deleted and not records and not bad and not self._bucket_there():
             _complain("the bucket is empty: it is taken for one that is away")
             return
         # What answered before a restart does so again before anything new is tried, which may take the whole process down.
         for state in (VersionState.READY, VersionState.CREATING):
-            for model in wanted:
+            for model in records:
                 if any(version.state is state for version in _wanted(model)):
                     self._follow(model, state)
-        if gone:
-            self._drop(gone)
+        if deleted:
+            self._drop(deleted)
         self.looked = True
 
     def _bucket_there(self) -> bool:
-        """False for a folder that something was mounted on: no bucket of a cluster is without a queue or a job for long."""
+        """Return False for an unmounted folder: a cluster's bucket soon has a queue or a job."""
         try:
             return self._catalog.in_use()
         except (StoreError, Conflict):
@@ -150,39 +164,39 @@ class Shelf:
     def _follow(self, model: Model, state: VersionState) -> None:
         """Load the versions of that state, and drop what is not wanted."""
         there = dict(self._models[model.name].versions) if model.name in self._models else {}
-        kept = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
+        versions = {v.name: there[v.name] for v in _wanted(model) if v.name in there and there[v.name].token == v.token}
         for version in _wanted(model):
-            if version.name not in kept:
-                kept[version.name] = Here(version.name, LoadState.LOADING, token=version.token)
-        self._show(model, kept)
+            if version.name not in versions:
+                versions[version.name] = Here(version.name, LoadState.LOADING, token=version.token)
+        self._show(model, versions)
         for version in _wanted(model):
-            here = kept[version.name]
+            here = versions[version.name]
             if version.state is state and (here.state is LoadState.LOADING or self._try_again(version, here)):
-                kept = {**kept, version.name: self._loaded(model.name, version, here.tries)}
-                self._show(model, kept)
+                versions = {**versions, version.name: self._loaded(model.name, version, here.tries)}
+                self._show(model, versions)
         for name, here in there.items():
-            if kept.get(name) is not here and here.batcher:
+            if versions.get(name) is not here and here.batcher:
                 here.batcher.close()
-        self._tidy(model.name, kept)
+        self._tidy(model.name, versions)
 
     def _show(self, model: Model, versions: Mapping[str, Here]) -> None:
-        """The default is the one that the record names once it answers; until then who answered before goes on."""
-        named = versions.get(model.default)
+        """Publish the versions of a model; the default changes when the recorded one answers."""
+        recorded = versions.get(model.default)
         before = self._models[model.name].default if model.name in self._models else None
-        default = named
-        if (named is None or named.state is not LoadState.AVAILABLE) and before and before.state is LoadState.AVAILABLE:
+        default = recorded
+        if (recorded is None or recorded.state is not LoadState.AVAILABLE) and before and before.state is LoadState.AVAILABLE:
             still = versions.get(before.name)
-            default = still if still and still.state is LoadState.AVAILABLE else before if named else named
+            default = still if still and still.state is LoadState.AVAILABLE else before if recorded else recorded
         self._models = {**self._models, model.name: Shown(default, dict(versions))}
 
     def _try_again(self, version: Version, here: Here) -> bool:
-        """True for one that did answer, or should, after a pause that is twice as long each time."""
+        """Return True for a version to load again, after a pause that doubles each time."""
         if version.state is not VersionState.READY or here.state is not LoadState.END or not here.tries:
             return False
         return self._clock() - here.at >= math.ldexp(_AGAIN_SECONDS, here.tries - 1)
 
     def _loaded(self, model: str, version: Version, tries: int) -> Here:
-        """What comes of loading it, which has failed so often before."""
+        """Load a version and return the result; `tries` loads have failed before."""
         mark = self._cache / f".loading-{model}-{version.name}-{version.token}"
         if mark.exists() and mark not in self._marks:
             why = "the server ended while it loaded this: fab undeploy and fab deploy try it once more"
@@ -206,12 +220,16 @@ class Shelf:
         return Here(version.name, LoadState.AVAILABLE, model=saved, batcher=batcher, token=version.token)
 
     def close(self) -> None:
-        """The process ends, and no model is to blame for it."""
+        """End with the process, without blaming a model for it."""
         for mark in self._marks:
             mark.unlink(missing_ok=True)
 
     def _fetched(self, model: str, version: Version) -> Path:
-        """The version's files in a folder of our own, each as it was when it was deployed; ValueError where one is another."""
+        """Return the version's files in a local folder, each as it was deployed.
+
+        Raises:
+            ValueError: one differs.
+        """
         folder = self._cache / model / f"{version.name}-{version.token}"
         source = folder_of(model, version.name)
         fetch(version.files, folder, lambda path, target: self._files.download(f"{source}/{path}", target))
@@ -225,7 +243,7 @@ class Shelf:
 
     def _drop(self, names: Collection[str]) -> None:
         dropped = [here for name in names for here in self._models[name].versions.values()]
-        self._models = {name: shown for name, shown in self._models.items() if name not in names}
+        self._models = {name: model for name, model in self._models.items() if name not in names}
         for here in dropped:
             if here.batcher:
                 here.batcher.close()
@@ -234,10 +252,10 @@ class Shelf:
 
 
 def _wanted(model: Model) -> list[Version]:
-    """The versions that are to be here."""
+    """Return the versions that this server must have."""
     return [version for version in model.versions if version.wanted]
 
 
 def _complain(line: str) -> None:
-    """To the journal."""
+    """Write a line to the journal."""
     sys.stderr.write(f"<4>serving: {line}\n")

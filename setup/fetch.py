@@ -1,6 +1,6 @@
-"""Fetch a file and hold it to the list of sha256 sums that was published with it: `fetch.py URL LIST-URL FILE`.
+"""Fetch a file and check it against its published list of sha256 sums: `fetch.py URL LIST-URL FILE`.
 
-Exit code 0 where the file is there and is in the list, else 1 and one line. It needs nothing but Python.
+The exit code is 0 if the file exists and is in the list, else 1 and one line. It needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ _PART = 1 << 20
 
 
 class FetchError(RuntimeError):
-    """Why there is no such file; one line."""
+    """A failed fetch; one line."""
 
 
 def sums(text: str) -> dict[str, str]:
-    """Name to sum, of lines as sha256sum writes them."""
+    """Return the sum of each name, of lines as sha256sum writes them."""
     pairs = [line.split() for line in text.splitlines()]
     return {pair[1].removeprefix("*"): pair[0].lower() for pair in pairs if len(pair) == 2}
 
 
 def fetch(url: str, listed_at: str, file: Path) -> None:
-    """Puts the file in its place as a whole; FetchError where it cannot be had, or is another than was published."""
+    """Write the file atomically.
+
+    Raises:
+        FetchError: it cannot be fetched, or differs from the published one.
+    """
     name = url.rpartition("/")[2]
     part = file.with_name(f".{file.name}.part")
     digest = hashlib.sha256()
     try:
         with urllib.request.urlopen(listed_at, timeout=_SECONDS) as listed:
-            wanted = sums(listed.read().decode("utf-8", "replace")).get(name)
-        if wanted is None:
+            expected = sums(listed.read().decode("utf-8", "replace")).get(name)
+        if expected is None:
             raise FetchError(f"{listed_at} does not list {name}")
-        with urllib.request.urlopen(url, timeout=_SECONDS) as answer, part.open("wb") as kept:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer, part.open("wb") as target:
             while content := answer.read(_PART):
                 digest.update(content)
-                kept.write(content)
-        if digest.hexdigest() != wanted:
-            raise FetchError(f"{url} is not what was published: its sha256 is {digest.hexdigest()}, and not {wanted}")
+                target.write(content)
+        if digest.hexdigest() != expected:
+            raise FetchError(f"{url} is not what was published: its sha256 is {digest.hexdigest()}, and not {expected}")
         part.replace(file)
     except (OSError, http.client.HTTPException) as error:
         raise FetchError(f"{url} cannot be fetched: {getattr(error, 'reason', error)}") from None
@@ -49,7 +53,7 @@ def fetch(url: str, listed_at: str, file: Path) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     url, listed_at, file = sys.argv[1:]
     try:
         fetch(url, listed_at, Path(file))

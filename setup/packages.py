@@ -72,8 +72,8 @@ def translate(settings: Mapping[str, str], environment: Mapping[str, str]) -> di
             return None
     if "UV_INDEX" in variables:
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # as pip chooses among indexes
-    given = {name: value for name, value in environment.items() if name.startswith("UV_")}
-    return {**environment, **variables, **given}
+    options = {name: value for name, value in environment.items() if name.startswith("UV_")}
+    return {**environment, **variables, **options}
 
 
 def run(*command: str, environment: Mapping[str, str] | None = None) -> int:

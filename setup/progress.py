@@ -233,7 +233,10 @@ def run_board(command: list[str]) -> int:
 
 
 def end_with_parent() -> None:
-    """Take SIGTERM, and on Linux the end of the parent process, as Ctrl-C: neither ends the command by itself."""
+    """Treat SIGTERM, and on Linux the end of the parent process, as Ctrl-C.
+
+    Neither ends the command by itself.
+    """
     signal.signal(signal.SIGTERM, lambda *_: _ended.set())
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

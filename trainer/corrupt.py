@@ -22,7 +22,7 @@ _LISTED = 5
 
 
 class Segment(NamedTuple):
-    """Sound records of a TFRecord file, gzip by its name: so many from a byte offset on; -1 is all that follow."""
+    """Sound records of a TFRecord file, gzip by its name: a count from a byte offset on; -1 is all."""
 
     file: str
     offset: int = 0
@@ -34,9 +34,9 @@ class Segment(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """A corrupt record: its number in the file, from 0, and the byte it begins at, of what is in the file once unpacked.
+    """A corrupt record: its number in the file, from 0, and its first byte, counted after decompression.
 
-    `rest` is True where none after it can be found: its length is corrupt, or the file is compressed.
+    `rest` is True if no later record can be read: its length is corrupt, or the file is compressed.
     """
 
     file: str
@@ -49,7 +49,7 @@ class Damage(NamedTuple):
 
 
 def tensors(found: Sequence[Segment]) -> tuple[Any, ...]:
-    """The segments, [N], as the columns that `read` takes one row of."""
+    """Return the segments, [N], as the columns; `read` takes one row of them."""
     return (
         tf.constant([segment.file for segment in found], tf.string),
         tf.constant([segment.offset for segment in found], tf.int64),
@@ -59,9 +59,9 @@ def tensors(found: Sequence[Segment]) -> tuple[Any, ...]:
 
 
 def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
-    """The serialized records of one segment, which comes as tensors; for a function of interleave or flat_map.
+    """Return the serialized records of one segment of tensors, for a function of interleave or flat_map.
 
-    Anywhere else TensorFlow would rewrite this dataset, and lose the offset on the way.
+    Elsewhere TensorFlow would rewrite this dataset, and lose the offset on the way.
     """
     records = tf.raw_ops.TFRecordDatasetV2(
         filenames=file[None], compression_type=compression, buffer_size=_BUFFER_BYTES, byte_offsets=offset[None]
@@ -70,24 +70,24 @@ def read(file: Any, offset: Any, count: Any, compression: Any) -> Any:
 
 
 def segments(files: Sequence[str], skip: bool) -> list[Segment]:
-    """What is to be read of the files: all, or with `skip` what there is around their corrupt records.
+    """Return the segments to read: whole files, or with `skip` those around corrupt records.
 
-    With `skip` every file is read once to see, and a line says what is skipped of it.
+    With `skip` every file is read once, and a line reports what is skipped of it.
     """
     if not skip:
         return [Segment(file) for file in files]
-    found = []
+    sound = []
     for file in counted(files, "looking for corrupt records, file", len(files)):
         parts = list(_scan(file))
-        found += [segment for segment, _ in parts if segment.records]
+        sound += [segment for segment, _ in parts if segment.records]
         damages = [damage for _, damage in parts if damage]
         if damages:
             say(_skip_line(damages))
-    return found
+    return sound
 
 
 def locate(files: Sequence[str]) -> Damage | None:
-    """The first corrupt record of the files, which are read until there."""
+    """Return the first corrupt record of the files, which are read up to it."""
     return next((damage for file in files for _, damage in _scan(file) if damage), None)
 
 
@@ -100,7 +100,7 @@ def _skip_line(damages: Sequence[Damage]) -> str:
 
 
 def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
-    """A file's sound segments, in order, each with the corrupt record that ends it; the last may have none."""
+    """Yield a file's sound segments, in order, each with the corrupt record that ends it, if any."""
     offset = number = 0
     while True:
         whole = Segment(file, offset)
@@ -121,7 +121,7 @@ def _scan(file: str) -> Iterator[tuple[Segment, Damage | None]]:
 
 
 def _counter(to_error: bool) -> Any:
-    """A function of a segment's tensors to the number of its records and their bytes.
+    """Return a function from a segment's tensors to the number of its records and their bytes.
 
     It raises DataLossError where a record is corrupt, or with `to_error` counts those before.
     """
@@ -144,7 +144,7 @@ _count, _count_to_error = _counter(False), _counter(True)
 
 
 def _following(file: str, offset: int) -> int | None:
-    """Where the record after the corrupt one at `offset` begins, or the file ends; None where that cannot be known."""
+    """Return where the record after the corrupt one begins, or the file's end; None if unknown."""
     with tf.io.gfile.GFile(file, "rb") as source:
         size = int(source.size())
         source.seek(offset)
@@ -156,7 +156,7 @@ def _following(file: str, offset: int) -> int | None:
 
 
 def _masked_crc(data: bytes) -> int:
-    """The checksum of a few bytes: CRC-32C, rotated and shifted as TFRecord has it."""
+    """Return the checksum of a few bytes: CRC-32C, rotated and shifted as TFRecord has it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

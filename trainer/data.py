@@ -23,11 +23,12 @@ Files = Sequence[str] | Sequence[Segment]
 
 
 def find_files(paths: Sequence[str], split: str) -> list[str]:
-    """Files of globs, plain paths, and directories (their `<split>*.tfrecord*`), sorted.
+    """Return the files of globs, paths and directories (their `<split>*.tfrecord*`), sorted.
 
-    Raises DataError where a path matches none.
+    Raises:
+        DataError: a path matches none.
     """
-    found: set[str] = set()
+    files: set[str] = set()
     for path in paths:
         try:
             pattern = f"{path.rstrip('/')}/{split}*.tfrecord*" if tf.io.gfile.isdir(path) else path
@@ -36,36 +37,40 @@ def find_files(paths: Sequence[str], split: str) -> list[str]:
             raise DataError(f"data {path} cannot be listed: {one_line(error)}") from None
         if not matches:
             raise DataError(f"data {pattern} matches no file")
-        found.update(matches)
-    return sorted(found)
+        files.update(matches)
+    return sorted(files)
 
 
 @functools.cache
 def found(paths: tuple[str, ...], split: str, batch_size: int, skip_corrupt: bool) -> list[Segment]:
-    """What is to be read of these paths, looked for once; DataError where there is none, or less than a batch."""
+    """Return the segments of these paths.
+
+    Raises:
+        DataError: there is none, or fewer records than a batch.
+    """
     files = segments(find_files(paths, split), skip_corrupt)
     check(files, batch_size)
     return files
 
 
 def check(files: Files, batch_size: int) -> None:
-    """DataError where the files hold fewer records than one batch, or are no TFRecords of images and labels."""
-    found = _segments(files)
+    """Raise DataError if the files hold less than one batch, or no TFRecords of images and labels."""
+    parts = _segments(files)
     try:
-        batch = next(iter(_chain(found).batch(batch_size)), None)
-        held = 0 if batch is None else int(tf.shape(batch)[0])
-        if held < batch_size:
-            what = f"{found[0].file} … hold {held} records" if found else "no record of it can be read"
+        batch = next(iter(_chain(parts).batch(batch_size)), None)
+        count = 0 if batch is None else int(tf.shape(batch)[0])
+        if count < batch_size:
+            what = f"{parts[0].file} … hold {count} records" if parts else "no record of it can be read"
             raise DataError(f"batch size {batch_size} is larger than the data: {what}")
         _parse(batch)
     except tf.errors.OpError as error:
         line = damaged(files) if isinstance(error, tf.errors.DataLossError) else None
-        reason = f"{found[0].file} … cannot be read as TFRecords of image_raw and label: {one_line(error)}"
+        reason = f"{parts[0].file} … cannot be read as TFRecords of image_raw and label: {one_line(error)}"
         raise DataError(line or reason) from None
 
 
 def damaged(files: Files) -> str | None:
-    """The line that names the first corrupt record of the files and says what to do; None where there is none."""
+    """Return a line with the first corrupt record of the files and a remedy; None if there is none."""
     damage = locate([segment.file for segment in _segments(files)])
     return damage and f"{damage.file} has no sound TFRecord at {damage}: make the file again, or pass --skip-corrupt-records"
 
@@ -75,12 +80,12 @@ def _segments(files: Files) -> list[Segment]:
 
 
 def _chain(found: Sequence[Segment]) -> Any:
-    """Serialized examples of the segments, one segment after the other."""
+    """Return the serialized examples of the segments, one segment after the other."""
     return tf.data.Dataset.from_tensor_slices(tensors(found)).flat_map(read)
 
 
 def _parse(serialized: Any) -> tuple[Any, Any]:
-    """Images float32 [N, 784], 0 to 1, and labels int64 [N], of a batch of examples."""
+    """Return images float32 [N, 784], 0 to 1, and labels int64 [N], of a batch of examples."""
     features = tf.io.parse_example(
         serialized,
         {"image_raw": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)},
@@ -101,14 +106,14 @@ def _options() -> Any:
 
 
 def train_pipeline(files: Files, batch_size: int, seed: int) -> Any:
-    """Endless full batches of the data; of another seed in another order."""
-    found = _segments(files)
-    order = tf.data.Dataset.from_tensor_slices(tensors(found))
-    mixed = order.shuffle(len(found), seed=seed).interleave(read, _MIXED_FILES, _MIXED_RECORDS)
+    """Return an endless dataset of full batches, in an order of the seed."""
+    parts = _segments(files)
+    order = tf.data.Dataset.from_tensor_slices(tensors(parts))
+    mixed = order.shuffle(len(parts), seed=seed).interleave(read, _MIXED_FILES, _MIXED_RECORDS)
     batches = mixed.shuffle(_SHUFFLE_RECORDS, seed=seed).repeat().batch(batch_size, drop_remainder=True)
     return batches.map(_parse_graph).prefetch(_PREFETCH_BATCHES).with_options(_options())
 
 
 def eval_pipeline(files: Files) -> Any:
-    """Every record once, the last batch as small as it comes."""
+    """Return a dataset of every record once; the last batch may be smaller."""
     return _chain(_segments(files)).batch(_EVAL_BATCH).map(_parse_graph).prefetch(1).with_options(_options())

@@ -1,6 +1,6 @@
-"""`python -m trainer.export --job-dir DIR --model NAME`: exports the latest checkpoint of a job that did not come to it.
+"""`python -m trainer.export --job-dir DIR --model NAME`: export the latest checkpoint of a job.
 
-Of the flags of trainer.task --job-dir and those of the model count.
+It is for a job that ended before its export. Of the flags of trainer.task --job-dir and those of the model count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.mnist import PIXELS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 0 and the path on stdout, or 2 where there is no checkpoint of this model."""
+    """Run the command: return 0 and print the path, or return 2 if no checkpoint fits the model."""
     parser = flags.parser(os.environ)
     parser.prog, parser.description = "python -m trainer.export", "Exports the latest checkpoint of a job."
     parsed = parser.parse_args(arguments)
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _nothing() -> Any:
-    """One image of the kind that models take: an export needs no data."""
+    """Return one image of the model's kind: an export needs no data."""
     import tensorflow as tf
 
     return tf.data.Dataset.from_tensors((tf.zeros([1, PIXELS]), tf.zeros([1], tf.int64)))

@@ -1,4 +1,4 @@
-"""What the final evaluation found, in `<job-dir>/evaluation.json`: who was taken for whom, and some pictures of it.
+"""The final evaluation, in `<job-dir>/evaluation.json`: confusion matrix and misclassified images.
 
 docs/trainers.md has its shape, as part of what any trainer may leave.
 """
@@ -23,24 +23,24 @@ _MISTAKES = 16
 
 
 def classes(file: str) -> list[str]:
-    """The names of the labels, as the manifest beside a file of records has them; digits where there is none."""
+    """Return the names of the labels by the manifest beside a file of records; digits if there is none."""
     digits = [str(label) for label in range(LABELS)]
     try:
         with tf.io.gfile.GFile(f"{file.rpartition('/')[0]}/{MANIFEST}") as manifest:
-            told = json.load(manifest)
+            content = json.load(manifest)
     except (tf.errors.OpError, ValueError):
         return digits
-    named = told.get("classes") if isinstance(told, dict) else None
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+    names = content.get("classes") if isinstance(content, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return digits
-    return [*named, *digits[len(named) :]][:LABELS]
+    return [*names, *digits[len(names) :]][:LABELS]
 
 
 class Findings:
-    """What an evaluation of images finds beside its loss; a `scaletier.Inspector`.
+    """The evaluation of images besides the loss; a `scaletier.Inspector`.
 
-    `confusion`, int64 [10, 10], counts the records of each label, its row, by what they were taken for. Of those that were
-    mistaken the first 16 are kept: `pictures` uint8 [M, 28, 28], and `predicted` and `labels`, int64 [M] of 0 to 9.
+    `confusion`, int64 [10, 10], counts the records by label, the row, and prediction, the column. Of the misclassified images
+    the first 16 are kept: `pictures` uint8 [M, 28, 28], and `predicted` and `labels`, int64 [M] of 0 to 9.
     """
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ class Findings:
         self.predicted = self.labels = np.zeros(0, np.int64)
 
     def batch(self, inputs: Any, targets: Any, outputs: Any) -> None:
-        """Images float32 [N, 784], 0 to 1, labels int64 [N], logits float32 [N, 10]."""
+        """Add a batch: images float32 [N, 784], 0 to 1, labels int64 [N], logits float32 [N, 10]."""
         taken_for = np.argmax(outputs, 1)
         np.add.at(self.confusion, (targets, taken_for), 1)
         wrong = np.flatnonzero(taken_for != targets)[: _MISTAKES - len(self.labels)]
@@ -59,7 +59,7 @@ class Findings:
         self.predicted, self.labels = np.append(self.predicted, taken_for[wrong]), np.append(self.labels, targets[wrong])
 
     def done(self, step: int, metrics: Mapping[str, float], summaries: Any, job_dir: str, last: bool) -> None:
-        """Shows the mistakes, those of one label and one prediction under a name that says both; the last leaves the file."""
+        """Write summaries of the mistakes, by label and prediction; after the last evaluation, write the file."""
         pairs = sorted({*zip(self.labels.tolist(), self.predicted.tolist(), strict=True)})
         chosen = {pair: (self.labels == pair[0]) & (self.predicted == pair[1]) for pair in pairs}
         images = {f"mistakes/{label} taken for {other}": self.pictures[mask] for (label, other), mask in chosen.items()}
@@ -68,20 +68,22 @@ class Findings:
             say(problem)
 
     def content(self, step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """The file. The classes behind the last one that any record is of, or was taken for, are left out."""
+        """Return the file's content, without the classes behind the last one in use."""
         met = [label for label in range(LABELS) if self.confusion[label].any() or self.confusion[:, label].any()]
         size = max([2, *(label + 1 for label in met)])
-        found = zip(self.labels.tolist(), self.predicted.tolist(), self.pictures, strict=True)
+        mistakes = zip(self.labels.tolist(), self.predicted.tolist(), self.pictures, strict=True)
         return {
             "step": step,
             **{name: round(value, 6) for name, value in metrics.items()},
             "classes": list(self._classes[:size]),
             "confusion": self.confusion[:size, :size].tolist(),
-            "mistakes": [{"label": label, "predicted": taken, "image": _png(image)} for label, taken, image in found],
+            "mistakes": [
+                {"label": label, "predicted": prediction, "image": _png(image)} for label, prediction, image in mistakes
+            ],
         }
 
     def write(self, job_dir: str, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Leaves the file in the job's directory, whole or not at all; the line that says why not, which ends no job."""
+        """Write the file atomically; return a line if that fails, which ends no job."""
         target, part = f"{job_dir}/{FILE}", f"{job_dir}/.{FILE}"
         try:
             with tf.io.gfile.GFile(part, "w") as out:
@@ -93,5 +95,5 @@ class Findings:
 
 
 def _png(image: Any) -> str:
-    """A picture, uint8 [height, width], as a PNG in base64."""
+    """Return an image, uint8 [height, width], as a PNG in base64."""
     return base64.b64encode(tf.io.encode_png(image[..., None]).numpy()).decode()

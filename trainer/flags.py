@@ -1,4 +1,4 @@
-"""The trainer's flags: those of every job, and what is MNIST's. What is wrong with them is one line and exit code 2."""
+"""The trainer's flags: those of every job, and MNIST's. An invalid one is one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 def widths(text: str) -> tuple[int, ...]:
-    """A type of argparse: `128,32`."""
+    """Return the widths of text such as `128,32`, as a type of argparse."""
     return tuple(at_least(1)(part) for part in text.split(","))
 
 
@@ -23,7 +23,7 @@ def _paths(text: str) -> tuple[str, ...]:
 
 
 def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser of the flags; its defaults look at SCALETIER_DATA and JOB_DIR in `environ`."""
+    """Return the parser of the flags; `environ` has defaults in SCALETIER_DATA and JOB_DIR."""
     data = environ.get("SCALETIER_DATA", "").rstrip("/")
     flags = scaletier.parser(
         environ,
@@ -58,7 +58,10 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> argparse.Namespace:
-    """Flags from the command line (sys.argv by default); exits with code 2 and one line on stderr if they are wrong."""
+    """Return the flags of the command line (sys.argv by default).
+
+    If they are wrong, it prints one line on stderr and exits with code 2.
+    """
     flags = parser(os.environ if environ is None else environ)
     parsed = flags.parse_args(arguments)
     for name, spelling in (("train_data", "--train-data"), ("eval_data", "--eval-data")):

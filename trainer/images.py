@@ -33,7 +33,11 @@ class Folder:
 
 
 def find(directory: Path) -> Folder:
-    """The images below a directory; InputError where they are laid out otherwise, or cannot be learned from."""
+    """Return the images below a directory.
+
+    Raises:
+        InputError: their layout is invalid, or they cannot be learned from.
+    """
     splits = {name: directory / name for name in ("train", "test") if _folders(directory / name)}
     if "train" not in splits:
         splits = {"train": directory}
@@ -54,21 +58,25 @@ def find(directory: Path) -> Folder:
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Folders in a directory, without what file managers hide in it."""
-    found = directory.iterdir() if directory.is_dir() else ()
-    return sorted(path for path in found if path.is_dir() and not path.name.startswith((".", "_")))
+    """Return the folders in a directory, without hidden ones of file managers."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return sorted(path for path in paths if path.is_dir() and not path.name.startswith((".", "_")))
 
 
 def _images(directory: Path) -> list[Path]:
     visible = (path for path in directory.iterdir() if path.is_file() and not path.name.startswith("."))
-    found = sorted(path for path in visible if path.suffix.lower() in SUFFIXES)
-    if not found:
+    paths = sorted(path for path in visible if path.suffix.lower() in SUFFIXES)
+    if not paths:
         raise InputError(f"{directory} holds no image; valid are {KINDS}")
-    return found
+    return paths
 
 
 def read(folder: Folder) -> dict[str, list[Example]]:
-    """The images of each split, gray and 28×28, with their labels; InputError names one that cannot be decoded."""
+    """Return the images of each split, gray and 28×28, with their labels.
+
+    Raises:
+        InputError: one cannot be decoded.
+    """
     examples = {}
     for name, split in folder.splits.items():
         labelled = [(path, folder.classes.index(label)) for label, paths in split.items() for path in paths]
@@ -78,7 +86,7 @@ def read(folder: Folder) -> dict[str, list[Example]]:
 
 
 def _decoded(paths: Sequence[Path]) -> Iterator[bytes]:
-    """Each image's 784 bytes, in the order of the paths."""
+    """Return each image's 784 bytes, in the order of the paths."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its decoders write lines of their own about what they refuse
     tf = import_tensorflow()
 

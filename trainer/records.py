@@ -27,30 +27,33 @@ DEFAULT_DEST = ".cache/mnist"
 
 
 def shard_name(split: str, index: int, shards: int, packed: bool) -> str:
-    """`train-00000-of-00020.tfrecord`, or `….tfrecord.gz`."""
+    """Return the name `train-00000-of-00020.tfrecord`, or `….tfrecord.gz`."""
     return f"{split}-{index:05d}-of-{shards:05d}.tfrecord{'.gz' if packed else ''}"
 
 
 def examples(split: Split, index: int, shards: int) -> Iterator[tuple[bytes, int]]:
-    """Image and label of the records of one shard: every `shards`-th one from `index` on."""
+    """Yield image and label of one shard's records: every `shards`-th one from `index` on."""
     for number in range(index, len(split.labels), shards):
         yield split.images[number * PIXELS : (number + 1) * PIXELS], split.labels[number]
 
 
 def write_shard(path: Path, split: Split, index: int, shards: int) -> None:
-    """One TFRecord file, gzip where its name ends in `.gz`."""
+    """Write one TFRecord file, gzip if its name ends in `.gz`."""
     tfrecord.write(path, (tfrecord.example(image, label) for image, label in examples(split, index, shards)))
 
 
 def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: Recipe, dest: Path) -> None:
-    """Writes all records and the manifest to `dest`, in place of those there, or leaves it as it was; OSError.
+    """Write all records and the manifest to `dest`, replacing others; an error leaves it unchanged.
 
-    The files are written beside `dest` and renamed into it. A manifest without sizes comes first, so that what an
-    interruption leaves there is known to be ours, and to be incomplete.
+    The files are written beside `dest` and renamed into it. A manifest without sizes comes first, so that an interrupted write
+    is recognised as ours and incomplete.
+
+    Raises:
+        OSError: `dest` cannot be written.
     """
     dest.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".records-", dir=dest))
-    made = {"recipe": asdict(recipe), "classes": list(classes)}
+    content = {"recipe": asdict(recipe), "classes": list(classes)}
     try:
         for name, split in splits.items():
             shards = min(recipe.shards, len(split.labels)) if name == "train" else 1
@@ -58,31 +61,34 @@ def write(splits: Mapping[str, Split], classes: Sequence[str], recipe: Recipe, d
                 write_shard(scratch / shard_name(name, index, shards, recipe.gzip), split, index, shards)
             print(f"{name}: {len(split.labels)} records in {shards} file{'' if shards == 1 else 's'}", flush=True)
         sizes = {path.name: path.stat().st_size for path in manifest.held(scratch)}
-        manifest.write(scratch, dest, made)
+        manifest.write(scratch, dest, content)
         for old in manifest.held(dest):
             old.unlink()
         for new in manifest.held(scratch):
             new.replace(dest / new.name)
         manifest.write(
-            scratch, dest, {**made, "records": {name: len(split.labels) for name, split in splits.items()}, "sizes": sizes}
+            scratch, dest, {**content, "records": {name: len(split.labels) for name, split in splits.items()}, "sizes": sizes}
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, force: bool) -> str:
-    """Makes the records of a source in `dest`, unless they are there; how it went, in a line.
+    """Write the records of a source to `dest` unless they exist; return a line about it.
 
-    Raises SourceError, InputError where the call or the user's data is wrong, and OSError where `dest` cannot be written.
+    Raises:
+        SourceError: the source fails.
+        InputError: the call or the user's data is invalid.
+        OSError: `dest` cannot be written.
     """
     start = time.monotonic()
     if dest.exists() and not dest.is_dir():
         raise InputError(f"{dest} is no directory: pass another --dest")
     mine = source not in ("auto", "npm", "keras") and not has_idx_files(Path(source))
-    found = own.paths(source) if mine else []
+    files = own.paths(source) if mine else []
     if mine:
-        origin = ",".join(str(path.resolve()) for path in found)
-        recipe = Recipe(origin, own.digest(found), shards, packed, test_share)
+        origin = ",".join(str(path.resolve()) for path in files)
+        recipe = Recipe(origin, own.digest(files), shards, packed, test_share)
     else:
         recipe = Recipe(MNIST, " ".join(digest for digests in DIGESTS.values() for digest in digests), shards, packed)
     if manifest.complete(dest, recipe):
@@ -90,7 +96,7 @@ def make(source: str, dest: Path, shards: int, packed: bool, test_share: float, 
     if not (force or manifest.replaceable(dest, recipe.source)):
         raise InputError(f"{dest} holds other records: pass another --dest, or --force to replace them")
     print(f"Making TFRecords of {recipe.source} in {dest}", flush=True)
-    splits, classes = own.load(found, test_share) if mine else (load(source), [str(label) for label in range(LABELS)])
+    splits, classes = own.load(files, test_share) if mine else (load(source), [str(label) for label in range(LABELS)])
     write(splits, classes, recipe, dest)
     return f"{dest} is complete: {len(manifest.held(dest))} files, {time.monotonic() - start:.1f} s"
 
@@ -119,7 +125,7 @@ def _share(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0 if the records are there, 1 if they could not be made, 2 where the call or the user's data is wrong."""
+    """Run the command: return 0 if the records exist, 1 if that failed, 2 for an error of the user's."""
     parser = Parser(
         prog="python -m trainer.records",
         description="MNIST, or images or CSV of your own, as TFRecords, made once.",

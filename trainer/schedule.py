@@ -28,7 +28,7 @@ class RiseAndFall(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         self._warmup = min(_WARMUP_STEPS * growth, max_steps / 2)
 
     def __call__(self, step: Any) -> Any:
-        """Float32 [], of an int64 []."""
+        """Return the learning rate, float32 [], at a step, int64 []."""
         now = tf.cast(step, tf.float32) + 1.0
         rise = tf.minimum(1.0, now / self._warmup)
         fall = 0.5 + 0.5 * tf.cos(math.pi * tf.minimum(1.0, now / self._max_steps))

@@ -1,4 +1,4 @@
-"""Images as CSV: a row is a label, 0 to 9, then 784 pixels, 0 to 255, row by row; a header is passed over."""
+"""Images as CSV: a row is a label, 0 to 9, then 784 pixels, 0 to 255; a header is skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from trainer.progress import counted
 
 
 def read(path: Path) -> list[Example]:
-    """The images and labels of a file; InputError with the line that is wrong."""
+    """Return the images and labels of a file.
+
+    Raises:
+        InputError: a line is invalid; the message has its number.
+    """
     examples: list[Example] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as source:

@@ -1,6 +1,6 @@
-"""`python -m trainer.task`: trains a model of MNIST, or of other pictures, on this process's part of a cluster.
+"""`python -m trainer.task`: train a model of MNIST or similar images in this process.
 
-What a job is stands here; how it is trained is the library's: `scaletier.run`.
+This module defines the job; the library trains it, in this process's part of a cluster: `scaletier.run`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST = 1.0
 
 
 def job(parsed: argparse.Namespace) -> scaletier.Job:
-    """The job that these flags ask for. Nothing of it needs TensorFlow until it is trained."""
+    """Return the job of these flags. TensorFlow is not imported until it is trained."""
     return scaletier.Job(
         model=functools.partial(_model, parsed),
         data=functools.partial(_data, parsed),
@@ -38,7 +38,10 @@ def _model(parsed: argparse.Namespace) -> Any:
 
 
 def _data(parsed: argparse.Namespace, context: Any) -> Any:
-    """All of the training data for each replica, in an order of its own: a replica that is lost takes none of it away."""
+    """Return all of the training data for each replica, in an order of its own.
+
+    So a lost replica takes no data away.
+    """
     from scaletier.data import replica_seed
     from trainer.data import found, train_pipeline
 
@@ -53,17 +56,17 @@ def _eval_data(parsed: argparse.Namespace) -> Any:
 
 
 def _loss(labels: Any, logits: Any) -> Any:
-    """Cross entropy of each image in nats, float32 [N]; labels [N], whole numbers of any type, logits float32 [N, 10]."""
+    """Return each image's cross entropy in nats, float32 [N]; labels [N] integers, logits float32 [N, 10]."""
     import tensorflow as tf
 
     return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int64), logits)
 
 
 def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
-    """Nesterov's momentum, of several replicas along gradients of length 1 at most: else their rate can lead astray for good.
+    """Return Nesterov's momentum; with several replicas gradients are clipped to length 1.
 
-    Sources: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning"; Pascanu et al. 2013,
-    "On the difficulty of training recurrent neural networks", for the length.
+    Without that their learning rate can diverge. Sources: Sutskever et al. 2013, "On the importance of initialization and
+    momentum in deep learning"; Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", for the length.
     """
     import keras
 
@@ -76,8 +79,10 @@ def _optimizer(parsed: argparse.Namespace, replicas: int) -> Any:
 
 
 def _serving(predict: Any) -> Any:
-    """The exported signature: `key` int64 [N] and `image` float32 [N, 784], 0 to 1, to `key` as it came, `scores` and
-    `probabilities` float32 [N, 10], the softmax, and `classes` int64 [N], the likeliest digit.
+    """Return the exported signature.
+
+    It maps `key` int64 [N] and `image` float32 [N, 784], 0 to 1, to `key` unchanged, `scores` and `probabilities` float32 [N,
+    10], the softmax, and `classes` int64 [N], the likeliest digit.
     """
     import tensorflow as tf
 
@@ -114,7 +119,7 @@ def _explain(parsed: argparse.Namespace, error: Exception) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code, as of scaletier.main."""
+    """Run the command; return its exit code, as in scaletier.main."""
     parsed = flags.parse(arguments)
     return scaletier.main(job(parsed), parsed)
 

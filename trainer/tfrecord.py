@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example` without TensorFlow, which a machine that only makes records need not have.
+"""TFRecord files of `tf.train.Example` without TensorFlow, for a machine that only makes records.
 
 Formats: tensorflow/core/lib/io/record_writer.h, tensorflow/core/example/example.proto.
 """
@@ -19,13 +19,16 @@ _HEAD, _TAIL = 12, 4  # bytes of a record before and behind its data: length and
 
 
 def write(path: Path, records: Iterable[bytes]) -> None:
-    """One file of these records, gzip where its name ends in `.gz`: the same records make the same file."""
+    """Write one file of these records, gzip if its name ends in `.gz`.
+
+    The same records make the same file.
+    """
     framed = b"".join(map(_framed, records))
     path.write_bytes(gzip.compress(framed, mtime=0) if path.suffix == ".gz" else framed)
 
 
 def example(image: bytes, label: int) -> bytes:
-    """A `tf.train.Example` with the features `image_raw` and `label`."""
+    """Return a `tf.train.Example` with the features `image_raw` and `label`."""
     image_raw = _feature("image_raw", _BYTES_LIST, _field(1, image))
     return _field(1, image_raw + _feature("label", _INT64_LIST, _field(1, _varint(label))))
 
@@ -83,7 +86,7 @@ def _feature(name: str, kind: int, values: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A protobuf field that has a length."""
+    """Return a protobuf field with a length."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 

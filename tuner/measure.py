@@ -1,4 +1,4 @@
-"""What a trial tells of its metric: by the public package `cloudml-hypertune`, by metrics.json, or by summaries."""
+"""A trial's metric: from the public package `cloudml-hypertune`, metrics.json, or summaries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Metrics:
         self.others: set[str] = set()
 
     def reported(self) -> list[Measurement]:
-        """What `cloudml-hypertune` has reported up to now, in the order of time.
+        """Return the present reports of `cloudml-hypertune`, in the order of time.
 
         Its file has a line of JSON for each report, of which the newest hundred are left there. Source: its hypertune.py.
         """
@@ -42,36 +42,42 @@ class Metrics:
             lines = self._file.read_text(errors="replace").splitlines()
         for line in lines:
             with suppress(ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
-                told = json.loads(line)  # or half a line, while it is written
-                self.others |= told.keys() - _BESIDE - {self._tag}
-                step = int(told["global_step"])
-                self._reported[str(told["timestamp"]), step] = _measurement(step, told[self._tag])
+                report = json.loads(line)  # or half a line, while it is written
+                self.others |= report.keys() - _BESIDE - {self._tag}
+                step = int(report["global_step"])
+                self._reported[str(report["timestamp"]), step] = _measurement(step, report[self._tag])
         return list(self._reported.values())  # as they came: a clock may have been set back
 
     def evaluated(self) -> list[Measurement]:
-        """What the summaries for TensorBoard below the folder tell up to now of an evaluation, by which trials are judged."""
+        """Return the present evaluation metrics of the TensorBoard summaries below the folder.
+
+        Trials are compared by them.
+        """
         return self._summarized(evaluations_alone=True)
 
     def _summarized(self, evaluations_alone: bool) -> list[Measurement]:
         if self._summaries is None:
             self._summaries = _multiplexer()
         self._summaries.AddRunsFromDirectory(self._folder).Reload()
-        found = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
+        series = {path: points for path, points in self._scalars() if f"/{path}".endswith(f"/{self._tag}")}
         if evaluations_alone:
-            found = {path: points for path, points in found.items() if _EVALUATED.search(path)}
-        if not found:
+            series = {path: points for path, points in series.items() if _EVALUATED.search(path)}
+        if not series:
             return []
-        return found[min(found, key=lambda path: (not _EVALUATED.search(path), path))]
+        return series[min(series, key=lambda path: (not _EVALUATED.search(path), path))]
 
     def in_file(self) -> list[Measurement]:
-        """That of metrics.json in the folder, `{"steps": 5006, "loss": 0.228}`, which a trainer writes at its end."""
-        told: Any = None
+        """Return the metric of metrics.json, which a trainer writes at its end.
+
+        Its content is such as `{"steps": 5006, "loss": 0.228}`.
+        """
+        content: Any = None
         with suppress(OSError, ValueError), fsspec.open(f"{self._folder}/metrics.json", "rb") as file:
-            told = json.loads(file.read())
-        if not isinstance(told, dict):
+            content = json.loads(file.read())
+        if not isinstance(content, dict):
             return []
         numbers = {
-            name: value for name, value in told.items() if isinstance(value, int | float) and not isinstance(value, bool)
+            name: value for name, value in content.items() if isinstance(value, int | float) and not isinstance(value, bool)
         }
         self.others |= numbers.keys() - {self._tag, "steps"}
         if self._tag not in numbers:
@@ -81,16 +87,16 @@ class Metrics:
         return []
 
     def whole(self) -> list[Measurement]:
-        """All, at the trial's end: what was reported, else what summaries tell, and behind that metrics.json.
+        """Return all measurements at the trial's end: the reports, else the summaries, then metrics.json.
 
-        Of several summaries of that name it is an evaluation's.
+        If several summaries have that name, an evaluation's counts.
         """
-        if found := self.reported():
-            return found
+        if measurements := self.reported():
+            return measurements
         last = self.in_file()
         with suppress(Exception) if last else nullcontext():  # whatever a reader of damaged files raises
-            found = self._summarized(evaluations_alone=False)
-        return [*found, *last]
+            measurements = self._summarized(evaluations_alone=False)
+        return [*measurements, *last]
 
     def _scalars(self) -> Iterator[tuple[str, list[Measurement]]]:
         from tensorboard.util.tensor_util import make_ndarray
@@ -99,24 +105,28 @@ class Metrics:
             of = self._summaries.GetAccumulator(run)
             into = "" if run == "." else f"{run}/"
             tags = of.Tags()
-            told = {tag: [(each.step, each.value) for each in of.Scalars(tag)] for tag in tags["scalars"]}
+            scalars = {tag: [(each.step, each.value) for each in of.Scalars(tag)] for tag in tags["scalars"]}
             for tag in tags["tensors"]:
                 if of.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
-                    told[tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in of.Tensors(tag)]
-            self.others |= told.keys() - {self._tag}
-            for tag, points in told.items():
+                    scalars[tag] = [(each.step, float(make_ndarray(each.tensor_proto))) for each in of.Tensors(tag)]
+            self.others |= scalars.keys() - {self._tag}
+            for tag, points in scalars.items():
                 yield into + tag, [_measurement(step, value) for step, value in points]
 
 
 def _measurement(step: Any, value: Any) -> Measurement:
-    """ValueError or OverflowError for a step that is no place in a training."""
+    """Return a measurement.
+
+    Raises:
+        ValueError or OverflowError: the step is no global step.
+    """
     if not 0 <= (number := int(step)) <= _LAST_STEP:
         raise ValueError(f"there is no step {step}")
     return Measurement(number, float(value))
 
 
 def _multiplexer() -> Any:
-    """TensorBoard's reader, without TensorFlow: it starts in a fifth of the time, and reads what fsspec reads."""
+    """Return TensorBoard's reader without TensorFlow: it starts five times as fast, and reads with fsspec."""
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 

@@ -1,5 +1,6 @@
-"""A trial: in a unit of its own where the host has a launcher, else a process of this one's group, with all that it starts, so
-that who kills that group misses none.
+"""A trial's process: a unit of its own if the host has a launcher, else of this process group.
+
+With the group all that it starts is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Process:
         )
 
     def wait(self, seconds: float) -> int | None:
-        """How it ended, as of `replica.exit_rules`, once the trial and all that it started have; None after so many seconds."""
+        """Return the exit as in `replica.exit_rules` once all processes of the trial have ended.
+
+        It is None after this time.
+        """
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -41,7 +45,7 @@ class Process:
         return status
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM now, and SIGKILL after so many seconds."""
+        """Send SIGTERM now, and SIGKILL after this many seconds."""
         for pid in _others():
             _signal(pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -50,7 +54,7 @@ class Process:
         self._process.wait()
 
     def terminate(self, seconds: float) -> None:
-        """Nothing: it is of the group that has got the signal."""
+        """Do nothing: it is of the process group that got the signal."""
 
     @property
     def out_of_memory(self) -> bool:
@@ -66,11 +70,14 @@ class Unit:
         self._launched = starts(run, sys.stdout.fileno())
 
     def wait(self, seconds: float) -> int | None:
-        """How it ended, as of `replica.exit_rules`, once nothing is left of the trial; None after so many seconds."""
+        """Return the exit as in `replica.exit_rules` once all processes of the trial have ended.
+
+        It is None after this time.
+        """
         return self._launched.reap() if self._launched.wait(seconds) else None
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM now, and SIGKILL after so many seconds."""
+        """Send SIGTERM now, and SIGKILL after this many seconds."""
         self._launched.stop(seconds)
         if not self._launched.wait(ASK_SHARE * seconds):
             self._launched.signal(signal.SIGTERM)
@@ -92,7 +99,10 @@ class Unit:
 def launching(
     starts: Launcher, job: str, cwd: Path, stop_signal: str = "main"
 ) -> Callable[[Sequence[str], Mapping[str, str]], Unit]:
-    """Starts trials of a job in that folder; a trial tells of its metrics in a file of a folder of its own."""
+    """Return a function that starts trials of a job in that folder.
+
+    A trial reports its metrics in a file of a folder of its own.
+    """
 
     def spawn(argv: Sequence[str], environment: Mapping[str, str]) -> Unit:
         scratch = Path(environment[METRIC_FILE]).parent
@@ -102,23 +112,23 @@ def launching(
 
 
 def _end_others() -> None:
-    """SIGKILL to all others of the group, and to those that they start meanwhile."""
-    while left := _others():
-        for pid in left:
+    """Send SIGKILL to all others of the group, and to those that they start meanwhile."""
+    while others := _others():
+        for pid in others:
             _signal(pid, signal.SIGKILL)
         time.sleep(_LOOK_SECONDS)
 
 
 def _others() -> list[int]:
-    """The processes of this one's group, but for itself and those that are dead and wait for their parent."""
-    group, own, found = os.getpgrp(), os.getpid(), []
+    """Return the processes of this process group, without itself and zombies."""
+    group, own, pids = os.getpgrp(), os.getpid(), []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal() and (pid := int(path.name)) != own:
             with suppress(OSError, ValueError, IndexError):
                 state, _, of_group = (path / "stat").read_text().rpartition(") ")[2].split()[:3]
                 if int(of_group) == group and state not in "ZX":
-                    found.append(pid)
-    return found
+                    pids.append(pid)
+    return pids
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

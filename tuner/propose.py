@@ -1,4 +1,4 @@
-"""What a trial is to try: a pure function of what is known of the others, by Optuna's samplers.
+"""Suggest a trial's hyperparameters: a pure function of the other trials, by Optuna's samplers.
 
 Cloud ML's scale types are distributions of Optuna's: UNIT_LINEAR_SCALE uniform, UNIT_LOG_SCALE uniform in the logarithm,
 UNIT_REVERSE_LOG_SCALE uniform in the logarithm of the distance from above, min + max - x.
@@ -29,24 +29,30 @@ _STATES = {TrialState.RUNNING: State.RUNNING, TrialState.SUCCEEDED: State.COMPLE
 
 
 def propose(study: Study, trials: Sequence[Trial], number: int) -> dict[str, str]:
-    """The hyperparameters of the trial with this number, as it is passed them, in the order of the study's.
+    """Return the hyperparameters of the trial with this number, in the order of the study's.
 
-    The same for the same trials and the same seed of the study. A grid that is used up is a ValueError.
+    They are the same for the same trials and the same seed of the study.
+
+    Raises:
+        ValueError: all points of a grid are used.
     """
-    tried = [*(known.hyperparameters for known in study.earlier), *(trial.hyperparameters for trial in trials)]
+    tried = [*(prior.hyperparameters for prior in study.earlier), *(trial.hyperparameters for trial in trials)]
     drawn = [] if study.algorithm is Algorithm.GRID_SEARCH else _sampled(study, trials, number)
     last = None
     for last in drawn:
         if last not in tried:
             return last
     # Of a few points it may be hard to hit just one that is left.
-    if found := next((point for point in _grid(study, len(tried) + 1) if point not in tried), last):
-        return found
+    if candidate := next((point for point in _grid(study, len(tried) + 1) if point not in tried), last):
+        return candidate
     raise ValueError("every point of the grid was tried")
 
 
 def _grid(study: Study, most: int) -> Iterator[dict[str, str]]:
-    """So many of its points, the last parameter changing first; none where a parameter has no end of values."""
+    """Yield at most this many points of the grid, the last parameter changing first.
+
+    There is none if a parameter has infinitely many values.
+    """
     for place in range(min(study.points or 0, most)):
         values: dict[str, str] = {}
         for parameter in reversed(study.params):
@@ -58,17 +64,17 @@ def _grid(study: Study, most: int) -> Iterator[dict[str, str]]:
 
 def _sampled(study: Study, trials: Sequence[Trial], number: int) -> Iterator[dict[str, str]]:
     direction: Literal["maximize", "minimize"] = "maximize" if study.goal is Goal.MAXIMIZE else "minimize"
-    known = _known(study, trials)
+    frozen_trials = _known(study, trials)
     for again in range(_SEEDS):
         sampler = _sampler(study, zlib.crc32(f"{study.seed} {number} {again}".encode()))
-        told = optuna.create_study(direction=direction, sampler=sampler)
-        told.add_trials(known)
-        drawn = told.ask({each.parameterName: _distribution(each) for each in study.params}).params
+        optuna_study = optuna.create_study(direction=direction, sampler=sampler)
+        optuna_study.add_trials(frozen_trials)
+        drawn = optuna_study.ask({each.parameterName: _distribution(each) for each in study.params}).params
         yield {each.parameterName: _text(each, drawn[each.parameterName]) for each in study.params}
 
 
 def _sampler(study: Study, seed: int) -> BaseSampler:
-    """Trials that run count as bad ones meanwhile (`constant_liar`), so that those at the same time try something else."""
+    """Return the sampler; running trials count as bad (`constant_liar`), so that parallel ones differ."""
     if study.algorithm is Algorithm.RANDOM_SEARCH:
         return RandomSampler(seed=seed)
     first = max(4, min(10, study.maxTrials // 4))
@@ -82,17 +88,17 @@ def _known(study: Study, trials: Sequence[Trial]) -> list[FrozenTrial]:
         params = {each.parameterName: _inner(each, told[each.parameterName]) for each in study.params}
         return optuna.trial.create_trial(state=state, params=params, distributions=space, value=value)
 
-    earlier = (known for known in study.earlier if study.has(known.hyperparameters))
-    found = [frozen(State.COMPLETE, known.hyperparameters, known.objectiveValue) for known in earlier]
+    earlier = (prior for prior in study.earlier if study.has(prior.hyperparameters))
+    frozen_trials = [frozen(State.COMPLETE, prior.hyperparameters, prior.objectiveValue) for prior in earlier]
     for trial in filter(lambda trial: study.has(trial.hyperparameters), trials):
         value = trial.finalMetric.objectiveValue if trial.finalMetric else None
         state = State.FAIL if trial.final and value is None else _STATES[trial.state]
-        found.append(frozen(state, trial.hyperparameters, value if state is State.COMPLETE else None))
-    return found
+        frozen_trials.append(frozen(state, trial.hyperparameters, value if state is State.COMPLETE else None))
+    return frozen_trials
 
 
 def _distribution(parameter: Parameter) -> BaseDistribution:
-    """Of a DISCRETE one its place in the list, so that neighbours are known to be that."""
+    """Return a parameter's distribution; a DISCRETE one is drawn by index, so that neighbours are known."""
     if parameter.type is ParameterType.CATEGORICAL:
         return CategoricalDistribution(parameter.categoricalValues)
     if parameter.type is ParameterType.DISCRETE:
@@ -105,7 +111,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _text(parameter: Parameter, drawn: Any) -> str:
-    """What a trial is passed for what was drawn."""
+    """Return a drawn value as a trial gets it."""
     if parameter.type is ParameterType.CATEGORICAL:
         return str(drawn)
     if parameter.type is ParameterType.DISCRETE:
@@ -121,7 +127,7 @@ def _text(parameter: Parameter, drawn: Any) -> str:
 
 
 def _inner(parameter: Parameter, told: str) -> Any:
-    """What must have been drawn for what a trial was passed."""
+    """Return the drawn value for a text that a trial got."""
     if parameter.type is ParameterType.CATEGORICAL:
         return told
     if parameter.type is ParameterType.DISCRETE:

@@ -1,7 +1,7 @@
-"""The trials that one replica of a job runs. There is no master of them: each replica takes what is to be done from the bucket.
+"""The trials that one replica of a job runs; without a master, each replica claims them itself.
 
 A trial is one record, which is created, taken over and ended by conditional writes alone. So two replicas never begin the same
-number, and of two who believe that they have a trial one is told that it has not.
+number, and if two believe that they have a trial, one write fails.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Child(Protocol):
         """True where the kernel killed one of its processes for want of memory."""
 
     def wait(self, seconds: float) -> int | None:
-        """How it ended, once it has, as of `replica.exit_rules`; None after so many seconds."""
+        """Return the exit as in `replica.exit_rules` once it has ended; None after this time."""
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM now, SIGKILL after so many seconds."""
+        """Send SIGTERM now, and SIGKILL after this many seconds."""
 
     def terminate(self, seconds: float) -> None:
         """Pass on a SIGTERM, where it has not got the same one; it is killed after so many seconds."""
@@ -65,9 +65,11 @@ Spawn = Callable[[Sequence[str], Mapping[str, str]], Child]
 
 
 def main(job_id: str, name: str, said: str) -> int:
-    """`said` is what the replica tells of the trials' environment.
+    """Run trials until none is left; return the exit code.
 
-    The exit code: 0 when all trials are done, 1 where too many of them FAILED, 143 where it was stopped."""
+    `said` is the replica's description of the trials' environment. The code is 0 if all trials are done, 1 if too many FAILED,
+    143 if it was stopped.
+    """
     try:
         host, state = config.load(os.environ)
         ledger = Ledger(Limited(open_store(host.bucket), _STORE_SECONDS))
@@ -79,11 +81,11 @@ def main(job_id: str, name: str, said: str) -> int:
         return _fail(str(error))
     assert plan.study
     log = state / "logs" / job_id
-    told = json.loads(said)
+    description = json.loads(said)
     starts = launcher(host.bucket, os.environ)
-    spawn = launching(starts, job_id, Path(told["cwd"]), plan.stopSignal) if starts else Process
+    spawn = launching(starts, job_id, Path(description["cwd"]), plan.stopSignal) if starts else Process
     scratch = scratch_folder(state) if starts else None
-    tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), told["env"], scratch)
+    tuner = Tuner(ledger, plan, plan.study, name, host, propose, spawn, lambda: last_words(log), description["env"], scratch)
     signal.signal(signal.SIGTERM, lambda *_: tuner.terminate())
     return tuner.run()
 
@@ -115,8 +117,10 @@ class Tuner:
         scratch: Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`last_words` are those of the trial that has just ended, as the replica's log has them; `environ` is what all trials
-        find; in `scratch` is a folder for what each of them tells, where that may not be anywhere.
+        """Prepare the trials of a replica.
+
+        `last_words` returns the last lines of the trial that has just ended, from the replica's log; `environ` is the
+        environment of all trials; `scratch` holds a folder for each one's reports if these need a fixed place.
         """
         self._environ, self._scratch = environ, scratch
         self._ledger, self._plan, self._study, self._name, self._host = ledger, plan, study, name, host
@@ -128,7 +132,7 @@ class Tuner:
         self._terminated = False
 
     def terminate(self) -> None:
-        """The job, or this host's part of it, is being stopped, and so is its trial."""
+        """Stop the trial, as the job or this host's part of it is being stopped."""
         self._terminated = True
         if self._child:
             self._child.terminate(self._plan.stopSeconds)
@@ -152,7 +156,7 @@ class Tuner:
         return TERMINATED
 
     def _over(self, trials: Sequence[Trial]) -> int | None:
-        """The exit code once there is nothing left to do, or to wait for."""
+        """Return the exit code once no trial is left to run or to wait for."""
         study, failed = self._study, [trial for trial in trials if trial.state is TrialState.FAILED]
         if len(failed) >= study.maxFailedTrials:
             last = failed[-1]
@@ -176,12 +180,12 @@ class Tuner:
         return 0
 
     def _claim(self, trials: Sequence[Trial]) -> Stored[Trial] | None:
-        """A trial to run: one that this replica, or one that is gone, has not ended, else a new one; None for none left."""
+        """Claim a trial: this replica's own, one of a lost replica, or a new one; None if none is left."""
         job = self._ledger.job(self._plan.jobId)
-        gone = {*(job.record.lost if job else ()), *(job.record.without if job else ())}
+        missing = {*(job.record.lost if job else ()), *(job.record.without if job else ())}
         for trial in trials:
             strange = trial.replica not in self._plan.replicas
-            if not trial.final and (trial.replica == self._name or trial.replica in gone or strange):
+            if not trial.final and (trial.replica == self._name or trial.replica in missing or strange):
                 return self._again(trial)
         if len(trials) >= self._study.trials:
             return None
@@ -205,7 +209,13 @@ class Tuner:
         return self._ledger.change_trial(self._plan.jobId, stored, self._wanted)
 
     def _make_folder(self, trial: Trial) -> None:
-        """As on gs://, where none has to be made. OSError where that cannot be now: before the trial is anybody's."""
+        """Create the trial's folder, unless it is in gs://, which needs none.
+
+        It comes before the claim.
+
+        Raises:
+            OSError: it cannot be created now.
+        """
         folder = self._study.folder(trial.trialId)
         if folder.startswith("/"):
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -241,25 +251,27 @@ class Tuner:
             self._ended(stored, self._judged(stored.record, status, child.out_of_memory, metrics, early))
 
     def _watch(self, stored: Stored[Trial], child: Child, metrics: Metrics) -> tuple[int, Stored[Trial], bool] | None:
-        """How it ended, the record as it is then, and whether it was stopped early; None where another has the trial."""
+        """Return the exit, the record and whether it was stopped early; None if another has the trial."""
         looked = beat = time.monotonic()
         while (status := child.wait(self._host.pollSeconds)) is None:
             moment = time.monotonic()
             summaries = self._study.enableTrialEarlyStopping and moment - looked >= _SUMMARIES_SECONDS
-            told = _measured(metrics, summaries)
+            measured = _measured(metrics, summaries)
             looked = moment if summaries else looked
-            news = told and told != stored.record.allMetrics
+            news = measured and measured != stored.record.allMetrics
             if self._terminated or not (news or moment - beat >= self._plan.heartbeatSeconds):
                 continue
             beat = moment
             try:
-                seen = self._write(stored, replace(stored.record, allMetrics=told)) if news else self._mine(stored.record)
-                if seen is None:
+                current = (
+                    self._write(stored, replace(stored.record, allMetrics=measured)) if news else self._mine(stored.record)
+                )
+                if current is None:
                     _say(f"Trial {stored.record.trialId} is another replica's by now")
                     child.stop(self._plan.stopSeconds)
                     return None
-                stored = seen
-                if news and self._study.enableTrialEarlyStopping and lags(self._study, told, self._trials.read()):
+                stored = current
+                if news and self._study.enableTrialEarlyStopping and lags(self._study, measured, self._trials.read()):
                     child.stop(self._plan.stopSeconds)
                     return 0, stored, True
             except (StoreError, RecordError):
@@ -267,13 +279,13 @@ class Tuner:
         return status, stored, False
 
     def _mine(self, trial: Trial) -> Stored[Trial] | None:
-        """The record as it is now; None where another replica, or another life of this one, has the trial."""
+        """Return the present record; None if another replica or incarnation has the trial."""
         there = self._ledger.trial(self._plan.jobId, trial.trialId)
         same = there and (there.record.replica, there.record.restarts) == (trial.replica, trial.restarts)
         return there if same else None
 
     def _write(self, stored: Stored[Trial], trial: Trial) -> Stored[Trial] | None:
-        """The next record of this replica's trial; None where the trial is another's.
+        """Write the next record of this replica's trial; return None if the trial is another's.
 
         A Conflict may also be with a write of one's own whose answer was lost.
         """
@@ -289,14 +301,14 @@ class Tuner:
                 raise StoreError(str(error)) from error
 
     def _judged(self, trial: Trial, status: int, out_of_memory: bool, metrics: Metrics, early: bool) -> Trial:
-        """What is to be said of a trial that has ended: FAILED unless its program went well and told a finite metric."""
+        """Return the final record of a trial: FAILED unless it exited well with a finite metric."""
         if status:
             # A kill of the process alone, too, is no verdict of the trainer's.
             restarts = is_restart(self._plan, status) and trial.restarts < self._plan.maxRestarts
             if restarts and not out_of_memory:
                 return trial
-            said = self._last_words()
-            return self._failed(trial, f"it ended with {describe_end(status, out_of_memory)}{f': {said}' if said else ''}")
+            words = self._last_words()
+            return self._failed(trial, f"it ended with {describe_end(status, out_of_memory)}{f': {words}' if words else ''}")
         tag = self._study.hyperparameterMetricTag
         try:
             measured = metrics.reported() or trial.allMetrics if early else metrics.whole()
@@ -308,13 +320,13 @@ class Tuner:
             return self._failed(trial, f"it told no {tag} (hyperparameterMetricTag){others}: {how}")
         if not math.isfinite(measured[-1].objectiveValue):
             return self._failed(trial, f"its last {tag} was {measured[-1].objectiveValue}")
-        told = thinned(_finite(measured))
+        measurements = thinned(_finite(measured))
         return replace(
             trial,
             state=TrialState.SUCCEEDED,
             endTime=now(),
-            allMetrics=told,
-            finalMetric=told[-1],
+            allMetrics=measurements,
+            finalMetric=measurements[-1],
             isTrialStoppedEarly=early,
         )
 
@@ -322,7 +334,10 @@ class Tuner:
         return replace(trial, state=TrialState.FAILED, endTime=now(), errorMessage=why)
 
     def _ended(self, stored: Stored[Trial], trial: Trial) -> None:
-        """Write a trial's end, however long the bucket does not answer, and say it; nothing where it is another's by now."""
+        """Write a trial's end, however long the bucket is unreachable, and log it.
+
+        It does nothing if the trial is another's by now.
+        """
         if trial.final:
             while True:
                 try:
@@ -347,34 +362,37 @@ class Tuner:
         return [*self._plan.program(python), *((flag, folder) if flag else ()), *words(trial.hyperparameters)]
 
     def _environment(self, trial: Trial, file: Path) -> dict[str, str]:
-        """As Cloud ML had it: that of the job, with the trial's number, also in TF_CONFIG, and the file for its reports."""
+        """Return the trial's environment as in Cloud ML: the job's, its number, the file for its reports.
+
+        The number is in TF_CONFIG, too.
+        """
         folder, number = self._study.folder(trial.trialId), str(trial.trialId)
-        told = json.loads(self._environ.get("TF_CONFIG") or "{}")
-        told["task"] = {**told.get("task", {}), "trial": number}
+        config = json.loads(self._environ.get("TF_CONFIG") or "{}")
+        config["task"] = {**config.get("task", {}), "trial": number}
         ours = {"CLOUD_ML_TRIAL_ID": number, METRIC_FILE: str(file), "JOB_DIR": folder}
         task = self._plan.tasks.get(self._name)
         of_job = {name: self._environ[name] for name in (task.environment if task else ()) if name in self._environ}
         own = variables.expand_environment(of_job, {**self._environ, **ours})  # and no secret
-        return {**self._environ, **own, **ours, "TF_CONFIG": json.dumps(told)}
+        return {**self._environ, **own, **ours, "TF_CONFIG": json.dumps(config)}
 
 
 def last_words(log: Path) -> str:
-    """What a program said last, a line that tells of an error before any other; empty where that is not in the log (yet).
+    """Return a program's last line, preferably one with an error; empty if it is not in the log yet.
 
-    The replica, which reads what this process and its trials print, may write it a moment later.
+    The replica, which reads the output of this process and its trials, may write it a moment later.
     """
     time.sleep(_LOG_SECONDS)
     lines: list[dict[str, str]] = []
     with suppress(OSError, ValueError):
         entries, _ = newest(Folder(log), Wanted(_LOG_LINES))
         lines = [json.loads(entry.line) for entry in entries if entry.line.startswith(b"{")]
-    said = [line for line in lines if line.get("message", "").strip()]
-    loud = [line for line in said if line.get("severity") in ("ERROR", "CRITICAL")]
-    return (loud or said or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]
+    printed = [line for line in lines if line.get("message", "").strip()]
+    loud = [line for line in printed if line.get("severity") in ("ERROR", "CRITICAL")]
+    return (loud or printed or [{"message": ""}])[-1]["message"].strip()[:_LOG_CHARACTERS]
 
 
 def _measured(metrics: Metrics, summaries: bool) -> list[Measurement]:
-    """What was told up to now, of the summaries too where they are wanted; nothing of what cannot be read."""
+    """Return the measurements so far, with the summaries if requested; unreadable ones are left out."""
     try:
         return thinned(_finite(metrics.reported() or (metrics.evaluated() if summaries else [])))
     except Exception as error:  # noqa: BLE001  TensorBoard's reader, of files that a trainer wrote, or half wrote
@@ -384,7 +402,10 @@ def _measured(metrics: Metrics, summaries: bool) -> list[Measurement]:
 
 @contextmanager
 def _folder(above: Path | None) -> Iterator[Path]:
-    """For what a trial tells. The trial's own folders in it are not this user's to delete: the launcher takes them away."""
+    """Yield a folder for a trial's reports.
+
+    The trial's own folders in it are not this user's to delete: the launcher removes them.
+    """
     folder = Path(tempfile.mkdtemp(prefix="trial-", dir=above))
     try:
         if above:

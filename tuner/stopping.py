@@ -1,4 +1,4 @@
-"""Whether a trial is worth going on with."""
+"""Early stopping of trials."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ ENOUGH = 5
 
 
 def lags(study: Study, measured: Sequence[Measurement], trials: Sequence[Trial]) -> bool:
-    """True where a trial's best value so far is worse than the median of the others' averages up to the same step.
+    """Return True if a trial's best value is worse than the median of the others' averages so far.
 
-    The others are those that ran to their end. Source: the median stopping rule of Golovin et al., Google Vizier (2017).
+    The averages are up to the same step, and the others are those that have ended. Source: the median stopping rule of Golovin
+    et al., Google Vizier (2017).
     """
     if not measured:
         return False
     step = max(each.trainingStep for each in measured)
     ended = [trial for trial in trials if trial.state is TrialState.SUCCEEDED and not trial.isTrialStoppedEarly]
-    told = [[each.objectiveValue for each in trial.allMetrics if each.trainingStep <= step] for trial in ended]
+    histories = [[each.objectiveValue for each in trial.allMetrics if each.trainingStep <= step] for trial in ended]
     try:
-        averages = [fmean(values) for values in told if values]
+        averages = [fmean(values) for values in histories if values]
     except OverflowError:  # numbers so large have no average
         return False
     if len(averages) < ENOUGH:
