@@ -13,7 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-VALID = 'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now"'
+from jobs import shell
+
+VALID = 'an http or https URL, such as https://example.com/hook, or a command, such as "./done.sh --now" or "sh -c \'…\'"'
 SCHEMES = {"http": 80, "https": 443}
 LONGEST = 2048
 """Characters of a target."""
@@ -55,9 +57,11 @@ def check_target(target: str) -> None:
         split_url(target)
         return
     try:
-        shlex.split(target)
+        words = shlex.split(target)
     except ValueError as error:
         raise ValueError(f"it cannot be split into words ({error})") from None
+    if operator := shell.operator(target, words):
+        raise ValueError(f"it runs without a shell, and has a shell's {operator}")
 
 
 def split_url(url: str) -> SplitResult:

@@ -5,10 +5,10 @@ They are filled in on the host, as no shell reads them.
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from jobs import shell
 from jobs.records import JAX_COORDINATOR, MASTER_ADDR
 
 NAMES = (
@@ -19,10 +19,6 @@ NAMES = (
 """Those that there are: a trainer's environment has the first five, and that of the master and of workers has them all."""
 # `${ANYTHING}`, and `$NAME` of ours alone; with another dollar or a backslash in front it is meant as it is.
 _REFERENCE = re.compile(rf"([$\\]?)\$(?:\{{([^{{}}]*)\}}|({'|'.join(NAMES)})(?!\w))", re.ASCII)
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
-_SCRIPT_FOLLOWS = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
-# Of a shell's options, those with a word of their own.
-_WITH_WORD = re.compile(r"[-+][a-zA-Z]*[oO]")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
@@ -43,7 +39,7 @@ def expand_command(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
     A shell has them in its environment.
     """
-    scripts = set(_scripts(argv))
+    scripts = set(shell.scripts(argv))
     return [word if place in scripts else expand(word, values) for place, word in enumerate(argv)]
 
 
@@ -54,25 +50,7 @@ def expand_environment(environment: Mapping[str, str], values: Mapping[str, str]
 
 def unknown(words: Sequence[str]) -> str | None:
     """Find the first `${NAME}` of a command line that nobody fills in; None if there is none."""
-    scripts = set(_scripts(words))
+    scripts = set(shell.scripts(words))
     texts = (word for place, word in enumerate(words) if place not in scripts)
     matches = (reference for text in texts for reference in _REFERENCE.finditer(text))
     return next((each[0] for each in matches if not each[1] and not each[3] and each[2] not in NAMES), None)
-
-
-def starts_shell(argv: Sequence[str]) -> bool:
-    """Return whether a command line has a shell run a text, as `sh -c TEXT` does."""
-    return any(True for _ in _scripts(argv))
-
-
-def _scripts(argv: Sequence[str]) -> Iterator[int]:
-    """Find the places of texts that a shell runs: `sh -c TEXT`, `timeout 9 bash -o pipefail -ec TEXT`."""
-    for start, word in enumerate(argv):
-        if posixpath.basename(word) not in _SHELLS:
-            continue
-        place, follows = start + 1, False
-        while place < len(argv) and argv[place].startswith(("-", "+")):
-            follows = follows or bool(_SCRIPT_FOLLOWS.fullmatch(argv[place]))
-            place += 2 if _WITH_WORD.fullmatch(argv[place]) else 1
-        if follows and place < len(argv):
-            yield place

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from infra.templates import ROOT as HERE
-from jobs import variables
+from jobs import shell
 from ops import terminal
 from ops.errors import UsageError
 from ops.package import package
@@ -21,10 +21,6 @@ from ops.package import package
 SHIPPED = HERE / "trainer"
 # As the hosts have it first on their PATH.
 PYTHON = "python"
-# Outside of quotes and behind no backslash, an operator of shells; what is in double quotes is the second group.
-_OPERATOR = re.compile(r"""\\.|'[^']*'|([|&;<>]+|`|\$\()|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
-# A shell fills these in within double quotes too.
-_SUBSTITUTION = re.compile(r"\\.|(`|\$\()", re.DOTALL)
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 
 
@@ -132,13 +128,9 @@ def _command(folder: str | None, text: str) -> Program:
 
 def _check_shell(text: str, words: Sequence[str]) -> None:
     """Raise UsageError if a command needs a shell: what one starts by `sh -c` reads its own text."""
-    starts_shell = variables.starts_shell(words)
-    for part in _OPERATOR.finditer(text):
-        operator, quoted = part.groups()
-        inside = _SUBSTITUTION.finditer(quoted) if quoted and not starts_shell else ()
-        if shell := operator or next((each[1] for each in inside if each[1]), None):
-            how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
-            raise UsageError(f"--command runs no shell, and {shell} is a shell's: {how}")
+    if operator := shell.operator(text, words):
+        how = "--command \"sh -c '…'\", or in single quotes if your program is to read it"
+        raise UsageError(f"--command runs no shell, and {operator} is a shell's: {how}")
     if settings := [*takewhile(_SETTING.fullmatch, words)]:
         flags = " ".join(f"--env {shlex.quote(setting)}" for setting in settings)
         rest = shlex.quote(shlex.join(words[len(settings) :]))

@@ -471,6 +471,10 @@ def test_where_the_end_is_reported(inventory: Inventory, tmp_path: Path) -> None
     [
         ("notify: 5", "config.yaml: notify 5 is invalid: it is not a string. Valid: an http or https URL, such as "),
         ("notify: {url: x}", "config.yaml: notify {'url': 'x'} is invalid: it is not a string. Valid: "),
+        (
+            "notify: mail ann < x",
+            "config.yaml: notify 'mail ann < x' is invalid: it runs without a shell, and has a shell's <. ",
+        ),
         ("notify: ''", "config.yaml: notify '' is invalid: it is empty. Valid: an http or https URL"),
         (
             "trainingInput: {notify: 'http://169.254.169.254/'}",
