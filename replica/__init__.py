@@ -1,1 +1,1 @@
-"""The process that runs on each host: starts the trainer, restarts it, records it, and stops it with its job."""
+"""The process on each host: it starts, restarts, records and stops the trainer of a job."""

@@ -78,12 +78,15 @@ def main() -> int:
 
 
 def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
-    """The trainer, or what runs it as trials: that is of this program, and no job's, so it is as the replica is."""
+    """Start the trainer, or the program that runs it as trials.
+
+    That program is this package's, not the job's, so it runs as the replica does.
+    """
     assert isinstance(assignment.log, Log)
     job, argv, cwd, env = assignment.plan.jobId, assignment.argv, assignment.directory, assignment.environment
     if assignment.plan.study:
-        said = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
-        tuner = Run(job, argv, cwd, own_environment(os.environ), said=said, stop_signal="all")  # with the trials in its group
+        stdin = json.dumps({"cwd": str(cwd), "env": dict(env)}).encode()
+        tuner = Run(job, argv, cwd, own_environment(os.environ), said=stdin, stop_signal="all")  # with the trials in its group
         return Trainer(tuner, assignment.log, Child)
     plan = assignment.plan
     run = Run(job, argv, cwd, env, stop_signal=plan.stopSignal, peers=plan.peers(assignment.name))
@@ -91,7 +94,7 @@ def spawn(starts: Launcher | None, assignment: Assignment) -> Trainer:
 
 
 def _version() -> str:
-    """What fab says that this program is."""
+    """Return the version of this program by fab."""
     try:
         return _VERSION.read_text()
     except OSError:
@@ -109,9 +112,9 @@ class Loop:
         self._terminated_at: float | None = None
 
     def run(self) -> None:
-        """Until no job needs this host, or the unit is stopped.
+        """Run until no job needs this host, or the unit is stopped.
 
-        From then on a wake-up ends this process, and systemd starts it again: nobody listens while Python ends.
+        From then on a wake-up ends this process, and systemd starts it again: no handler runs while Python exits.
         """
         try:
             self._run()
@@ -128,7 +131,7 @@ class Loop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._terminate())
         threading.Thread(target=self._report, name="reporter", daemon=True).start()
-        status, told = "", None
+        status, reported = "", None
         while not agent.over:
             notify("WATCHDOG=1")
             if self._hurried:
@@ -138,7 +141,7 @@ class Loop:
                 notify(f"STATUS={status}")
             supervisor = agent.supervisor
             wait = supervisor.step() if supervisor else _LONGEST_SLEEP
-            if supervisor and told != (told := supervisor.record.state):
+            if supervisor and reported != (reported := supervisor.record.state):
                 self._due.set()  # the bucket should hear of it
             if self._gives_up():
                 return
@@ -147,7 +150,7 @@ class Loop:
 
     @property
     def woken_late(self) -> bool:
-        """True where somebody brought a job just when this process had seen that there was none, or tidied after it had."""
+        """True if a job arrived after this process had seen none or while it tidied."""
         return (self._hurried or self._due.is_set()) and self._terminated_at is None
 
     def _terminate(self) -> None:
@@ -156,11 +159,11 @@ class Loop:
         self._hurry()
 
     def _hurry(self) -> None:
-        """In a handler: the event's lock may be held by the very code that the signal interrupted."""
+        """Start a thread that sets the event: in a handler the interrupted code may hold its lock."""
         self._hurried = True
 
     def _gives_up(self) -> bool:
-        """True where the unit is being stopped, its trainer has ended, and the bucket does not answer."""
+        """Return True if the unit is being stopped, its trainer has ended, and the bucket is unreachable."""
         supervisor = self._agent.supervisor
         if self._terminated_at is None or (supervisor and not supervisor.idle):
             return False

@@ -1,4 +1,7 @@
-"""What one host does: the job that has it, and where none has, the queue. Acts in rounds; nobody waits for a round."""
+"""The work of one host: its job, or the queue if it has none.
+
+It acts in rounds; no other component waits for a round.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,29 @@ _QUICK_SECONDS = 10.0
 
 
 class Site(Protocol):
-    """What a job needs of a host besides a process: its files, its log, and what only this host can tell."""
+    """A job's needs from its host besides a process: files, log, and facts about the host."""
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
-        """The job's files on this host, and its log, for that replica; StoreError where they cannot be had now."""
+        """Return the job's files on this host and its log, for that replica.
+
+        Raises:
+            StoreError: they cannot be fetched now.
+        """
 
     def facts(self) -> dict[str, Any] | None:
-        """What was found for the manifest, once; None while nothing new is."""
+        """Return the facts for the manifest once; None if there are no new ones."""
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
-        """Begin to write down, once, why a job has FAILED, of whose end this host `heard` then; nothing waits for that."""
+        """Begin to write the diagnosis of a job that FAILED, once, in the background.
+
+        `heard` is when this host learnt of its end.
+        """
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        """What the job wrote beside JOB_DIR, which is looked for from the first call on; None while it is."""
+        """Return the files that the job wrote outside JOB_DIR, or None during the search.
+
+        The first call begins it.
+        """
 
     def notify(self, job: JobRecord) -> Notification | None:
         """Begin to report, once, that a job has ended, and return how that went; None until it is known."""
@@ -48,7 +61,7 @@ class Site(Protocol):
         """Forget the secrets of every job but these, which have this host or may get it."""
 
     def finish(self) -> bool:
-        """True once log and diagnosis are in the bucket, or were waited for long enough."""
+        """Return True once log and diagnosis are in the bucket, or after a time limit."""
 
 
 class Agent:
@@ -74,8 +87,12 @@ class Agent:
         starter: Callable[[], Starter | None] = lambda: None,
         read_connections: connections.Read = connections.no_connections,
     ) -> None:
-        """`current` is False once this host has another version of this program than the one that runs; `usage` reads what a
-        trainer uses. `preempted` says whether this host is being taken back, `starter` makes one who has others started."""
+        """Prepare the work of a host.
+
+        `current` returns False once this host has another version of this program than the running one; `usage` reads a
+        trainer's resource usage. `preempted` returns whether this host is being preempted, `starter` creates a starter of
+        other hosts.
+        """
         self._name, self._life, self._ledger, self._site, self._spawn = name, life, ledger, site, spawn
         self._clock, self._now, self._poll = clock, now, poll
         self._watch = Watch(clock)
@@ -106,13 +123,16 @@ class Agent:
         return f"{what}, trainer {record.state}, restarts {record.restarts}"
 
     def terminate(self) -> None:
-        """The unit is being stopped: so is the trainer. The job goes on when the unit starts again."""
+        """Stop the trainer, as the unit is being stopped. The job continues when the unit starts again."""
         self._terminated = True
         if self.supervisor:
             self.supervisor.terminate()
 
     def round(self) -> float:
-        """Do what is due with the bucket; the seconds until the next round. It says so itself where the bucket fails."""
+        """Do what is due with the bucket; return the seconds until the next round.
+
+        It logs itself if the bucket fails.
+        """
         try:
             self._round()
         except (OSError, RecordError, Conflict) as error:
@@ -175,7 +195,10 @@ class Agent:
             raise
 
     def _cannot_take_up(self, stored: Stored[JobRecord], error: Exception) -> None:
-        """A job whose plan or package is damaged must not keep its hosts for ever; one that is led is its leader's to judge."""
+        """End a job whose plan or package is corrupt, unless it has a leader, which decides itself.
+
+        Such a job must not keep its hosts for ever.
+        """
         job = stored.record
         patience = Plan.preparingSeconds if isinstance(error, StoreError) else 2 * self._lease_seconds
         tried = self._watch.see(("take up", job.jobId), True)
@@ -187,10 +210,10 @@ class Agent:
     def _take_up(self, plan: Plan, name: str, job: JobRecord) -> None:
         """Go on from the record that a former life of this replica left in the bucket, or begin."""
         version = self._ledger.replica_version(plan.jobId, name)
-        left = self._ledger.replicas(plan.jobId, [name]).get(name)
+        previous = self._ledger.replicas(plan.jobId, [name]).get(name)
         assignment = self._site.prepare(plan, name)
-        record = restart.resume(plan, name, job.attempt, left, self._now())
-        if left and left.state is ReplicaState.RUNNING:
+        record = restart.resume(plan, name, job.attempt, previous, self._now())
+        if previous and previous.state is ReplicaState.RUNNING:
             assignment.log.say("the replica or its host was stopped", "WARNING")
         self._assignment = assignment
         supervisor = Supervisor(assignment, record, self._spawn, self._clock, self._now)
@@ -240,7 +263,7 @@ class Agent:
             self._drop()
 
     def _diagnose(self, job: JobRecord | None, supervisor: Supervisor) -> None:
-        """Of a job that has FAILED, what this host knows, as soon as its trainer has stopped and before anything is tidied."""
+        """Write the diagnosis of a job that FAILED once its trainer has stopped, before files are removed."""
         if job is None or job.state is not JobState.FAILED:
             return
         self._heard = self._heard or self._now()
@@ -248,16 +271,19 @@ class Agent:
             self._site.diagnose(job, supervisor.record, self._heard)
 
     def _looked_for_unsaved(self, job: JobRecord | None, supervisor: Supervisor) -> bool:
-        """Return True once the record says what a job that has ended wrote beside JOB_DIR: its folders here go next."""
+        """Return True once the record lists the unsaved files of an ended job.
+
+        Then its folders here are removed.
+        """
         if job is None or not job.final or not supervisor.idle:
             return False
         record = supervisor.record
-        if record.unsaved is None and (found := self._site.unsaved(record)) is not None:
-            supervisor.tell_unsaved(found)
+        if record.unsaved is None and (files := self._site.unsaved(record)) is not None:
+            supervisor.tell_unsaved(files)
         return record.unsaved is not None
 
     def _ask_why(self) -> None:
-        """Whether the unit is being stopped because its host is taken back; asked once."""
+        """Ask once whether the unit is being stopped because its host is preempted."""
         if self._asked or self.supervisor is None or self._assignment is None:
             return
         self._asked = True
@@ -280,5 +306,5 @@ class Agent:
 
     @staticmethod
     def _complain(text: str) -> None:
-        """To the journal, where no job's log is open."""
+        """Write to the journal, as no job's log is open."""
         sys.stderr.write(text)

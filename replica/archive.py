@@ -1,4 +1,7 @@
-"""A replica's log into the bucket, chunk by chunk, in a thread of its own: a log of any size delays no heartbeat."""
+"""Copy a replica's log to the bucket, chunk by chunk, in its own thread.
+
+So a log of any size delays no heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ _LAST_SECONDS = 60.0
 
 
 def archived(store: Files, folder: str) -> list[Chunk]:
-    """What the bucket has of a log; StoreError."""
+    """Return the chunks of a log in the bucket. Raises StoreError."""
     return chunks_of(store.sizes(folder))
 
 
 class Archive:
-    """Copies what is closed of the log every SECONDS, what is being written too, but seldom, and all of it at the end.
+    """Copies closed chunks of the log every SECONDS, the open one more seldom, and all of it at the end.
 
-    No chunk is written twice. What is being written is closed every SECONDS at first, and after a hundredth of the time that it
-    has taken so far, as a long job would have more chunks than anybody wants.
+    No chunk is written twice. The open chunk is closed every SECONDS at first, later after a hundredth of the time so far, as
+    a long job would otherwise have too many chunks.
     """
 
     def __init__(self, log: Log, store: Files, folder: str, there: list[Chunk]) -> None:
-        """`there` is what the bucket has of the log already."""
+        """Prepare to copy a log; `there` are its chunks that the bucket has already."""
         self._log, self._store, self._folder = log, store, folder
         self._there = there
         self._lives = {chunk.life for chunk in there} - {chunk.life for chunk in log.closed()}
@@ -39,7 +42,7 @@ class Archive:
         self._thread.start()
 
     def finish(self) -> bool:
-        """True once the last line is in the bucket, or a minute has passed: the log stays on the host."""
+        """Return True once the last line is in the bucket, or a minute has passed: then it stays on the host."""
         self._ending.set()
         if self._give_up_at is None:
             self._give_up_at = time.monotonic() + _LAST_SECONDS
@@ -69,7 +72,7 @@ class Archive:
                     time.sleep(1.0)
 
     def _copy(self) -> None:
-        """Bring the bucket what comes behind what it has, and take out of its middle what is more than the limit."""
+        """Upload what follows the chunks in the bucket, and delete from its middle what exceeds the limit."""
         behind = max(self._there, default=None)
         for chunk in self._log.closed():
             if behind is None or chunk[:2] > behind[:2]:

@@ -1,11 +1,11 @@
-"""A trainer's right to buckets on Google's hosts: as much of its host's as its job needs, told as the metadata server tells it.
+"""A token broker on Google's hosts: an emulated metadata server with tokens limited to one job.
 
 The host's own token may do all that the host may: write every job's records, and have other hosts started. A trainer is not to
 have it. It gets one that is downscoped to its job, from here, because TensorFlow, google-auth and gcsfs all ask whoever
 GCE_METADATA_HOST names. What no boundary can say is which of other people's buckets a program means to use: those that its
-arguments and its environment name are open to it, as far as they are to its host.
-Sources: Cloud Storage documentation, "Credential Access Boundaries", for the rules and their limits; Compute Engine
-documentation, "About VM metadata", for the paths.
+arguments and its environment name are open to it, as far as they are to its host. Sources: Cloud Storage documentation,
+"Credential Access Boundaries", for the rules and their limits; Compute Engine documentation, "About VM metadata", for the
+paths.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _URL = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^\s'\",;:]*)?
 
 @dataclass(frozen=True)
 class Access:
-    """What a job needs: prefixes of names in the stack's `bucket`, and whole buckets besides."""
+    """A job's rights: prefixes of names in the stack's `bucket`, and whole other buckets."""
 
     bucket: str
     writes: tuple[str, ...]
@@ -52,24 +52,24 @@ class Access:
 
 
 def access(plan: Plan, task: Task, bucket: str) -> Access:
-    """What a job's program may touch: its own output, the stack's data, and what it was told to use, to read; pure.
+    """Return a job's rights: write its output, read the stack's data and its configured inputs; pure.
 
-    `bucket` is the stack's, without gs://. A job that goes on in the output of another writes there.
+    `bucket` is the stack's, without gs://. A job that continues in the output of another writes there.
     """
-    told = dict.fromkeys(_urls([*plan.args, *plan.command, *plan.data, *task.environment.values()]))
+    urls = dict.fromkeys(_urls([*plan.args, *plan.command, *plan.data, *task.environment.values()]))
     job_dir = _urls([task.environment.get("JOB_DIR", "")])
     output = next((path.strip("/") for name, path in job_dir if name == bucket), "") or paths.output(plan.jobId)
-    own = [path.strip("/") for name, path in told if name == bucket]
-    known = (paths.DATA, output)
+    own = [path.strip("/") for name, path in urls if name == bucket]
+    own_folders = (paths.DATA, output)
     reads = dict.fromkeys(
-        (paths.DATA, *(path for path in own if path and not f"{path}/".startswith(tuple(f"{k}/" for k in known))))
+        (paths.DATA, *(path for path in own if path and not f"{path}/".startswith(tuple(f"{k}/" for k in own_folders))))
     )
-    others = dict.fromkeys(name for name, _ in told if name != bucket)
+    others = dict.fromkeys(name for name, _ in urls if name != bucket)
     return Access(bucket, (output,), tuple(reads)[:_MOST_PREFIXES], tuple(others)[:MOST_BUCKETS])
 
 
 def boundary(may: Access) -> Boundary:
-    """The rules of a credential access boundary, as Google's API has them; pure."""
+    """Return the rules of a credential access boundary, in the form of Google's API; pure."""
     some = [may.reads[place : place + _PREFIXES_A_RULE] for place in range(0, len(may.reads), _PREFIXES_A_RULE)]
     return [
         _rule(may.bucket, "roles/storage.objectUser", _within(may.bucket, may.writes)),
@@ -89,9 +89,9 @@ def _rule(bucket: str, role: str, condition: str = "") -> dict[str, Any]:
 
 
 def _within(bucket: str, folders: Iterable[str], dotted: bool = False) -> str:
-    """Objects of these names, or in folders of these names, and lists of these: what a list asks for is no part of a name.
+    """Return a condition for objects of these names, or in folders of these names, and lists of these.
 
-    With `dotted` also those that have the name before a dot, as a checkpoint's files have.
+    A list's prefix is no part of a name. With `dotted` it includes names that continue with a dot, as a checkpoint's files do.
     """
     terms = []
     for folder in folders:
@@ -104,12 +104,12 @@ def _within(bucket: str, folders: Iterable[str], dotted: bool = False) -> str:
 
 def _urls(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in texts:
-        for found in _URL.finditer(text):
-            yield found[1], found[2]
+        for match in _URL.finditer(text):
+            yield match[1], match[2]
 
 
 class _Server(ThreadingHTTPServer):
-    """Takes so many at once, and hangs up on who says nothing: a trainer may want its replica to have no room for all else."""
+    """Limits its connections and closes silent ones: a trainer may try to exhaust its replica's memory."""
 
     daemon_threads = True
     broker: Broker
@@ -136,7 +136,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asked has gone."""
+        """Ignore the error: the client has gone."""
 
 
 class Broker:
@@ -145,7 +145,7 @@ class Broker:
     def __init__(
         self, may: Access, mint: Mint, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`say` hears why there is no token, once for as long as it stays so."""
+        """Start the broker; `say` is called once for each failure to get a token."""
         self._rules, self._mint, self._say, self._clock = boundary(may), mint, say, clock
         self._trouble = ""
         self._lock = threading.Lock()
@@ -155,39 +155,43 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """Where it answers."""
+        """The port that it listens on."""
         return int(self._server.server_port)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What has Google's clients ask here."""
+        """The variables that direct Google's clients to this broker."""
         there = f"{_LOOPBACK}:{self.port}"
         return {"GCE_METADATA_HOST": there, "GCE_METADATA_IP": there}
 
     def close(self) -> None:
-        """Nobody is answered any more; a token that was given out is good until its end."""
+        """Stop answering; an issued token stays valid until it expires."""
         self._server.shutdown()
         self._server.server_close()
 
     def token(self) -> dict[str, Any]:
-        """As the metadata server gives one; OSError where there is none to be had."""
+        """Return a token in the metadata server's form.
+
+        Raises:
+            OSError: there is none.
+        """
         with self._lock:
             if self._clock() > self._good_until - _EARLY:
                 self._token, seconds = self._minted()
                 self._good_until = self._clock() + seconds
-            left = int(self._good_until - self._clock())
-            return {"access_token": self._token, "expires_in": left, "token_type": "Bearer"}
+            remaining = int(self._good_until - self._clock())
+            return {"access_token": self._token, "expires_in": remaining, "token_type": "Bearer"}
 
     def _minted(self) -> tuple[str, float]:
         try:
-            made = self._mint(self._rules)
+            minted = self._mint(self._rules)
         except OSError as error:
             if self._trouble != (trouble := str(error)):
                 self._say(f"no token for the bucket: {trouble}")
             self._trouble = trouble
             raise
         self._trouble = ""
-        return made
+        return minted
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -221,20 +225,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Who asks is no news."""
+        """Log nothing for a request."""
 
 
 def mint(rules: Boundary) -> tuple[str, float]:
-    """A token of this host's account, downscoped by Google's token service."""
+    """Return a token of this host's account, downscoped by Google's token service."""
     import google.auth  # a third of a second that a host of this machine need not wait
     import urllib3
     from google.auth import downscoped, exceptions
     from google.auth.transport.urllib3 import Request
 
-    made = []
+    tokens = []
     for rule in rules:
         condition = rule.get("availabilityCondition")
-        made.append(
+        tokens.append(
             downscoped.AccessBoundaryRule(
                 rule["availableResource"],
                 rule["availablePermissions"],
@@ -243,12 +247,12 @@ def mint(rules: Boundary) -> tuple[str, float]:
         )
     try:
         source, _ = google.auth.default(scopes=[_SCOPE])
-        narrow = downscoped.Credentials(source, downscoped.CredentialAccessBoundary(made))
-        asked = time.time()
+        narrow = downscoped.Credentials(source, downscoped.CredentialAccessBoundary(tokens))
+        start = time.time()
         # By the authorities that the host trusts, as its other clients do, and not by a package's own list.
         with urllib3.PoolManager(ssl_context=ssl.create_default_context()) as pool:
             narrow.refresh(Request(pool))
     except exceptions.GoogleAuthError as error:
         raise OSError(f"Google's token service: {' '.join(str(error).split())}") from None
     ends = narrow.expiry  # in UTC, and it does not say so
-    return str(narrow.token), ends.replace(tzinfo=UTC).timestamp() - asked if ends else _EARLY
+    return str(narrow.token), ends.replace(tzinfo=UTC).timestamp() - start if ends else _EARLY

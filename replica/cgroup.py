@@ -1,4 +1,4 @@
-"""Read what the kernel counts of a control group, of version 2 or 1: processors, memory, and kills for want of memory."""
+"""Read the kernel's counters of a control group, of version 2 or 1: processors, memory, OOM kills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_LIMIT = 1 << 60
 
 
 def groups(own: Path = OWN) -> dict[str, str]:
-    """Return the group of a process by controller, that of version 2 by the empty name; empty if it is unknown."""
+    """Return the groups of a process by controller, version 2 by the empty name; empty if unknown."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
         return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
@@ -25,7 +25,7 @@ def groups(own: Path = OWN) -> dict[str, str]:
 
 
 def processors(quota: Path = _QUOTA) -> int:
-    """Count those that this process may run on, or fewer by the quota of its group (version 2); at least 1."""
+    """Return the number of usable processors, limited by the quota of the group (version 2); at least 1."""
     count = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # there is no version 2, or no quota, which is `max`
         microseconds, period = quota.read_text().split()
@@ -49,18 +49,18 @@ def cpu_seconds(members: dict[str, str], root: Path = ROOT) -> float | None:
 
 
 def memory_bytes(members: dict[str, str], root: Path = ROOT) -> int | None:
-    """Return the bytes of a group without its page cache, but with the memory files in that; None if unknown."""
+    """Return the bytes of a group with its memory files but without its other page cache; None if unknown."""
     names = (("memory.current", "file", "shmem"), ("memory.usage_in_bytes", "total_cache", "total_shmem"))
     for (_, folder), (file, cache, shared) in zip(_memory_folders(members, root), names, strict=False):
         with suppress(OSError, ValueError, KeyError):
-            held = int((folder / file).read_text())
+            total = int((folder / file).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            return max(held - int(stat[cache]) + int(stat[shared]), 0)
+            return max(total - int(stat[cache]) + int(stat[shared]), 0)
     return None
 
 
 def memory_limit(own: Path = OWN, root: Path = ROOT) -> int | None:
-    """Return the bytes of memory that this process's group may have; None without a limit, or if it is unknown."""
+    """Return the memory limit of this process's group in bytes; None if there is none or it is unknown."""
     with suppress(OSError, ValueError):
         for (_, folder), name in zip(_memory_folders(groups(own), root), ("memory.max", "memory.limit_in_bytes"), strict=False):
             if (folder / name).exists():
@@ -70,7 +70,7 @@ def memory_limit(own: Path = OWN, root: Path = ROOT) -> int | None:
 
 
 def oom_kills(own: Path = OWN, root: Path = ROOT) -> int:
-    """Count the processes of this one's group that the kernel has killed for want of memory; 0 if it is unknown."""
+    """Return the number of OOM kills in this process's group; 0 if it is unknown."""
     own_groups = [folder for folder, _ in _memory_folders(groups(own), root)]
     counts = memory_events(own, root)
     return next((counts[group]["oom_kill"] for group in own_groups if "oom_kill" in counts.get(group, {})), 0)
@@ -88,7 +88,7 @@ def memory_events(own: Path = OWN, root: Path = ROOT) -> dict[str, dict[str, int
 
 
 def _memory_folders(members: dict[str, str], root: Path) -> Iterator[tuple[str, Path]]:
-    """Return the group for memory and its folder, of version 2 and of version 1; none if the groups are unknown."""
+    """Yield the group for memory and its folder, of version 2 and of version 1; none if unknown."""
     if members:
         for group in (members.get("", "/"), f"/memory{members.get('memory', '')}"):
             yield group, Path(f"{root}{group}")

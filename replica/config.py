@@ -1,4 +1,4 @@
-"""Which host this is, as `fab train` wrote it down."""
+"""The configuration of this host, which `fab train` wrote."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ class ConfigError(ValueError):
 
 
 def load(environ: Mapping[str, str]) -> tuple[HostFile, Path]:
-    """host.json, and the directory of this host's own files; SCALETIER_ETC and SCALETIER_STATE move them.
+    """Return host.json, and the directory of this host's own files.
 
-    ConfigError where the file is bad or missing.
+    SCALETIER_ETC and SCALETIER_STATE move them.
+
+    Raises:
+        ConfigError: the file is invalid or missing.
     """
     etc, state = Path(environ.get("SCALETIER_ETC", _ETC)), Path(environ.get("SCALETIER_STATE", _STATE))
     file = etc / "host.json"

@@ -1,4 +1,4 @@
-"""List what this host's programs wait for on the network, as the kernel has it, for people whose job does not start."""
+"""List the network connections of this host's programs, for people whose job does not start."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def no_connections(_: Mapping[str, str]) -> list[str]:
 
 
 def connections(peers: Mapping[str, str], net: Path = _NET) -> list[str]:
-    """List what this host's sockets do: `connecting to worker-0:2222` (no answer), `listening on 2222`, `connected to ps-0`.
+    """Return the state of this host's sockets, one line each.
 
-    `peers` names replicas by their addresses.
+    Lines are `connecting to worker-0:2222` (no answer), `listening on 2222`, `connected to ps-0`. `peers` names replicas by
+    their addresses.
     """
     connecting, listening, connected = set(), set(), set()
     for state, port, address, peer_port in _sockets(net):
@@ -35,8 +36,8 @@ def connections(peers: Mapping[str, str], net: Path = _NET) -> list[str]:
             listening.add(port)
         elif state == _ESTABLISHED and name and min(port, peer_port) >= _FIRST_PORT:
             connected.add(name)
-    found = [*sorted(connecting), *(f"listening on {port}" for port in sorted(listening))]
-    return [*found[: MOST - 1], *([f"connected to {', '.join(sorted(connected)[:MOST])}"] if connected else [])]
+    lines = [*sorted(connecting), *(f"listening on {port}" for port in sorted(listening))]
+    return [*lines[: MOST - 1], *([f"connected to {', '.join(sorted(connected)[:MOST])}"] if connected else [])]
 
 
 def _sockets(net: Path) -> Iterator[tuple[str, int, str, int]]:
@@ -50,7 +51,7 @@ def _sockets(net: Path) -> Iterator[tuple[str, int, str, int]]:
 
 
 def _address(text: str) -> str:
-    """Convert an address of the kernel's, words of four bytes each in the machine's order, to its usual form."""
+    """Convert the kernel's form of an address, words of four bytes in the machine's order."""
     if text.startswith(_MAPPED):
         text = text.removeprefix(_MAPPED)
     data = b"".join(bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))

@@ -1,4 +1,4 @@
-"""What becomes of a job: pure functions of what its leader sees, which the leader alone acts upon."""
+"""Transitions of a job: pure functions of the leader's view, which the leader alone applies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _GRACE = "the job is done by its successPolicy, but "
 
 @dataclass(frozen=True)
 class View:
-    """What the leader sees at one moment. All durations are in seconds by its own monotonic clock.
+    """The leader's view at one moment. All durations are in seconds by its own monotonic clock.
 
-    `silence` is how long each replica has said nothing new; `exited` how long ago its present exit, and `killed` how long ago
-    its latest kill or loss in this attempt was first seen (absent: there is none); `in_state` how long the job has been in its
-    state and attempt, `still` how long no trainer printed anything. `startable` are the replicas whose hosts can be started.
+    `silence` is the time since each replica's last new heartbeat; `exited` since its present exit was seen, and `killed` since
+    its latest kill or loss in this attempt was seen (absent: there is none); `in_state` is the time in the job's state and
+    attempt, `still` the time since any trainer printed. `startable` are the replicas whose hosts can be started.
     """
 
     plan: Plan
@@ -50,19 +50,19 @@ class View:
     startable: Collection[str] = ()
 
     def lost(self, name: str) -> bool:
-        """True for a replica whose host is preempted, or says nothing for too long, unless its work is done."""
+        """Return True for a replica whose host is preempted or unresponsive, unless its work is done."""
         record = self.replicas.get(name)
         if record is None or record.done:
             return False
         return record.preempted or self.silence.get(name, 0.0) >= self.plan.lostAfterSeconds
 
     def late(self, name: str) -> bool:
-        """True for a replica that is lost, or may be, as it missed its heartbeat."""
+        """Return True for a replica that is lost, or may be, as it missed its heartbeat."""
         record = self.replicas.get(name)
         return record is not None and not record.done and (self.lost(name) or self._is_late(name))
 
     def off(self, name: str) -> bool:
-        """True for a replica whose host is to be started: it is lost and gone, or was never heard of."""
+        """Return True for a replica whose host is to be started: it is lost and gone, or never reported."""
         record = self.replicas.get(name)
         if name not in self.startable or (record is not None and record.done):
             return False
@@ -74,7 +74,7 @@ class View:
         return self.silence.get(name, 0.0) >= _LATE_BEATS * self.plan.heartbeatSeconds
 
     def of_attempt(self, job: JobRecord) -> Iterator[ReplicaRecord]:
-        """The records of this attempt, in the plan's order: what a replica did in an earlier one has been dealt with."""
+        """Yield the records of this attempt, in the plan's order; earlier attempts are dealt with."""
         records = (self.replicas.get(name) for name in self.plan.replicas)
         return (record for record in records if record is not None and record.attempt == job.attempt)
 
@@ -85,7 +85,10 @@ class View:
 
 
 def decide(job: JobRecord, view: View) -> JobRecord | None:
-    """The job's next record, or None where nothing changes. One step of the table of states at a time."""
+    """Return the job's next record, or None if nothing changes.
+
+    One step of the table of states at a time.
+    """
     rules = _RULES.get(job.state, (_still_stopping, _facts_found))
     if _succeeded in rules and _done_for(job, view) is not None:
         rules = tuple(rule for rule in rules if rule not in (*_OPEN, _never_up))  # what others do changes nothing any more
@@ -93,21 +96,21 @@ def decide(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def to_start(job: JobRecord, view: View) -> list[str]:
-    """The replicas whose hosts the leader has started: those that are off, while the job wants them."""
+    """Return the replicas whose hosts are off while the job needs them; the leader has them started."""
     if job.state not in (JobState.PREPARING, JobState.RUNNING) or view.cancel_requested:
         return []
     return [name for name in view.plan.replicas if view.off(name) and name not in job.without]
 
 
 def stopped(job: JobRecord, view: View) -> bool:
-    """True when no trainer of the job runs any more, as far as can be known of hosts that say nothing."""
+    """Return True once no trainer of the job runs, as far as unresponsive hosts let one know."""
     silent = 2 * view.plan.leaseSeconds if job.state is JobState.CANCELLING else view.plan.lostAfterSeconds
     records = view.replicas.values()
     return all(r.state is ReplicaState.EXITED or view.silence.get(r.name, 0.0) >= silent for r in records)
 
 
 def exit_message(record: ReplicaRecord, more: str = "") -> str:
-    """Cloud ML's sentence about a replica that failed, and the end of its log."""
+    """Return Cloud ML's sentence about a failed replica, and the end of its log."""
     name, code = _name(record.name), record.exitCode
     hint = _memory_hint(record) or missing.remedy(record.errorMessage.splitlines())
     sentence = f"The replica {name} exited with a non-zero status of {code}{more}."
@@ -115,17 +118,17 @@ def exit_message(record: ReplicaRecord, more: str = "") -> str:
 
 
 def killer(record: ReplicaRecord) -> str:
-    """What ended a trainer: `signal 9 (SIGKILL), out of memory`, or `status 42`."""
+    """Return the cause of a trainer's end: `signal 9 (SIGKILL), out of memory`, or `status 42`."""
     return describe_end(record.status, record.outOfMemory)
 
 
 def _cause(record: ReplicaRecord) -> str:
-    """The same in brackets, behind its exit code; empty if that says it all."""
+    """Return the cause in brackets, behind its exit code; empty if the code says it all."""
     return f" ({killer(record)})" if record.signal or record.outOfMemory else ""
 
 
 def _memory_hint(record: ReplicaRecord) -> str:
-    """What to do about a trainer that needs more memory than it has: Cloud ML's key, or that of hosts on this machine."""
+    """Return a remedy for an out-of-memory kill: Cloud ML's key, or that of local hosts."""
     if not record.outOfMemory:
         return ""
     role = record.name.rpartition("-")[0]
@@ -140,13 +143,13 @@ def _cancelled(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _still_stopping(job: JobRecord, view: View) -> JobRecord | None:
-    """A job ends before its last replica: the end stands, the list of its replicas follows them."""
+    """Record who still stops: a job's end stands, and the list of its replicas follows."""
     replicas = _summary(view)
     return None if replicas == job.replicas else replace(job, replicas=replicas)
 
 
 def _facts_found(job: JobRecord, view: View) -> JobRecord | None:
-    """The short form of the manifest gets what the chief's host found, as soon as it has."""
+    """Add the facts of the chief's host to the short manifest as soon as they are known."""
     chief = view.replicas.get(view.plan.chief)
     if chief is None or not chief.facts or "data" in job.manifest:
         return None
@@ -154,7 +157,7 @@ def _facts_found(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def with_facts(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest, or its short form, together with what the chief's host found."""
+    """Return a manifest, or its short form, with the facts of the chief's host."""
     return {**manifest, **facts, "versions": {**manifest.get("versions", {}), **facts.get("versions", {})}}
 
 
@@ -163,9 +166,9 @@ def _prepares(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
-    """End a job whose deciding replicas are done once the others are, their grace is over, or it is to be cancelled.
+    """End a job whose deciding replicas are done, once the others are, or their grace period is over.
 
-    A short job may be done before it was seen to run: then it started when its chief did.
+    It ends also if it is to be cancelled. A short job may be done before it was seen to run: then its start is its chief's.
     """
     plan, since = view.plan, _done_for(job, view)
     if since is None:
@@ -174,8 +177,8 @@ def _succeeded(job: JobRecord, view: View) -> JobRecord | None:
     if working and since < plan.gracePeriod and not view.cancel_requested:
         if any(event.cause.startswith(_GRACE) for event in job.events):
             return None
-        said = f"{_GRACE}{_still_work(working)}: up to {plan.gracePeriod:g} s are given (gracePeriod)"
-        return replace(job, events=kept(job.events, Event(view.now, said)))
+        reason = f"{_GRACE}{_still_work(working)}: up to {plan.gracePeriod:g} s are given (gracePeriod)"
+        return replace(job, events=kept(job.events, Event(view.now, reason)))
     events = list(job.events)
     if working:
         more = "a longer gracePeriod, or successPolicy: all, waits for that"
@@ -211,7 +214,7 @@ def _cancel_requested(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _ran_too_long(job: JobRecord, view: View) -> JobRecord | None:
-    """As Cloud ML has it, the job is cancelled, and says why."""
+    """Cancel a job at its time limit, with a message, as Cloud ML does."""
     limit = view.plan.maxRunningTime
     if job.runSeconds < limit:
         return None
@@ -219,10 +222,10 @@ def _ran_too_long(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _exited(job: JobRecord, view: View) -> JobRecord | None:
-    """An exit that starts nothing again is the trainer's own verdict and ends the job, unless a peer's kill is behind it.
+    """End the job after an exit that the rules do not restart, unless it follows from a peer's kill.
 
-    A kill may be told a moment later than the exits that follow from it, so the verdict waits for a moment, and for
-    hosts that are late. Who was first seen to exit is the culprit; the others fail for want of it.
+    A kill may be reported a moment later than the exits that follow from it, so the verdict waits for a moment, and for late
+    hosts. The first exit is the cause; the others follow from it.
     """
     failed = [r for r in view.of_attempt(job) if r.state is ReplicaState.EXITED and r.exitCode and not r.killed]
     if not failed:
@@ -241,13 +244,13 @@ def _exited(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _of_study(plan: Plan, record: ReplicaRecord) -> str:
-    """What the tuner said last of why it ends: that is the job's affair, and not a replica's; empty for any other job."""
-    said = [line for line in record.errorMessage.splitlines() if line.startswith(_ERROR)] if plan.study else []
-    return said[-1].removeprefix(_ERROR) if said else ""
+    """Return the tuner's last error, which concerns the job and not a replica; empty for any other job."""
+    errors = [line for line in record.errorMessage.splitlines() if line.startswith(_ERROR)] if plan.study else []
+    return errors[-1].removeprefix(_ERROR) if errors else ""
 
 
 def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
-    """Whose kill the exits follow from."""
+    """Return the replica whose kill caused the exits."""
     since = max(view.exited.get(r.name, 0.0) for r in failed)
     exited = {r.name for r in failed}
     for name in view.plan.replicas:
@@ -258,7 +261,7 @@ def _disturber(view: View, failed: Sequence[ReplicaRecord]) -> str | None:
 
 
 def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
-    """A replica that dies in the same way again and again, at once, is not worth another start."""
+    """Return True for a replica that repeatedly dies at once in the same way: restarts are useless."""
     for record in view.of_attempt(job):
         if record.hopeless and record.name not in job.without:
             spent = f"{_cause(record)}, the same {record.alike} times in a row"
@@ -267,15 +270,18 @@ def _hopeless(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _killed(job: JobRecord, view: View) -> JobRecord | None:
-    """A kill that its host does not mend: peers that need one another start again together, or the restarts are spent."""
+    """Handle a kill that its host does not restart: restart dependent peers together, or end the job.
+
+    The job ends if its restarts are used up.
+    """
     for record in view.of_attempt(job):
         if not record.killed or record.name in job.without or record.preempted:
             continue  # who is preempted starts when its host does, or is lost
         if view.plan.whole and not view.plan.is_expendable(record.name):
             if any(view.lost(name) for name in view.needed):
                 return None  # all start once it is back
-            if taken := [r.name for r in view.of_attempt(job) if r.killed and r.death == PREEMPTED]:
-                return _again(job, view, f"{_name(taken[0])} was preempted", counts=False)
+            if preempted_names := [r.name for r in view.of_attempt(job) if r.killed and r.death == PREEMPTED]:
+                return _again(job, view, f"{_name(preempted_names[0])} was preempted", counts=False)
             how = "was killed" if record.signal else "ended"
             return _again(job, view, f"{_name(record.name)} {how} ({killer(record)})", record)
         if record.spent < view.plan.maxRestarts:
@@ -286,31 +292,31 @@ def _killed(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _lost_for_good(job: JobRecord, view: View) -> JobRecord | None:
-    """A lost host is a kill: the job waits for it, for a while; what it can do without it does without."""
+    """Handle a lost host as a kill once it stayed lost for a while; optional replicas are dropped."""
     limit = view.plan.lostAfterSeconds + view.plan.maxWaitTime
-    gone = [name for name in view.needed if view.lost(name) and view.silence.get(name, 0.0) > limit]
-    if gone:
-        return _end(job, view, JobState.FAILED, f"{_names(gone)} lost: no heartbeat for {limit:g} s.")
+    missing = [name for name in view.needed if view.lost(name) and view.silence.get(name, 0.0) > limit]
+    if missing:
+        return _end(job, view, JobState.FAILED, f"{_names(missing)} lost: no heartbeat for {limit:g} s.")
     return None
 
 
 def _say_who_is_lost(job: JobRecord, view: View) -> JobRecord | None:
-    """Who is lost is said, and who is back."""
-    lost = [name for name in view.plan.replicas if view.lost(name)]
-    if lost == job.lost:
+    """Record lost replicas and those that are back."""
+    lost_names = [name for name in view.plan.replicas if view.lost(name)]
+    if lost_names == job.lost:
         return None
-    said = [_lost_event(name, view) for name in lost if name not in job.lost]
-    back = [Event(view.now, f"{name} is heard of again") for name in job.lost if name not in lost]
-    return replace(job, lost=lost, events=[*job.events, *said, *back][-EVENTS_KEPT:])
+    events = [_lost_event(name, view) for name in lost_names if name not in job.lost]
+    back = [Event(view.now, f"{name} is heard of again") for name in job.lost if name not in lost_names]
+    return replace(job, lost=lost_names, events=[*job.events, *events, *back][-EVENTS_KEPT:])
 
 
 def _lost_event(name: str, view: View) -> Event:
     limit = view.plan.maxWaitTime
     otherwise = "the job does without it" if view.plan.is_expendable(name) else f"else the job is FAILED in {limit:g} s"
     preempted, startable = view.replicas[name].preempted, name in view.startable
-    lost = f"{name} is {'preempted' if preempted else f'lost, no heartbeat for {view.plan.lostAfterSeconds:g} s'}"
+    text = f"{name} is {'preempted' if preempted else f'lost, no heartbeat for {view.plan.lostAfterSeconds:g} s'}"
     how = "its host is to be started again" if startable else "pulumi up brings it back"
-    return Event(view.now, f"{lost}: {how}, {otherwise}")
+    return Event(view.now, f"{text}: {how}, {otherwise}")
 
 
 def _stalled(job: JobRecord, view: View) -> JobRecord | None:
@@ -326,8 +332,8 @@ def _all_run(job: JobRecord, view: View) -> JobRecord | None:
         return None
     if missing and view.in_state < view.plan.preparingSeconds:
         return None
-    said = [Event(view.now, f"goes on without {', '.join(missing)}, which did not come up")] if missing else []
-    return job.to(JobState.RUNNING, startTime=view.now, events=[*job.events, *said])
+    events = [Event(view.now, f"goes on without {', '.join(missing)}, which did not come up")] if missing else []
+    return job.to(JobState.RUNNING, startTime=view.now, events=[*job.events, *events])
 
 
 def _never_up(job: JobRecord, view: View) -> JobRecord | None:
@@ -339,22 +345,25 @@ def _never_up(job: JobRecord, view: View) -> JobRecord | None:
 
 
 def _not_up(job: JobRecord, view: View) -> list[str]:
-    """Who has not started in this attempt; one that is already done did start."""
+    """Return the replicas that have not started in this attempt; one that is done did start."""
     up = {r.name for r in view.of_attempt(job) if r.state is ReplicaState.RUNNING or r.done}
     up |= {name for name in view.plan.replicas if _is_done(job, view, name)}
     return [name for name in view.plan.replicas if name not in up and name not in job.without]
 
 
 def _without(job: JobRecord, view: View, record: ReplicaRecord, why: str) -> JobRecord | None:
-    """The job without an expendable replica; None for one that it needs."""
+    """Return the job without an optional replica; None if the job needs it."""
     if not view.plan.is_expendable(record.name):
         return None
-    said = Event(view.now, f"goes on without {record.name}{why}")
-    return replace(job, without=[*job.without, record.name], events=kept(job.events, said))
+    event = Event(view.now, f"goes on without {record.name}{why}")
+    return replace(job, without=[*job.without, record.name], events=kept(job.events, event))
 
 
 def _again(job: JobRecord, view: View, cause: str, record: ReplicaRecord | None = None, counts: bool = True) -> JobRecord:
-    """The whole job from its last checkpoint, as often as it may; what went well for a while is not counted."""
+    """Restart the whole job from its last checkpoint, within its limit.
+
+    If the job ran well for a while, the restarts before are not counted.
+    """
     plan = view.plan
     limit = plan.maxRestarts if plan.whole else plan.maxRetries
     code = record.exitCode if record and not record.signal else None
@@ -374,12 +383,12 @@ def _end(job: JobRecord, view: View, state: JobState, message: str = "") -> JobR
 
 def _summary(view: View) -> list[dict[str, Any]]:
     records = (view.replicas.get(name, ReplicaRecord(name)) for name in view.plan.replicas)
-    shown = (replace(r, state=ReplicaState.LOST) if view.lost(r.name) else r for r in records)
-    return [{key: getattr(record, key) for key in _SUMMARY} for record in shown]
+    current = (replace(r, state=ReplicaState.LOST) if view.lost(r.name) else r for r in records)
+    return [{key: getattr(record, key) for key in _SUMMARY} for record in current]
 
 
 def _name(replica: str) -> str:
-    """`worker 0`, as Cloud ML says it."""
+    """Return `worker 0`, in Cloud ML's form."""
     role, _, index = replica.rpartition("-")
     return f"{role} {index}"
 

@@ -1,8 +1,8 @@
-"""What this host knows of a job that FAILED, as one object in the bucket, from which `fab bundle` tells why.
+"""This host's diagnosis of a job that FAILED, one object in the bucket, which `fab bundle` reads.
 
-It is made in a thread of its own, once, when the job has FAILED and its trainer here has stopped: neither a heartbeat nor the
-end of the job waits for it, and the host's next job not long. Nothing of a trainer's environment is in it but TF_CONFIG, and
-the value of a secret nowhere, whatever a trainer printed.
+It is made in a thread of its own, once, when the job has FAILED and its trainer here has stopped: it delays neither a
+heartbeat nor the end of the job, and the host's next job not long. Of a trainer's environment it has TF_CONFIG only, and never
+the value of a secret, whatever a trainer printed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ class Diagnosis:
     """One of them, being made and written."""
 
     def __init__(self, files: Files, name: str, make: Callable[[], bytes], complain: Callable[[str], None]) -> None:
-        """`make` gives what the object of that name is to be; where that or the writing fails, `complain` hears a line."""
+        """Prepare to write the object of that name once.
+
+        `make` returns its content; if that or the write fails, `complain` gets a line.
+        """
         self._files, self._name, self._make, self._complain = files, name, make, complain
         self._give_up_at = time.monotonic() + SECONDS
         self._thread = threading.Thread(target=self._run, name="diagnosis", daemon=True)
         self._thread.start()
 
     def finish(self) -> bool:
-        """True once it is written, could not be, or was waited for long enough."""
+        """Return True once it is written, has failed, or the time limit is over."""
         return not self._thread.is_alive() or time.monotonic() > self._give_up_at
 
     def _run(self) -> None:
@@ -76,12 +79,15 @@ class Diagnosis:
 def made(
     host: HostFile, state: Path, assignment: Assignment, log: Path, job: JobRecord, record: ReplicaRecord, heard: str
 ) -> bytes:
-    """All of it, as it is written: of a job of whose end this host `heard` then, and whose `log` here is in that folder."""
+    """Return the whole diagnosis as it is written.
+
+    `heard` is when this host learnt of the job's end; `log` is the folder of its log here.
+    """
     plan, env = assignment.plan, assignment.environment
     depth = len(assignment.directory.parts) - len(Path(plan.folder).parts)
     buckets = [host.bucket] if host.bucket.startswith("/") else []
     secrets = lines_of(env.get(name, "") for name in plan.secrets)
-    told = {
+    content = {
         "schema": 1,
         **of_job(job, heard),
         "replica": record.name,
@@ -96,57 +102,63 @@ def made(
         "tfConfig": _parsed(plan.tasks[record.name].tfConfig),
         "python": packages(assignment.python, Path(*assignment.directory.parts[:depth])),
     }
-    return encoded(hidden(told, secrets))
+    return encoded(hidden(content, secrets))
 
 
 def of_job(job: JobRecord, heard: str) -> dict[str, Any]:
-    """How the job ended, and this host's clock against that of who said so: `aheadSeconds` has in it the time until `heard`."""
+    """Return the job's end, and the difference between this host's clock and the leader's.
+
+    `aheadSeconds` includes the time until `heard`.
+    """
     leader = job.lease.holder.partition("/")[0]
-    told = {"leader": leader, "leaderTime": job.endTime, "time": heard}
+    summary = {"leader": leader, "leaderTime": job.endTime, "time": heard}
     ahead = round(seconds_between(job.endTime, heard), 3) if job.endTime else None
-    return {"jobId": job.jobId, "clock": {**told, "aheadSeconds": ahead}}
+    return {"jobId": job.jobId, "clock": {**summary, "aheadSeconds": ahead}}
 
 
 def of_trainer(record: ReplicaRecord) -> dict[str, Any]:
-    """How the trainer of this host ended, in words too where a signal killed it."""
+    """Return the exit of this host's trainer, in words too if a signal killed it."""
     keys = ("state", "exitCode", "outOfMemory", "memoryLimit", "restarts", "preempted", "startTime", "endTime", "errorMessage")
-    told = {key: getattr(record, key) for key in keys}
+    summary = {key: getattr(record, key) for key in keys}
     ended = killer(record) if record.signal else None
     first = asdict(record.firstError) if record.firstError else None
-    return {**told, "ended": ended, "firstError": first, "usage": asdict(record.usage) if record.usage else None}
+    return {**summary, "ended": ended, "firstError": first, "usage": asdict(record.usage) if record.usage else None}
 
 
 def last_lines(folder: Path) -> list[dict[str, Any]]:
-    """The end of a log, of each line time, severity and message."""
-    found = []
+    """Return the end of a log: time, severity and message of each line."""
+    entries = []
     for entry in chunks.newest(Folder(folder), Wanted(lines=LINES))[0]:
         text = entry.line.decode("utf-8", "replace")
         try:
             line = json.loads(text)
-            told = {key: str(line[key]) for key in ("time", "severity", "message")}
+            fields = {key: str(line[key]) for key in ("time", "severity", "message")}
         except (ValueError, KeyError, TypeError):
-            told = {"time": "", "severity": "INFO", "message": text}
-        found.append(told)
-    return found
+            fields = {"time": "", "severity": "INFO", "message": text}
+        entries.append(fields)
+    return entries
 
 
 def with_tail(lines: list[dict[str, Any]], record: ReplicaRecord) -> list[dict[str, Any]]:
-    """The end of a log, and what the trainer printed last where that is not in it: a full disk loses the line that says so."""
+    """Return the end of a log with the trainer's last output if that is missing.
+
+    A full disk loses the line that reports it.
+    """
     tail = record.errorMessage.splitlines()
     there = {line["message"][:TAIL_CHARACTERS] for line in lines}
     if not tail or tail[-1] in there:
         return lines
-    lost = [text for text in tail if text not in there]
-    return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in lost)]
+    missing = [text for text in tail if text not in there]
+    return [*lines, *({"time": record.endTime or "", "severity": "ERROR", "message": text} for text in missing)]
 
 
 def cut(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same lines, none longer than is told of one; secrets are looked for before, as half of one would not be found."""
+    """Return the lines, each truncated; secrets are removed before, as half of one would not be found."""
     return [{**line, "message": line["message"][:_MESSAGE]} for line in lines]
 
 
 def units() -> dict[str, Any]:
-    """What systemd says of the replica's unit and the trainer's, as far as this user may ask."""
+    """Return systemd's properties of the replica's and the trainer's units, as far as readable."""
     argv = ["systemctl", "show", "--no-pager", f"--property={_PROPERTIES}", *_UNITS]
     try:
         ran = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_UNIT_SECONDS, check=False)
@@ -161,49 +173,52 @@ def units() -> dict[str, Any]:
 
 
 def disks(paths: Iterable[str]) -> list[dict[str, Any]]:
-    """How full the file systems are that these paths are on."""
-    found: list[dict[str, Any]] = []
+    """Return the use of the file systems of these paths."""
+    usage: list[dict[str, Any]] = []
     for path in paths:
         try:
             has = os.statvfs(path)
         except OSError as error:
-            found.append({"path": path, "notReadable": error.strerror})
+            usage.append({"path": path, "notReadable": error.strerror})
             continue
         sizes = {"totalBytes": has.f_blocks * has.f_frsize, "freeBytes": has.f_bavail * has.f_frsize}
-        found.append({"path": path, **sizes, "files": has.f_files, "freeFiles": has.f_favail})
-    return found
+        usage.append({"path": path, **sizes, "files": has.f_files, "freeFiles": has.f_favail})
+    return usage
 
 
 def memory_of_host() -> dict[str, Any]:
-    """What the machine has of memory, and how much of it is free; null for what this unit is not shown."""
+    """Return the machine's memory and its free part; null for what this unit cannot see."""
     page = os.sysconf("SC_PAGE_SIZE")
     pages = {"machineBytes": "SC_PHYS_PAGES", "machineFreeBytes": "SC_AVPHYS_PAGES"}
-    told: dict[str, Any] = dict.fromkeys(pages)
+    sizes: dict[str, Any] = dict.fromkeys(pages)
     for key, name in pages.items():
         with suppress(OSError, ValueError):
-            told[key] = os.sysconf(name) * page
-    return {**told, "unitLimitBytes": cgroup.memory_limit()}
+            sizes[key] = os.sysconf(name) * page
+    return {**sizes, "unitLimitBytes": cgroup.memory_limit()}
 
 
 def packages(python: str, brought: Path) -> dict[str, Any]:
-    """The Python of the trainer, and what packages it and the job's own folder have, by the names of their folders."""
+    """Return the trainer's Python, and the packages of it and of the job, by folder names."""
     top = Path(python).parents[1] if len(Path(python).parents) > 1 else Path()
     folders = [*sorted(top.glob("lib/python3*/site-packages")), brought]
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for folder in folders:
         for path in islice(folder.glob("*.dist-info"), _PACKAGES):
             name, dash, version = path.name.removesuffix(".dist-info").rpartition("-")
             if dash:
-                found[name] = version
+                versions[name] = version
     return {
         "path": python,
         "versions": [folder.parent.name for folder in folders[:-1]],
-        "packages": dict(sorted(found.items())),
+        "packages": dict(sorted(versions.items())),
     }
 
 
 def hidden(value: Any, secrets: Collection[str]) -> Any:
-    """The same without a line of a secret in any of its texts, as a trainer may have printed it, nor what a cut left of one."""
+    """Return the value without lines of a secret in its texts, nor remains of truncated ones.
+
+    A trainer may have printed them.
+    """
     if isinstance(value, str):
         return "\n".join(_hidden(line, secrets) for line in value.split("\n"))
     if isinstance(value, dict):
@@ -213,8 +228,8 @@ def hidden(value: Any, secrets: Collection[str]) -> Any:
 
 def _hidden(line: str, secrets: Collection[str]) -> str:
     if len(line) in _CUT:
-        begun = (n for secret in secrets for n in range(SHORTEST, len(secret) + 1) if line.endswith(secret[:n]))
-        if longest := max(begun, default=0):
+        lengths = (n for secret in secrets for n in range(SHORTEST, len(secret) + 1) if line.endswith(secret[:n]))
+        if longest := max(lengths, default=0):
             line = f"{line[:-longest]}[secret]"
     for secret in secrets:
         line = line.replace(secret, "[secret]")
@@ -222,13 +237,13 @@ def _hidden(line: str, secrets: Collection[str]) -> str:
 
 
 def lines_of(values: Iterable[str]) -> list[str]:
-    """What is looked for of secrets: each of their lines, the longest first, as one may be part of another."""
+    """Return the lines of secrets to search for, the longest first, as one may contain another."""
     lines = {line.strip() for value in values for line in value.splitlines()}
     return sorted((line for line in lines if len(line) >= SHORTEST), key=len, reverse=True)
 
 
 def encoded(told: dict[str, Any]) -> bytes:
-    """As it is written, in LIMIT bytes at most."""
+    """Return the diagnosis as it is written, in at most LIMIT bytes."""
     while len(content := _json(told)) > LIMIT:
         if lines := told.get("lines"):
             told = {**told, "lines": lines[len(lines) // 2 + 1 :]}

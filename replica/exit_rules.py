@@ -1,4 +1,4 @@
-"""Decide whether a program that has ended starts again, by ordered rules of which the first match wins.
+"""Decide whether a program that has ended restarts, by ordered rules; the first match wins.
 
 A status is as `subprocess` has it: 0 to 255 as the program exited, negative if a signal ended it. So a program's own 137 is
 not mistaken for a SIGKILL. A code is the shell's: 128 + n if signal n ended the program.

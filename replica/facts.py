@@ -1,7 +1,7 @@
-"""What only the chief's host can tell of a job: `python -m replica.facts PATH…` prints it as one JSON object.
+"""Facts that only the chief's host knows: `python -m replica.facts PATH…` prints a JSON object.
 
-`{"versions": {"python", "tensorflow"}, "data": {"paths", "sha256", "files", "bytes"}}`; where the data cannot be hashed,
-`data` has `notHashed`, which says why, in place of the last three.
+`{"versions": {"python", "tensorflow"}, "data": {"paths", "sha256", "files", "bytes"}}`; if the data cannot be hashed, `data`
+has the reason, `notHashed`, in place of the last three.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 
 
 class DataError(ValueError):
-    """Why data was not hashed."""
+    """A reason why data was not hashed."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,20 @@ class Source:
 
 
 def sources(paths: Iterable[str]) -> dict[str, Source]:
-    """The files of files, directories, globs and URLs, by their names below the folder that they share.
+    """Return the files of files, directories, globs and URLs, by their names below their common folder.
 
-    DataError where one of the paths leads to no file.
+    Raises:
+        DataError: one of the paths leads to no file.
     """
-    found: dict[str, Source] = {}
+    files: dict[str, Source] = {}
     for path in paths:
         there = _at_url(path) if "://" in path else _on_this_host(path)
-        seen = {name: source for name, source in there if not name.rpartition("/")[2].startswith(".")}
-        if not seen:
+        visible = {name: source for name, source in there if not name.rpartition("/")[2].startswith(".")}
+        if not visible:
             raise DataError(f"the chief's host finds no file {path}")
-        found |= seen
-    shared = os.path.commonpath([name.rpartition("/")[0] for name in found]) if found else ""
-    return {os.path.relpath(name, shared): found[name] for name in sorted(found)}
+        files |= visible
+    shared = os.path.commonpath([name.rpartition("/")[0] for name in files]) if files else ""
+    return {os.path.relpath(name, shared): files[name] for name in sorted(files)}
 
 
 def _on_this_host(path: str) -> Iterator[tuple[str, Source]]:
@@ -74,7 +75,7 @@ def _at_url(url: str) -> Iterator[tuple[str, Source]]:
 
 
 def digest(paths: Sequence[str]) -> dict[str, Any]:
-    """`data` of the facts.
+    """Return `data` of the facts.
 
     The hash is that of the lines that sha256sum prints of the files, so `sha256sum FILE… | sha256sum` there checks it.
     """
@@ -96,10 +97,10 @@ def digest(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _sha256(content: IO[bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while piece := content.read(_CHUNK):
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def main() -> None:
@@ -107,8 +108,8 @@ def main() -> None:
     os.nice(_NICE)
     installed = Path(sys.executable).parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     sys.path.append(str(installed))  # and no code of its .pth files
-    found = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name)}
-    versions = {"python": platform.python_version(), "tensorflow": next(iter(found.values()), None)}
+    frameworks = {d.name: d.version for name in _TENSORFLOWS for d in distributions(name=name)}
+    versions = {"python": platform.python_version(), "tensorflow": next(iter(frameworks.values()), None)}
     sys.stdout.write(json.dumps({"versions": versions, "data": digest(sys.argv[1:])}))
 
 

@@ -1,4 +1,4 @@
-"""The network interface by which a host reaches its peers: libraries that look for one by themselves may take another."""
+"""The network interface by which a host reaches its peers: libraries may choose another by themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def variables(address: str) -> dict[str, str]:
-    """Return what tells gloo, NCCL and TensorPipe the interface that has this IPv4 address; empty if none has."""
+    """Return the variables for gloo, NCCL and TensorPipe with the interface of this IPv4 address.
+
+    They are empty if no interface has it.
+    """
     name = find(address)
     return dict.fromkeys(_LIBRARIES, name) if name else {}
 

@@ -1,8 +1,9 @@
-"""Keep what a job wrote beside an empty JOB_DIR: `keep_unsaved.py REQUEST` copies it to JOB_DIR/left/<replica>/.
+"""Keep what a job wrote outside an empty JOB_DIR: `keep_unsaved.py REQUEST` copies it there.
 
-It runs as the trainer would, as the same user in a unit that sees the same folders, so it reads and writes what the trainer
-might, and nothing else. It imports nothing of this project. It prints one JSON object: `{"wrote": true}` if JOB_DIR has a file
-of the job, else `kept`, `keptFiles`, `keptBytes`, `leftOut`, `leftOutFiles`, and `error` if it could not do all.
+The copies are in JOB_DIR/left/<replica>/. It runs as the trainer would, as the same user in a unit that sees the same folders,
+so it reads and writes what the trainer might, and nothing else. It imports nothing of this project. It prints one JSON object:
+`{"wrote": true}` if JOB_DIR has a file of the job, else `kept`, `keptFiles`, `keptBytes`, `leftOut`, `leftOutFiles`, and
+`error` if it could not do all.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LimitError(Exception):
 
 
 class UnsavedFile(NamedTuple):
-    """Name a file that the job wrote: its folder's top, its path below that, its name among what is kept, and its size."""
+    """A file that the job wrote: its top folder, its path below that, its name among the copies, its size."""
 
     top: str
     path: tuple[str, ...]
@@ -51,7 +52,7 @@ class Search:
     """Looks through folders without following links, as far as time and number allow."""
 
     def __init__(self, since: int, deadline: float) -> None:
-        """`since` is in nanoseconds of the epoch: what changed before came with the job."""
+        """Prepare a search; `since` is in nanoseconds of the epoch: older files came with the job."""
         self._since, self._deadline, self._entries = since, deadline, 0
 
     def files(self, top: str, prefix: str = "") -> Iterator[UnsavedFile]:
@@ -70,10 +71,10 @@ class Search:
             return
         for name in sorted(names):
             with suppress(OSError):  # it may be gone, or closed to its own user
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and found.st_ctime_ns > self._since:
-                    yield UnsavedFile(top, (*path, name), prefix + "/".join((*path, name)), found.st_size)
-                elif stat.S_ISDIR(found.st_mode) and name not in _CACHES:
+                info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode) and info.st_ctime_ns > self._since:
+                    yield UnsavedFile(top, (*path, name), prefix + "/".join((*path, name)), info.st_size)
+                elif stat.S_ISDIR(info.st_mode) and name not in _CACHES:
                     if len(path) >= _DEPTH:
                         raise LimitError(f"folders are nested deeper than {_DEPTH}")
                     below = os.open(name, _FOLDER, dir_fd=folder)
@@ -122,7 +123,7 @@ class LocalFolder:
 
     def wrote(self, search: Search) -> bool:
         """Return True if the job wrote a file here."""
-        return any(found.path[0] != LEFT for found in search.files(str(self._top)))
+        return any(file.path[0] != LEFT for file in search.files(str(self._top)))
 
     def create(self, name: str) -> IO[bytes]:
         """Open a file below it for writing."""
@@ -168,21 +169,21 @@ def keep(job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, st
             return {"wrote": True}
     except LimitError:
         return {"wrote": True}  # so much of it is no empty folder
-    found: list[UnsavedFile] = []
-    told: dict[str, Any] = {}
+    files: list[UnsavedFile] = []
+    report: dict[str, Any] = {}
     search = Search(since, deadline)
     try:
         for top, prefix in folders:
-            found.extend(search.files(top, prefix))
+            files.extend(search.files(top, prefix))
     except LimitError as error:
-        told["error"] = str(error)
-    kept, left_out, stopped = _copy(found, lambda name: f"{LEFT}/{replica}/{name}", target, deadline)
+        report["error"] = str(error)
+    copies, left_out, stopped = _copy(files, lambda name: f"{LEFT}/{replica}/{name}", target, deadline)
     if stopped:
-        told["error"] = stopped
-    return told | {
-        "kept": [shown(name) for name, _ in kept[:NAMED]],
-        "keptFiles": len(kept),
-        "keptBytes": sum(size for _, size in kept),
+        report["error"] = stopped
+    return report | {
+        "kept": [shown(name) for name, _ in copies[:NAMED]],
+        "keptFiles": len(copies),
+        "keptBytes": sum(size for _, size in copies),
         "leftOut": [f"{shown(name)} ({why})" for name, why in left_out[:NAMED]],
         "leftOutFiles": len(left_out),
     }
@@ -191,12 +192,12 @@ def keep(job_dir: str, replica: str, since: int, folders: Sequence[tuple[str, st
 def _copy(
     found: Sequence[UnsavedFile], place: Callable[[str], str], target: LocalFolder | Url, deadline: float
 ) -> tuple[list[tuple[str, int]], list[tuple[str, str]], str]:
-    """What was copied with its size, what was not and why, and why the copying stopped."""
-    kept: list[tuple[str, int]] = []
+    """Copy the files; return those copied with size, those left out with reason, and the reason of a stop."""
+    copies: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
     room, stopped = MOST_BYTES, ""
     for each in sorted(found, key=lambda each: (each.size, each.name)):
-        if each.size > room or len(kept) == MOST_FILES:
+        if each.size > room or len(copies) == MOST_FILES:
             left_out.append((each.name, size(each.size)))
             continue
         try:
@@ -211,9 +212,9 @@ def _copy(
             left_out.append((each.name, (error.strerror if isinstance(error, OSError) else None) or type(error).__name__))
         else:
             room -= each.size
-            kept.append((each.name, each.size))
+            copies.append((each.name, each.size))
     left_out.reverse()  # the largest first
-    return kept, left_out, stopped
+    return copies, left_out, stopped
 
 
 def _write(source: IO[bytes], most: int, target: LocalFolder | Url, name: str, deadline: float) -> None:
@@ -232,13 +233,13 @@ def _write(source: IO[bytes], most: int, target: LocalFolder | Url, name: str, d
 
 
 def shown(name: str) -> str:
-    """A name as it is told: of a bounded length, and of characters that any record can hold."""
+    """Return a printable name: of a bounded length, and of characters that any record can hold."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units."""
+    """Return the bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -250,10 +251,10 @@ def main() -> None:
     """Do what the command line asks for."""
     with suppress(OSError):
         os.nice(_NICE)
-    asked = json.loads(sys.argv[1])
-    folders = [(str(top), str(prefix)) for top, prefix in asked["folders"]]
-    told = keep(asked["jobDir"], asked["replica"], asked["since"], folders, asked["seconds"])
-    sys.stdout.write(json.dumps(told) + "\n")
+    options = json.loads(sys.argv[1])
+    folders = [(str(top), str(prefix)) for top, prefix in options["folders"]]
+    report = keep(options["jobDir"], options["replica"], options["since"], folders, options["seconds"])
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

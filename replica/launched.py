@@ -1,4 +1,7 @@
-"""A program in a unit of its own, as the user `trainer`: asked for at the host's launcher, /usr/lib/scaletier/launch."""
+"""A program in a unit of its own, as the user `trainer`, by the host's launcher.
+
+The launcher is /usr/lib/scaletier/launch.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +55,18 @@ class Launcher:
         return _connected(self._address)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Take away what all jobs but these have left on this host: packages and homes; OSError where that cannot be now."""
+        """Remove packages and homes of all other jobs on this host.
+
+        Raises:
+            OSError: that is not possible now.
+        """
         with _connected(self._address) as channel:
             _ask(channel, {"keep": sorted(keep)}, [])
             _answer(channel)
 
 
 def request(run: Run, bucket: str) -> dict[str, Any]:
-    """What the launcher is told. It decides by itself which of the paths that are named are shown to the program."""
+    """Return the request to the launcher, which decides by itself which paths the program sees."""
     if any("\0" in word for word in (*run.argv, *run.env.values())):
         raise ValueError("embedded null byte")
     output = run.env.get("JOB_DIR", "").rstrip("/")
@@ -81,7 +88,11 @@ class Launched:
     """A program behind the launcher. Where this process ends, so does it."""
 
     def __init__(self, channel: socket.socket, asked: dict[str, Any], output: int, stop_signal: str = "main") -> None:
-        """OSError where it did not begin."""
+        """Start the program.
+
+        Raises:
+            OSError: it did not begin.
+        """
         self._channel, self._stop_signal = channel, stop_signal
         self.out_of_memory, self.memory_limit = False, None
         self._status: int | None = None
@@ -109,7 +120,7 @@ class Launched:
         return self._over.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """True once it has ended, False after so many seconds."""
+        """Return True once it has ended, False after this many seconds."""
         return self._over.wait(seconds)
 
     def reap(self) -> int:
@@ -118,11 +129,11 @@ class Launched:
 
     def _await(self) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):  # a launcher that is gone has taken the program along
-            told = _answer(self._channel)
-            self.out_of_memory, self.memory_limit = bool(told["outOfMemory"]), told["memoryLimit"]
-            code = int(told["code"])
+            reply = _answer(self._channel)
+            self.out_of_memory, self.memory_limit = bool(reply["outOfMemory"]), reply["memoryLimit"]
+            code = int(reply["code"])
             # An older host's launcher does not tell a signal from the code that a shell makes of it.
-            number = told["signal"] if "signal" in told else code - 128 if code > 128 else None
+            number = reply["signal"] if "signal" in reply else code - 128 if code > 128 else None
             self._status = -int(number) if number else code
         self._over.set()
         os.kill(os.getpid(), signal.SIGCHLD)  # as the end of a child does
@@ -141,12 +152,16 @@ def _connected(address: str) -> socket.socket:
 
 def _ask(channel: socket.socket, asked: dict[str, Any], descriptors: list[int]) -> None:
     data = json.dumps(asked).encode() + b"\n"
-    sent = socket.send_fds(channel, [data], descriptors)
-    channel.sendall(data[sent:])
+    count = socket.send_fds(channel, [data], descriptors)
+    channel.sendall(data[count:])
 
 
 def _answer(channel: socket.socket) -> dict[str, Any]:
-    """The next line; OSError where it tells of an error, or none comes."""
+    """Return the next line.
+
+    Raises:
+        OSError: it reports an error, or none comes.
+    """
     line = b""
     while not line.endswith(b"\n"):
         try:
@@ -156,18 +171,18 @@ def _answer(channel: socket.socket) -> dict[str, Any]:
         if not piece:
             raise OSError("the host's launcher ended without a word")
         line += piece
-    told: dict[str, Any] = json.loads(line)
-    if "error" in told:
-        raise OSError(str(told["error"]))
-    return told
+    reply: dict[str, Any] = json.loads(line)
+    if "error" in reply:
+        raise OSError(str(reply["error"]))
+    return reply
 
 
 def launcher(bucket: str, environ: os._Environ[str] | dict[str, str]) -> Launcher | None:
-    """That of this host; None where there is none."""
+    """Return this host's launcher, or None if there is none."""
     address = environ.get(SOCKET)
     return Launcher(address, bucket) if address else None
 
 
 def scratch_folder(state: Path) -> Path:
-    """Where trials leave what they tell, of a host that has a launcher."""
+    """Return the folder of the trials' reports, of a host with a launcher."""
     return state / "trials"

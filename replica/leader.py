@@ -1,4 +1,4 @@
-"""What the leader does besides running its own replica: it holds the job's lease and moves the record on."""
+"""The leader's work besides its own replica: it holds the job's lease and changes the record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Leader:
         now: Callable[[], str],
         starter: Starter | None = None,
     ) -> None:
-        """`starter` has hosts started that are off; without one nobody does."""
+        """Prepare to lead a job; `starter` starts hosts that are off, if there is one."""
         self._plan, self._name, self._ledger, self._clock, self._now = plan, name, ledger, clock, now
         self._starter = starter
         startable = starter.hosts if starter else frozenset()
@@ -45,11 +45,11 @@ class Leader:
         self._rank = min(plan.replicas.index(name), _RANKS)
 
     def leads(self, job: JobRecord) -> bool:
-        """True while this replica holds the lease."""
+        """Return True while this replica holds the lease."""
         return job.lease.holder == self._me
 
     def may_take(self, job: JobRecord) -> bool:
-        """True where nobody holds the lease, or its holder is silent for long enough.
+        """Return True if there is no leader, or its lease has expired.
 
         A submitter that is silent has left a job that cannot be finished: that is ended elsewhere (`jobs.tender`).
         """
@@ -64,12 +64,12 @@ class Leader:
 
     def take(self, job: Stored[JobRecord]) -> Stored[JobRecord]:
         """Take the lease; Conflict where another was quicker."""
-        taken = self._ledger.change_job(job, job.record.passed(self._me))
+        stored = self._ledger.change_job(job, job.record.passed(self._me))
         self._renewed()
-        return taken
+        return stored
 
     def act(self, job: Stored[JobRecord], replicas: Mapping[str, ReplicaRecord], cancel_requested: bool) -> Stored[JobRecord]:
-        """The job's record after what had to be decided, and its lease renewed where that was due.
+        """Return the job's record after what had to be decided, and its lease renewed if that was due.
 
         Conflict where the lease was taken over meanwhile: then nothing was changed.
         """
@@ -86,8 +86,8 @@ class Leader:
         if self._starter:
             lines = self._starter.want(self._plan.hosts[name] for name in to_start(record, view))
             if lines and not record.final:
-                told = new or record
-                new = replace(told, events=[*told.events, *(Event(view.now, line) for line in lines)][-EVENTS_KEPT:])
+                current = new or record
+                new = replace(current, events=[*current.events, *(Event(view.now, line) for line in lines)][-EVENTS_KEPT:])
         if record.final:
             self._end_by = self._end_by or self._clock() + self._plan.stopSeconds + 2 * self._plan.heartbeatSeconds
         if new is None and not moved and self._clock() < self._renew_at:
@@ -102,7 +102,7 @@ class Leader:
         return stored
 
     def settled(self, job: JobRecord, replicas: Mapping[str, ReplicaRecord]) -> bool:
-        """True once every replica of a job that has ended has stopped, or was waited for long enough."""
+        """Return True once every replica of an ended job has stopped, or the time limit is over."""
         view = self._look(job, replicas, False)
         return stopped(job, view) or (self._end_by is not None and self._clock() > self._end_by)
 
@@ -118,9 +118,9 @@ class Leader:
                 exited[name] = watch.see(("exit", name), (record.attempt, record.restarts, record.exitCode))
             if record.attempt != job.attempt:
                 continue
-            lost = silence[name] >= self._plan.lostAfterSeconds
-            if record.restarts or record.killed or lost:
-                killed[name] = watch.see(("kill", name), (record.attempt, record.restarts, record.killed, lost))
+            expired = silence[name] >= self._plan.lostAfterSeconds
+            if record.restarts or record.killed or expired:
+                killed[name] = watch.see(("kill", name), (record.attempt, record.restarts, record.killed, expired))
         printed = tuple(record.lines for record in replicas.values())
         return View(
             self._plan,

@@ -1,4 +1,4 @@
-"""From the bytes that a trainer writes to lines of text, each with the time and severity of its message."""
+"""Split a trainer's output into lines of text, each with the time and severity of its message."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Splitter:
         self._up, self._doubtful = 0, False
 
     def feed(self, data: bytes, now: float) -> Iterator[str]:
-        """The lines that end in these bytes."""
+        """Return the lines that end in these bytes."""
         if not self._rest:
             self._since = now
         *complete, rest = (self._rest + data).split(b"\n")
@@ -86,12 +86,12 @@ class Splitter:
             if self._up:
                 yield from self._row(line, now)
             else:
-                shown = _shown(line, self._bar)
+                visible = _shown(line, self._bar)
                 if self._rows:
-                    shown = shown or self._rows.pop(0, b"")
+                    visible = visible or self._rows.pop(0, b"")
                     yield from self._drawn_rows()
-                if shown or not self._told:
-                    yield from self._cut(shown)
+                if visible or not self._told:
+                    yield from self._cut(visible)
             self._told = self._bar = False
             self._since = now
         rest = self._moved(rest, now) if b"\x1b[" in rest else rest
@@ -106,8 +106,8 @@ class Splitter:
                 yield from self._cut(bar)
             rest = rest[len(before) + 1 :]
         if b"\b" in rest:
-            begun = _BEGUN.search(rest, max(0, len(rest) - _LONGEST_BEGUN))
-            whole = begun.start() if begun else len(rest)
+            match = _BEGUN.search(rest, max(0, len(rest) - _LONGEST_BEGUN))
+            whole = match.start() if match else len(rest)
             rest = _drawn(rest[:whole]) + rest[whole:]
         while len(rest) > LONGEST_LINE:
             cut = _boundary(rest)
@@ -118,7 +118,7 @@ class Splitter:
             yield from self.half(now)
 
     def _row(self, line: bytes, now: float) -> Iterator[str]:
-        """Take the end of a row above the lowest: it is a line, unless a bar draws it, of which further states may follow."""
+        """Yield the end of a row above the lowest, unless it is a progress bar, which may continue."""
         if line:
             drawn = self._bar or line.startswith(b"\r")
             if self._doubtful or not drawn:
@@ -142,8 +142,8 @@ class Splitter:
     def _draw(self, text: bytes, now: float) -> None:
         if not self._rows:
             self._rows_since = now
-        if shown := _shown(text, True):
-            self._rows[self._up] = shown
+        if visible := _shown(text, True):
+            self._rows[self._up] = visible
         elif text:
             self._rows.pop(self._up, None)
 
@@ -154,14 +154,14 @@ class Splitter:
             yield from self._cut(row)
 
     def due(self, now: float) -> float | None:
-        """Seconds until `half` has something to say; None while nothing waits for its end."""
+        """Return the seconds until `half` returns something, or None while no line is unfinished."""
         waits = [self._rows_since + BAR_SECONDS] if self._rows else []
         if self._rest:
             waits.append(max(self._since + HALF_SECONDS, self._bar_at + BAR_SECONDS if self._bar else 0.0))
         return min(max(min(waits) - now, 0.0), BAR_SECONDS) if waits else None  # a clock may be set back
 
     def half(self, now: float) -> Iterator[str]:
-        """What has waited for its end for long enough; half a character goes on waiting."""
+        """Yield an unfinished line that has waited long enough; half a character waits on."""
         if self.due(now) != 0.0:
             return
         if now >= self._rows_since + BAR_SECONDS:
@@ -171,14 +171,14 @@ class Splitter:
         self._since = now
         if self._bar or self._rest.endswith(b"\r"):
             self._bar, self._bar_at = True, now
-        shown = _shown(self._rest, self._bar)
-        whole = shown[: len(shown) - _unfinished(shown)]
+        visible = _shown(self._rest, self._bar)
+        whole = visible[: len(visible) - _unfinished(visible)]
         if whole:
             yield from self._cut(whole)
-            self._rest, self._told = shown[len(whole) :], True
+            self._rest, self._told = visible[len(whole) :], True
 
     def end(self) -> Iterator[str]:
-        """The line that had no end."""
+        """Return the line without an end."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         yield from self._drawn_rows()
         if rest:
@@ -212,7 +212,7 @@ class Messages:
         self._chained = False
 
     def add(self, text: str, now: float) -> Line:
-        """This line with the time and severity of its message."""
+        """Return this line with the time and severity of its message."""
         traceback = TRACEBACK.match(text) is not None
         severity = "ERROR" if traceback else severity_of(text)
         if not self._continues(text, severity, now, traceback):
@@ -239,10 +239,10 @@ class Messages:
 
 
 def severity_of(text: str) -> str | None:
-    """DEBUG, INFO, WARNING, ERROR or CRITICAL as the line itself says; None where it does not."""
+    """Return DEBUG, INFO, WARNING, ERROR or CRITICAL by the line itself; None if it has none."""
     for mark in _MARKS:
-        if found := mark.match(text):
-            return _SEVERITY.get(found[1], found[1])
+        if match := mark.match(text):
+            return _SEVERITY.get(match[1], match[1])
     return None
 
 
@@ -253,7 +253,7 @@ def _text(line: bytes) -> str:
 
 
 def _shown(line: bytes, bar: bool) -> bytes:
-    """Return what a terminal shows of a line: what was written last; of a bar without the spaces that cover what was there."""
+    """Return a line as a terminal shows it: its last state; of a bar without padding spaces."""
     _, drawn_over, last = line.removesuffix(b"\r").rpartition(b"\r")
     return _drawn(last).rstrip(b"\b ") if bar or drawn_over or b"\b" in last else last
 
@@ -278,7 +278,7 @@ def _drawn(line: bytes) -> bytes:
 
 
 def _unfinished(text: bytes) -> int:
-    """How many bytes at the end are the beginning of a character of UTF-8."""
+    """Return the number of bytes at the end that begin a character of UTF-8."""
     for length in range(1, min(4, len(text) + 1)):
         first = text[-length]
         if first & 0xC0 != 0x80:
@@ -287,7 +287,7 @@ def _unfinished(text: bytes) -> int:
 
 
 def _boundary(line: bytes) -> int:
-    """Where to cut so that no character of UTF-8 is cut in two."""
+    """Return where to cut so that no character of UTF-8 is cut in two."""
     cut = LONGEST_LINE
     while cut > LONGEST_LINE - 4 and line[cut] & 0xC0 == 0x80:
         cut -= 1

@@ -23,12 +23,12 @@ _IN_A_LOG = 16
 
 
 class Log:
-    """The chunks in `<directory>/<job>/`, written to from more than one thread; `newest` beside it links to that folder."""
+    """The chunks in `<directory>/<job>/`, written by several threads; `newest` beside it links to it."""
 
     def __init__(self, directory: Path, job_id: str, replica: str, limit: int = LIMIT, archived: Iterable[Chunk] = ()) -> None:
-        """Open the log, or go on with the one that a former life of this replica left; `archived` is what the bucket has of it.
+        """Open the log, or continue that of an earlier incarnation of this replica.
 
-        Of this log, and of those of other jobs together, `limit` bytes are kept.
+        `archived` are its chunks in the bucket. Of this log and those of other jobs together, `limit` bytes are kept.
         """
         self.job_id, self.limit = job_id, limit
         self.path = directory / job_id
@@ -51,7 +51,10 @@ class Log:
         self.write([Line(time.time(), severity, line) for line in message.splitlines()])
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Write lines to the chunk and to the journal, at once. A full disk loses lines, which is told, and stops nobody."""
+        """Write lines to the chunk and to the journal at once.
+
+        A full disk loses lines, which is logged, and stops no component.
+        """
         lines = list(lines)
         journal = "".join(f"<{_PRIORITY[line.severity]}>{line.message}\n" for line in lines)
         with self._lock:
@@ -60,7 +63,7 @@ class Log:
                 _write(sys.stdout.fileno(), journal.encode("utf-8", "replace"))
 
     def closed(self) -> list[Chunk]:
-        """The chunks that nothing is written to any more, in order."""
+        """Return the chunks that no longer grow, in order."""
         with self._lock:
             return list(self._chunks)
 
@@ -75,11 +78,11 @@ class Log:
             self._chunks = sorted([*self._chunks, chunk])
 
     def close(self) -> None:
-        """No line is written any more."""
+        """Close the log."""
         self.roll()
 
     def _next(self, archived: Iterable[Chunk]) -> Chunk:
-        """Where the log goes on: behind what is here, and on a new host behind all that others kept."""
+        """Return where the log continues: behind local chunks, on a new host behind the archived ones."""
         if not self._chunks:
             last = max((chunk.life for chunk in archived), default=0)
             return Chunk(max(int(time.time()), last + 1), 0, 0, 0)
@@ -100,8 +103,8 @@ class Log:
         try:
             if self._lost:
                 begin, end = (moment(line.time) for line in self._lost)
-                said = f"… {self._lost_count} lines lost from {begin} to {end}: {self._why} …"
-                self._put([Line(time.time(), "WARNING", said)])
+                message = f"… {self._lost_count} lines lost from {begin} to {end}: {self._why} …"
+                self._put([Line(time.time(), "WARNING", message)])
                 self._lost, self._lost_count = [], 0
         except OSError:
             self._lose(lines)
@@ -109,14 +112,14 @@ class Log:
             self._put_or_lose(lines)
 
     def _put_or_lose(self, lines: list[Line]) -> None:
-        done = 0
+        count = 0
         try:
             for piece in _pieces(lines):
                 self._put(piece)
-                done += len(piece)
+                count += len(piece)
         except OSError as error:
             self._why = error.strerror or str(error)
-            self._lose(lines[done:])
+            self._lose(lines[count:])
 
     def _lose(self, lines: list[Line]) -> None:
         if lines:
@@ -149,9 +152,9 @@ class Log:
         self._file = -1
         self._chunks.append(chunk)
         self._open_chunk, self._lines = Chunk(chunk.life, chunk.end, chunk.line + self._lines, 0), 0
-        for gone in cut(self._chunks, self.limit):
-            self._chunks.remove(gone)
-            (self.path / gone.name).unlink(missing_ok=True)
+        for removed in cut(self._chunks, self.limit):
+            self._chunks.remove(removed)
+            (self.path / removed.name).unlink(missing_ok=True)
 
     def _json(self, line: Line) -> str:
         record = {"time": moment(line.time), "severity": line.severity, "replica": self._replica, "message": line.message}
@@ -160,12 +163,12 @@ class Log:
 
 @lru_cache(64)
 def moment(time: float) -> str:
-    """Seconds of the epoch as a log has them; lines that come together have one time."""
+    """Return the seconds of the epoch in a log's form; lines that come together have one time."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _pieces(lines: list[Line]) -> Iterator[list[Line]]:
-    """Of so many characters or a little more each, as a chunk is to be of some size."""
+    """Yield groups of lines of about this many characters, as a chunk has a limited size."""
     piece: list[Line] = []
     size = 0
     for line in lines:
@@ -179,13 +182,13 @@ def _pieces(lines: list[Line]) -> Iterator[list[Line]]:
 
 
 def _forget_others(own: Path, limit: int) -> None:
-    """Of the logs of other jobs, all of which are in the bucket, keep the newest that fit."""
+    """Remove the oldest logs of other jobs, which are all in the bucket, beyond the limit."""
     with suppress(OSError):
         others = [path for path in own.parent.iterdir() if path != own and path.is_dir() and not path.is_symlink()]
-        kept = 0
+        total = 0
         for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-            kept += sum(file.stat().st_size for file in path.iterdir())
-            if kept > limit:
+            total += sum(file.stat().st_size for file in path.iterdir())
+            if total > limit:
                 shutil.rmtree(path)
 
 

@@ -26,7 +26,7 @@ class Manifest:
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def told(self) -> dict[str, Any] | None:
-        """The facts once they are in the manifest, and then no more; None until then."""
+        """Return the facts once they are in the manifest, only the first time; None before."""
         if self._process and self._process.poll() is not None:
             answer, _ = self._process.communicate()
             self._facts = self._read(answer, self._process.returncode)
@@ -44,7 +44,10 @@ class Manifest:
             self._process = None
 
     def _complete(self) -> bool:
-        """False as long as `fab train` has not written its part. One that is garbled stays as it is: it tells nothing."""
+        """Complete the manifest; return False until `fab train` has written its part.
+
+        A garbled one stays as it is.
+        """
         name = paths.manifest(self._plan.jobId)
         with suppress(StoreError, Conflict):
             if (item := self._ledger.store.read(name)) is None:
@@ -58,7 +61,7 @@ class Manifest:
         return False
 
     def _read(self, answer: bytes, code: int) -> dict[str, Any]:
-        """The answer's last line, in front of which a Python of the job's own may have printed."""
+        """Return the answer's last line; a Python of the job's own may have printed others before."""
         with suppress(ValueError, IndexError):
             facts = json.loads(answer.splitlines()[-1])
             if not code and isinstance(facts, dict):

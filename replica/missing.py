@@ -1,4 +1,4 @@
-"""Find a shared library or a program that a trainer did not find on its host, and say how it gets there."""
+"""Find a shared library or program that a trainer misses on its host, and how to provide it."""
 
 from __future__ import annotations
 
@@ -124,23 +124,23 @@ _OF_GPUS = re.compile(r"lib(?:cu|nv|nccl)")
 
 
 def remedy(lines: Iterable[str]) -> str:
-    """Return one line for the last library or program that these lines of a trainer miss; empty if there is none."""
-    found, traceback = "", ""
+    """Return one line about the last library or program that is missing; empty if there is none."""
+    hint, traceback = "", ""
     for line in (_RANK.sub("", line) for line in lines):
         traceback = "" if TRACEBACK.match(line) else f"{traceback}\n{line}"
         if library := _LIBRARY.match(line):
-            found = _of_library(library[1])
+            hint = _of_library(library[1])
         elif program := next((match for each in _PROGRAMS_MISSED if (match := each.match(line))), None):
-            found = _of_program(program[1])
-        elif name := next((name for said, name in _MEANT.items() if said.match(line)), None):
-            found = _of_library(name) if name.startswith("lib") else _of_program(name)
+            hint = _of_program(program[1])
+        elif name := next((name for pattern, name in _MEANT.items() if pattern.match(line)), None):
+            hint = _of_library(name) if name.startswith("lib") else _of_program(name)
         elif (program := _FROM_SUBPROCESS.match(line)) and _is_program(program[1], traceback):
-            found = _of_program(program[1])
-    return found
+            hint = _of_program(program[1])
+    return hint
 
 
 def _is_program(name: str, traceback: str) -> bool:
-    """Whether a file that a traceback misses is a program that it was to start."""
+    """Return True if a file missing in a traceback is a program to start."""
     if not _SUBPROCESS.search(traceback):
         return False
     return name in _PROGRAMS or re.search(_IN_FRONT.format(re.escape(name)), traceback) is not None

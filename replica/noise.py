@@ -1,4 +1,4 @@
-"""What TensorFlow's libraries say when they are loaded, before any level of logging holds: of no use to anybody."""
+"""Messages of TensorFlow's libraries while they load, before any level of logging applies; useless."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _REMARKS = re.compile(
 
 
 def is_quiet(environment: Mapping[str, str]) -> bool:
-    """True where a trainer's environment asks TensorFlow for no remarks."""
+    """Return True if a trainer's environment disables TensorFlow's remarks."""
     return environment.get(_LEVEL, _WANTED[0]) not in _WANTED
 
 
 def is_remark(line: str) -> bool:
-    """True for one of the lines that nobody asked for."""
+    """Return True for such a line."""
     return _REMARKS.match(line) is not None

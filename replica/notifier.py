@@ -1,6 +1,6 @@
-"""Report the end of a job, once, by its leader: in a thread of its own and within seconds, as hosts wait for it.
+"""Report the end of a job, once, by its leader: in its own thread and within seconds.
 
-Whatever fails here, the job has ended as it has; the result goes into its record.
+Hosts wait for it. Whatever fails here, the job has ended as it has; the result goes into its record.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Notifier:
     def __init__(
         self, target: str, words: list[str], record: bytes, run: Command, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """`words` are those of a command, with its variables filled in; `record` is what is reported."""
+        """Prepare a report; `words` are a command's, with its variables filled in, `record` is its content."""
         self._target, self._words, self._record, self._run_command, self._sleep = target, words, record, run, sleep
         self._result: Notification | None = None
         self._attempts = 0
@@ -57,7 +57,7 @@ class Notifier:
 
     @property
     def result(self) -> Notification | None:
-        """How it went; None until that is known."""
+        """The delivery, or None until that is known."""
         if self._result is None and time.monotonic() > self._give_up_at:
             self._result = self._made(f"nothing came of it within {SECONDS:g} s")
         return self._result
@@ -101,9 +101,10 @@ class Notifier:
 
 
 def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str]]:
-    """Make a command line that gives a command this content on stdin, which no launcher passes on, and the variables for it.
+    """Return a command line that gives a command this content on stdin, and the variables for it.
 
-    They are in base32: whatever a record quotes, the launcher finds no path in it that it would show to the command.
+    No launcher passes stdin on. The variables are in base32: whatever a record quotes, the launcher finds no path in it that
+    it would show to the command.
     """
     text = base64.b32encode(content).decode()
     variables = {f"{_VARIABLE}_{start // _CHUNK}": text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)}
@@ -113,7 +114,11 @@ def on_stdin(words: list[str], content: bytes) -> tuple[list[str], dict[str, str
 
 
 def post(parts: SplitResult, body: bytes, timeout: float = TRY_SECONDS) -> None:
-    """POST JSON to a URL, to an address that was checked, and follow no redirect; NotifyError unless the answer is 2xx."""
+    """POST JSON to a URL, at a validated address, without redirects.
+
+    Raises:
+        NotifyError: the answer is not 2xx.
+    """
     assert parts.hostname is not None
     port = parts.port or SCHEMES[parts.scheme]
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -133,7 +138,10 @@ def post(parts: SplitResult, body: bytes, timeout: float = TRY_SECONDS) -> None:
 
 
 def _connected(parts: SplitResult, port: int, timeout: float) -> socket.socket:
-    """Connect to the first address that answers, each of them checked; a name may have another one the next time."""
+    """Connect to the first address that answers, each of them validated.
+
+    The name may have another address the next time.
+    """
     host, problem = parts.hostname, None
     for address in _addresses(host or "", port):
         try:
@@ -152,10 +160,10 @@ def _connected(parts: SplitResult, port: int, timeout: float) -> socket.socket:
 
 
 def _addresses(host: str, port: int) -> Iterator[str]:
-    found = dict.fromkeys(str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    for address in found:
+    addresses = dict.fromkeys(str(address[0]) for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    for address in addresses:
         try:
             check_address(address)
         except ValueError as error:
             raise NotifyError(str(error)) from None
-    yield from found
+    yield from addresses

@@ -20,11 +20,11 @@ ASK_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Run:
-    """What is to be run: for which job, by which command line, where and in what environment.
+    """A program to run: its job, its command line, its folder and its environment.
 
-    `scratch` is a folder that the program shares with who runs it, `said` what it finds in its stdin. By `stop_signal` `main` a
+    `scratch` is a folder that the program shares with its caller, `said` the content of its stdin. By `stop_signal` `main` a
     request to end goes to its first process alone, by `all` to each of them. `peers` are the addresses of the other hosts of
-    the job, which may reach it, and it them.
+    the job: only these and the program may reach each other.
     """
 
     job: str
@@ -51,23 +51,26 @@ class Process(Protocol):
         """The bytes of memory that it may have; None where nobody tells."""
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM, as its `stop_signal` says, and into its file STOP_FILE the seconds after which it is killed."""
+        """Send SIGTERM, as its `stop_signal` says, and write the seconds until SIGKILL to its STOP_FILE."""
 
     def signal(self, number: signal.Signals) -> None:
-        """To all its processes; nothing where none is left."""
+        """Send a signal to all its processes; do nothing if there is none."""
 
     def ended(self) -> bool:
-        """True once it has ended, of which a SIGCHLD tells. What it leaves behind is killed by then, or by `reap`."""
+        """Return True once it has ended, of which a SIGCHLD informs.
+
+        What it leaves behind is killed by then, or by `reap`.
+        """
 
     def reap(self) -> int:
-        """How one that has ended did, as of `replica.exit_rules`: negative if a signal ended it."""
+        """Return its exit after its end, as in `replica.exit_rules`: negative if a signal ended it."""
 
 
 class Start(Protocol):
     """Starts a program; OSError where that cannot be, ValueError for an argument that no process can have."""
 
     def __call__(self, run: Run, output: int) -> Process:
-        """`output` is a descriptor of the caller's, which closes it."""
+        """Start a program; `output` is a descriptor that the caller closes."""
 
 
 class Child:
@@ -78,22 +81,22 @@ class Child:
         self._stop_signal, self._stop_file = run.stop_signal, run.env.get(STOP_FILE)
         if self._stop_file:
             Path(self._stop_file).unlink(missing_ok=True)
-        said = os.memfd_create("said") if run.said else os.open(os.devnull, os.O_RDONLY)
+        stdin = os.memfd_create("said") if run.said else os.open(os.devnull, os.O_RDONLY)
         try:
             if run.said:
-                os.write(said, run.said)
-                os.lseek(said, 0, os.SEEK_SET)
+                os.write(stdin, run.said)
+                os.lseek(stdin, 0, os.SEEK_SET)
             self._process = subprocess.Popen(
                 encoded(run.argv),
                 cwd=run.cwd,
                 env=run.env,
-                stdin=said,
+                stdin=stdin,
                 stdout=output,
                 stderr=output,  # one pipe, because two would lose the order of the lines
                 start_new_session=True,
             )
         finally:
-            os.close(said)
+            os.close(stdin)
         self.pid = self._process.pid
 
     @property
@@ -128,7 +131,7 @@ class Child:
 
 
 def encoded(argv: Sequence[str]) -> list[bytes]:
-    """A command line as it goes to the kernel, byte for byte."""
+    """Return a command line in the kernel's form, byte for byte."""
     return [argument.encode("utf-8", "surrogateescape") for argument in argv]
 
 

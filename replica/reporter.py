@@ -1,4 +1,4 @@
-"""What one replica tells and hears of its job, in a thread of its own: its heartbeat first, then the job's record."""
+"""One replica's exchange with its job, in its own thread: first its heartbeat, then the job's record."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ class Reporter:
         read_connections: connections.Read = connections.no_connections,
         notify: Callable[[JobRecord], Notification | None] = lambda _: None,
     ) -> None:
-        """`version` is that of the record that an earlier life of this replica left, None where it left none; `usage` reads
-        what the trainer uses, `read_connections` what its host's sockets do; `starter` as of a Leader, `notify` as of a
-        Site."""
+        """Prepare to report a replica.
+
+        `version` is that of the record of an earlier incarnation, None if there is none; `usage` reads the trainer's resource
+        usage, `read_connections` the state of its host's sockets; `starter` is as in a Leader, `notify` as in a Site.
+        """
         self._plan, self._name, self._life = plan, name, life
         self._ledger, self._supervisor, self._log, self._clock, self._now = ledger, supervisor, log, clock, now
         self._leader = Leader(plan, name, life, ledger, clock, now, starter)
@@ -75,24 +77,28 @@ class Reporter:
         return self._told != self._supervisor.record
 
     def publish(self) -> None:
-        """This replica's record, where it changed or its heartbeat is due; StoreError where the bucket fails."""
+        """Write this replica's record if it changed or its heartbeat is due.
+
+        Raises:
+            StoreError: the bucket fails.
+        """
         record = self._supervisor.record
         if self._told == record and self._clock() < self._beat_at:
             return
         self._beat += 1
-        written = self._own(record)
+        record_written = self._own(record)
         try:
-            self._version = self._ledger.write_replica(self._plan.jobId, written, self._version)
+            self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
         except Conflict:
             # Our own last write, of whose success we did not hear, or one that an earlier life of this replica had under way.
             self._version = self._ledger.replica_version(self._plan.jobId, self._name)
-            self._version = self._ledger.write_replica(self._plan.jobId, written, self._version)
+            self._version = self._ledger.write_replica(self._plan.jobId, record_written, self._version)
         self._told = record
         self._beat_at = self._clock() + self._plan.heartbeatSeconds
 
     def _own(self, record: ReplicaRecord) -> ReplicaRecord:
         lines = self._supervisor.lines
-        told = replace(
+        current = replace(
             record,
             lines=lines,
             usage=self._usage,
@@ -100,10 +106,14 @@ class Reporter:
             connections=self._connections,
             heartbeatTime=self._now(),
         )
-        return replace(told, life=self._life, beat=self._beat)
+        return replace(current, life=self._life, beat=self._beat)
 
     def round(self) -> None:
-        """Tell, listen, and lead where it is this replica's turn. StoreError or RecordError: the next round goes on."""
+        """Report, read, and lead if it is this replica's turn.
+
+        Raises:
+            StoreError or RecordError: the next round continues.
+        """
         self.restless = False
         self.publish()
         stored = self._ledger.job(self._plan.jobId)
@@ -124,7 +134,7 @@ class Reporter:
         self._measure()
 
     def _measure(self) -> None:
-        """See what the trainer uses in time for the next heartbeat, at the end of a round: no heartbeat waits for it."""
+        """Read the trainer's usage after a round, in time for the next heartbeat: none waits for it."""
         if self._clock() >= self._measure_at:
             self._usage = self._read_usage()
             lines, before = self._supervisor.lines, self._lines
@@ -133,7 +143,7 @@ class Reporter:
             self._measure_at = self._clock() + self._plan.heartbeatSeconds / 2
 
     def _replicas(self) -> dict[str, ReplicaRecord]:
-        """How all replicas of the job are."""
+        """Return the records of all replicas of the job."""
         others = [name for name in self._plan.replicas if name != self._name]
         replicas = self._ledger.replicas(self._plan.jobId, others)
         replicas[self._name] = self._own(self._supervisor.record)
@@ -159,7 +169,7 @@ class Reporter:
         self._supervisor.order(job.attempt, f"job {job.state}" if ending else "")
 
     def _settle(self, stored: Stored[JobRecord], replicas: dict[str, ReplicaRecord]) -> None:
-        """Be done with a job that is over. Only after the order to end: an idle trainer may be about to start again."""
+        """Finish with an ended job, after the order to end: an idle trainer may be about to restart."""
         job = stored.record
         if not job.final or not self._supervisor.idle or self.untold:
             return
@@ -170,7 +180,7 @@ class Reporter:
         self.settled = True
 
     def _notified(self, stored: Stored[JobRecord]) -> bool:
-        """True once the job's end was reported, if that is wanted, and its record has the result."""
+        """Return True once the job's end was reported, if configured, and its record has the result."""
         job = stored.record
         if not self._plan.notify or (job.notification and job.notification.time):
             return True

@@ -1,4 +1,4 @@
-"""What becomes of one replica when its trainer, its host or the whole job starts again: pure functions of its record."""
+"""Transitions of a replica when its trainer, host or job restarts: pure functions of its record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALIKE = 3
 
 
 def resume(plan: Plan, name: str, attempt: int, mine: ReplicaRecord | None, now: str) -> ReplicaRecord:
-    """The record to go on with when the unit starts; `mine` is what its last life left in the bucket.
+    """Return the record to continue from when the unit starts; `mine` is that in the bucket.
 
     A record that still says RUNNING is that of a trainer which died with its replica or its host: a kill.
     """
@@ -48,10 +48,9 @@ def after_exit(
     out_of_memory: bool = False,
     memory_limit: int | None = None,
 ) -> ReplicaRecord:
-    """The record after the trainer ended by itself: PREPARING where it is to start again on this host, else EXITED.
+    """Return the record after an exit: PREPARING for a restart on this host, else EXITED.
 
-    `status` is as of `replica.exit_rules`, which say whether it starts again. It ran for `seconds`; `tail` is the end of its
-    log.
+    `status` is as in `replica.exit_rules`, which decide about the restart. It ran for `seconds`; `tail` is the end of its log.
     """
     why = tail if status else ""
     limit = memory_limit if out_of_memory else None
@@ -72,9 +71,9 @@ def after_exit(
 
 
 def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: bool = True) -> ReplicaRecord:
-    """A kill counted: PREPARING where the replica starts again by itself, EXITED where that is for the leader to say.
+    """Return the record after a kill: PREPARING for a restart by itself, EXITED if the leader decides.
 
-    One that does not count against the limit, as nobody's trainer is the cause, is a restart none the less.
+    A kill that does not count against the limit, as no trainer is the cause, is a restart none the less.
     """
     if (plan.whole and not plan.is_expendable(ended.name)) or (counts and ended.spent >= plan.maxRestarts):
         return replace(ended, state=ReplicaState.EXITED, killed=True)
@@ -84,9 +83,9 @@ def after_kill(plan: Plan, ended: ReplicaRecord, now: str, cause: str, counts: b
 
 
 def after_stop(record: ReplicaRecord, status: int | None, now: str, killed: bool = False) -> ReplicaRecord:
-    """The record after the trainer was made to end, or was never started; one that had ended by itself stays as it is.
+    """Return the record after the trainer was stopped, or never started.
 
-    It was `killed` where it is to start again when its unit does.
+    One that had ended by itself stays as it is. It was `killed` if it is to start again when its unit does.
     """
     if record.state is ReplicaState.EXITED:
         return record
@@ -99,29 +98,29 @@ def _with_end(record: ReplicaRecord, status: int | None, now: str | None) -> Rep
 
 
 def outdated(plan: Plan, record: ReplicaRecord, attempt: int) -> bool:
-    """True for a record of an earlier attempt; but of some what is done stays done."""
+    """Return True for a record of an earlier attempt, unless its replica stays done."""
     return record.attempt < attempt and not (record.done and plan.stays_done(record.name))
 
 
 def again(record: ReplicaRecord, attempt: int) -> ReplicaRecord:
-    """The record with which the whole job starts again; a trainer that never runs longer than a moment is still found out."""
+    """Return the record for a restart of the whole job; repeated immediate exits still count."""
     fresh = replace(record, state=ReplicaState.PREPARING, attempt=attempt, restarts=0, spent=0, hopeless=False)
     return replace(fresh, killed=False, errorMessage="")
 
 
 def started(record: ReplicaRecord, now: str) -> ReplicaRecord:
-    """The record of a trainer that runs; startTime stays that of the first."""
+    """Return the record of a running trainer; startTime stays that of the first."""
     fresh = replace(record, state=ReplicaState.RUNNING, exitCode=None, signal=None, killed=False, endTime=None, errorMessage="")
     return replace(fresh, startTime=record.startTime or now, lastStartTime=now, starts=record.starts + 1)
 
 
 def recovered(record: ReplicaRecord, seconds: float) -> ReplicaRecord:
-    """The record of a trainer that has shown its first sign of life so long after the one before it ended."""
+    """Return the record of a restarted trainer at its first sign of life, `seconds` after the last end."""
     if not record.events or record.events[-1].seconds is not None:
         return record
     return replace(record, events=[*record.events[:-1], replace(record.events[-1], seconds=round(seconds, 3))])
 
 
 def wait_before_start(record: ReplicaRecord) -> float:
-    """Seconds to wait before the trainer starts: none at first and at the first restart, then 1 and twice as long each time."""
+    """Return the seconds before the trainer starts: 0, 0 at the first restart, then 1, doubling."""
     return min(2.0 ** (min(record.spent, 10) - 2), LONGEST_WAIT) if record.spent > 1 else 0.0

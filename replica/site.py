@@ -1,4 +1,4 @@
-"""A job's files on this host: its package from the bucket, its log, its environment, and what the manifest wants to know."""
+"""A job's files on this host: its package, its log, its environment, and facts for the manifest."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ _UNIT_TMP = "/var/tmp"  # noqa: S108
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """That of this process, without what systemd says to it alone."""
+    """Return the environment of this process, without systemd's variables for it alone."""
     return {key: value for key, value in environ.items() if key not in _PRIVATE}
 
 
 class HostSite:
-    """Below `state`: `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256`
-    beside it: in `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
+    """A job's files below `state`.
+
+    They are `logs/<job>/`, `secrets/<job>.json`, and the job's package with, once it is whole, `package.sha256` beside it: in
+    `jobs/<job>`, which is root's, as `fab train` pushed it, else in `fetched/<job>`, from the bucket.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class HostSite:
         launcher: Launcher | None = None,
         mint: Mint = mint,
     ) -> None:
-        """`files` is the bucket for what may take long: packages and logs. Without a `launcher` a trainer is this user. `mint`
+        """Prepare a host's site.
+
+        `files` is the bucket for large objects: packages and logs. Without a `launcher` a trainer runs as this user. `mint`
         makes tokens for Google's clients.
         """
         self._launcher = launcher
@@ -81,7 +85,11 @@ class HostSite:
         self._unsaved: UnsavedCollector | None = None
 
     def prepare(self, plan: Plan, replica: str) -> Assignment:
-        """The job's package, log and environment; StoreError where they cannot be had now."""
+        """Return the job's package, log and environment.
+
+        Raises:
+            StoreError: they cannot be fetched now.
+        """
         try:
             self._assignment = self._prepared(plan, replica)
         except StoreError:
@@ -113,11 +121,14 @@ class HostSite:
         return Assignment(plan, name, folder / plan.folder, environment, python, self._log)
 
     def facts(self) -> dict[str, Any] | None:
-        """What the chief's host found, once it is in the manifest; None until then, and after."""
+        """Return the facts of the chief's host once they are in the manifest; None before and after."""
         return self._manifest.told() if self._manifest else None
 
     def diagnose(self, job: JobRecord, record: ReplicaRecord, heard: str) -> None:
-        """Begin to write down, once, what this host knows of a job that has FAILED, of whose end it `heard` then."""
+        """Begin to write the diagnosis of a job that FAILED, once.
+
+        `heard` is when this host learnt of its end.
+        """
         if self._diagnosis or self._assignment is None or self._log is None:
             return
         name, log = paths.diagnosis(job.jobId, record.name), self._log
@@ -125,7 +136,10 @@ class HostSite:
         self._diagnosis = Diagnosis(self._files, name, make, lambda why: log.say(why, "WARNING"))
 
     def unsaved(self, record: ReplicaRecord) -> UnsavedFiles | None:
-        """What the job wrote beside an empty JOB_DIR, looked for and kept from the first call on; None while it is."""
+        """Return the files written outside an empty JOB_DIR, or None during the search.
+
+        The first call begins it; the files are kept.
+        """
         assignment, log, place = self._assignment, self._log, self._place
         if assignment is None or log is None or place is None:
             return UnsavedFiles()
@@ -150,7 +164,7 @@ class HostSite:
         return self._notifier.result
 
     def _run_as_trainer(self, argv: list[str], added: Mapping[str, str]) -> int:
-        """Run a command where the trainer ran, as its user and behind its isolation, with its output in the log."""
+        """Run a command as the trainer's user and behind its isolation, with its output in the log."""
         assignment, log = self._assignment, self._log
         assert assignment is not None and log is not None
         run = Run(assignment.plan.jobId, argv, assignment.directory, {**assignment.environment, **added})
@@ -165,9 +179,9 @@ class HostSite:
         return code
 
     def tidy(self, job_ids: Collection[str]) -> None:
-        """Forget secrets, package and home of every job but these, which have this host or may get it, and what trials left.
+        """Remove secrets, packages and homes of all other jobs, and what trials left.
 
-        While no trainer of this host's runs.
+        The given jobs have this host or may get it. Call it while no trainer of this host runs.
         """
         with suppress(OSError):  # there are none
             for file in self._secrets.iterdir():
@@ -178,15 +192,15 @@ class HostSite:
                 self._launcher.tidy(job_ids)
 
     def _left(self) -> set[str]:
-        """Jobs, and trials, of which the launcher could take something away."""
-        found: set[str] = set()
+        """Return the jobs and trials whose files the launcher could remove."""
+        names: set[str] = set()
         for folder in (self._state / "jobs", self._state / "fetched", scratch_folder(self._state)):
             with suppress(OSError):  # it is not there
-                found |= {each.name for each in folder.iterdir()}
-        return found
+                names |= {each.name for each in folder.iterdir()}
+        return names
 
     def finish(self) -> bool:
-        """True once diagnosis and log are in the bucket, or were waited for long enough."""
+        """Return True once diagnosis and log are in the bucket, or after a time limit."""
         if self._manifest:
             self._manifest.close()
         if self._diagnosis and not self._diagnosis.finish():
@@ -194,7 +208,7 @@ class HostSite:
         return self._archive is None or self._archive.finish()
 
     def _package(self, plan: Plan) -> Path:
-        """The trainer package, whole: as `fab train` left it here, or else from the bucket."""
+        """Return the whole trainer package: as `fab train` pushed it, or else from the bucket."""
         # Each in a folder of its own: a push that comes late must not write into what a trainer runs from.
         home = self._state / "fetched" / plan.jobId
         for place in (self._state / "jobs" / plan.jobId, home):
@@ -205,8 +219,8 @@ class HostSite:
         packed, unpacked = home / ".package.tar.gz", home / ".package"
         if not self._files.download(paths.package(plan.jobId), packed):
             raise StoreError(f"{paths.package(plan.jobId)} is not there yet")
-        if (found := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
-            raise StoreError(f"{paths.package(plan.jobId)} is damaged: sha256 {found[:16]}…, not {plan.packageSha256[:16]}…")
+        if (digest := hashlib.sha256(packed.read_bytes()).hexdigest()) != plan.packageSha256:
+            raise StoreError(f"{paths.package(plan.jobId)} is damaged: sha256 {digest[:16]}…, not {plan.packageSha256[:16]}…")
         delete(unpacked)
         unpacked.mkdir()  # a package may be empty, where the program is the host's own
         with tarfile.open(packed) as tar:
@@ -224,13 +238,14 @@ class HostSite:
         return plan.python or self._host.python
 
     def _environment(self, plan: Plan, task: Task, folder: Path, network: Mapping[str, str]) -> dict[str, str]:
-        """The trainer's: that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH.
+        """Return the trainer's environment.
 
-        `network` is what libraries are told of it, unless the job tells them.
+        It is that of this process, its task's, TF_CONFIG, its package on PYTHONPATH, and Python first on PATH. `network` has
+        the variables for libraries, unless the job sets them.
         """
         # A trial has an output of its own, so its variables are filled in when it starts.
-        told = task.environment if plan.study else variables.expand_environment(task.environment, task.environment)
-        env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | told
+        job_environment = task.environment if plan.study else variables.expand_environment(task.environment, task.environment)
+        env = (own_environment(self._environ) if self._launcher is None else self._others(plan)) | job_environment
         path = os.pathsep.join(filter(None, (str(folder), env.get("PYTHONPATH"))))
         bins = os.pathsep.join((str(Path(self._python(plan)).parent), env.get("PATH", os.defpath)))
         usual = {"PYTHONUNBUFFERED": "1", **threads(cgroup.processors()), **network}
@@ -244,7 +259,7 @@ class HostSite:
         )
 
     def _rights(self, plan: Plan, task: Task) -> dict[str, str]:
-        """Where Google's clients get this trainer's token; nothing where the bucket is a folder of the host."""
+        """Return the variables that direct Google's clients to the broker; none if the bucket is a folder."""
         if self._broker:
             self._broker.close()
             self._broker = None
@@ -261,29 +276,30 @@ class HostSite:
         return self._broker.environment
 
     def _others(self, plan: Plan) -> dict[str, str]:
-        """What this process was told, and what is true of the user that trainers are: a home, which goes with its job."""
-        kept = {key: value for key, value in own_environment(self._environ).items() if key not in _OWN}
-        return kept | {"HOME": str(self._home(plan)), "LOGNAME": _TRAINER, "USER": _TRAINER}
+        """Return this process's variables, with those of the trainers' user: a home, removed with its job."""
+        inherited = {key: value for key, value in own_environment(self._environ).items() if key not in _OWN}
+        return inherited | {"HOME": str(self._home(plan)), "LOGNAME": _TRAINER, "USER": _TRAINER}
 
     def _home(self, plan: Plan) -> Path:
         return self._state / "jobs" / plan.jobId / "home"
 
     def _told_secrets(self, plan: Plan) -> dict[str, str]:
-        """The variables that `fab train` brought to this host alone."""
+        """Return the variables that `fab train` pushed to this host alone."""
         if not plan.secrets:
             return {}
         try:
-            found: dict[str, str] = json.loads((self._secrets / f"{plan.jobId}.json").read_bytes())
+            secrets: dict[str, str] = json.loads((self._secrets / f"{plan.jobId}.json").read_bytes())
         except (OSError, ValueError):
-            said = f"the secrets of {plan.jobId} are not on this host, which may be newer than the job"
-            raise StoreError(f"{said}: start the job again under another id") from None
-        return found
+            problem = f"the secrets of {plan.jobId} are not on this host, which may be newer than the job"
+            raise StoreError(f"{problem}: start the job again under another id") from None
+        return secrets
 
 
 def threads(processors: int) -> dict[str, str]:
-    """Return the variables that size the pools of OpenMP and TensorFlow, which would count the processors of the machine.
+    """Return the variables that size the pools of OpenMP and TensorFlow by this limit.
 
-    One operation may wait for another host, so that TensorFlow runs two at least.
+    They would count the processors of the machine. One operation may wait for another host, so that TensorFlow runs two at
+    least.
     """
     return {
         "OMP_NUM_THREADS": str(processors),

@@ -1,4 +1,7 @@
-"""The trainer of one job on this host: started, restarted by the rules, stopped. Never waits for anything but its child."""
+"""The trainer of one job on this host: started, restarted by the rules, stopped.
+
+It waits for its child only.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class Child(Protocol):
 
     @property
     def lines(self) -> int:
-        """How many lines it has printed."""
+        """The number of lines that it has printed."""
 
     @property
     def first_error(self) -> FirstError | None:
@@ -54,16 +57,16 @@ class Child(Protocol):
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is, as it reports."""
+        """Its reported progress."""
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM now, SIGKILL after so many seconds."""
+        """Send SIGTERM now, SIGKILL after this many seconds."""
 
     def poll(self) -> int | None:
-        """How it ended, once it has, as of `replica.exit_rules`: negative if a signal ended it."""
+        """Return the exit once it has ended, as in `replica.exit_rules`: negative if a signal ended it."""
 
     def due(self) -> float:
-        """Seconds until poll has something to do besides a SIGCHLD."""
+        """Return the seconds until poll has work besides a SIGCHLD."""
 
 
 class Says(Protocol):
@@ -96,12 +99,12 @@ Spawn = Callable[[Assignment], Child]
 
 
 class Supervisor:
-    """What happens to the trainer of one assignment. `step` is for one thread, all else for others too."""
+    """The supervisor of one assignment's trainer. One thread calls `step`; the rest is thread-safe."""
 
     def __init__(
         self, assignment: Assignment, record: ReplicaRecord, spawn: Spawn, clock: Clock, now: Callable[[], str]
     ) -> None:
-        """`record` is what this replica goes on from; nothing runs before `order`."""
+        """Prepare to continue from `record`; nothing runs before `order`."""
         self._assignment, self._spawn, self._clock, self._now = assignment, spawn, clock, now
         self._record = record
         self._child: Child | None = None
@@ -119,7 +122,7 @@ class Supervisor:
 
     @property
     def record(self) -> ReplicaRecord:
-        """How it is now, but for what it has printed since the trainer started."""
+        """The present record, without the output since the trainer started."""
         with self._lock:
             self._see_recovery()
             self._see_error()
@@ -127,13 +130,13 @@ class Supervisor:
 
     @property
     def lines(self) -> int:
-        """How many lines its trainers have printed."""
+        """The number of lines that its trainers have printed."""
         with self._lock:
             return self._printed_before + (self._child.lines if self._child else 0)
 
     @property
     def progress(self) -> Progress | None:
-        """How far the trainer is, or the one before it was; of trials, which are several, nothing is known."""
+        """The progress of the trainer, or the one before; unknown for trials, which are several."""
         with self._lock:
             if self._assignment.plan.study:
                 return None
@@ -146,7 +149,7 @@ class Supervisor:
             return self._child is None and self._record.state is ReplicaState.EXITED
 
     def tell(self, facts: Mapping[str, object]) -> None:
-        """What the chief's host found for the manifest."""
+        """Set the facts of the chief's host for the manifest."""
         with self._lock:
             self._record = replace(self._record, facts=dict(facts))
 
@@ -156,17 +159,17 @@ class Supervisor:
             self._record = replace(self._record, unsaved=unsaved)
 
     def preempted(self) -> None:
-        """This host is being taken back."""
+        """Note that this host is being preempted."""
         with self._lock:
             self._record = replace(self._record, preempted=True)
 
     def order(self, attempt: int, ending: str) -> None:
-        """What the job's record says: which attempt is on, and why the trainer is to end, empty where it is not."""
+        """Set the attempt by the job's record, and the reason if the trainer is to end, else empty."""
         with self._lock:
             self._attempt, self._ending = max(self._attempt, attempt), ending
 
     def terminate(self) -> None:
-        """The unit is being stopped: so is the trainer. The job goes on when the unit starts again."""
+        """Stop the trainer, as the unit is being stopped. The job continues when the unit starts again."""
         with self._lock:
             self._terminated = True
 
@@ -204,7 +207,7 @@ class Supervisor:
         self._tell_of(record, wait)
 
     def _stopped(self, status: int | None) -> ReplicaRecord:
-        """The record of a trainer that was made to end. While its job goes on, an answer to SIGTERM is no success."""
+        """Return the record of a stopped trainer. While its job continues, exit 0 at SIGTERM is no success."""
         status = SIGTERM_CODE if self._terminated or not self._ending else status
         return restart.after_stop(self._record, status, self._now(), killed=self._terminated)
 
@@ -215,10 +218,10 @@ class Supervisor:
             self._ended_at = None
 
     def _see_error(self) -> None:
-        """Take note of the first error of all, which is told as soon as it begins and may have its last line yet to come."""
-        found, known = self._child.first_error if self._child else None, self._record.firstError
-        if found and found != known and (known is None or known.time == found.time):
-            self._record = replace(self._record, firstError=found)
+        """Record the first error, at once when it begins; its last lines may follow."""
+        error, previous = self._child.first_error if self._child else None, self._record.firstError
+        if error and error != previous and (previous is None or previous.time == error.time):
+            self._record = replace(self._record, firstError=error)
 
     def _tell_of(self, record: ReplicaRecord, wait: float) -> None:
         log, limit, code = self._assignment.log, self._assignment.plan.maxRestarts, record.exitCode or 0

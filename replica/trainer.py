@@ -79,11 +79,11 @@ class Trainer:
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is, as it reports."""
+        """Its reported progress."""
         return self._reports.progress
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM now, and SIGKILL to all its processes after so many seconds.
+        """Send SIGTERM now, and SIGKILL to all its processes after this many seconds.
 
         If SIGTERM goes to the first process alone, so that it finds the others alive, they get it before the end.
         """
@@ -94,9 +94,9 @@ class Trainer:
             self._process.stop(seconds)
 
     def poll(self) -> int | None:
-        """How the trainer ended, as of `replica.exit_rules`, once it has and its output is read; until then None.
+        """Return the trainer's exit once it has ended and its output is read; until then None.
 
-        Children that outlive the trainer are killed: they would hold its port.
+        It is as in `replica.exit_rules`. Children that outlive the trainer are killed: they would hold its port.
         """
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
@@ -112,7 +112,7 @@ class Trainer:
         return status
 
     def due(self) -> float:
-        """Seconds until poll has something to do besides a SIGCHLD."""
+        """Return the seconds until poll has work besides a SIGCHLD."""
         return math.inf if self._stop_at is None else max(min(self._stop_at, self._ask_at) - time.monotonic(), 0.1)
 
     def _read(self, log: Log) -> None:
@@ -125,16 +125,16 @@ class Trainer:
         self._take(log, [messages.add(text, moment) for text in splitter.end()])
 
     def _output(self, due: Callable[[], float | None]) -> Iterator[bytes]:
-        """All that the trainer writes, in pieces; an empty one where none comes within the seconds that are `due`.
+        """Yield the trainer's output in pieces; an empty one if none comes within the seconds `due`.
 
-        Not to the end of the pipe but to the end of the trainer and what is in the pipe by then: a process that left the
-        trainer's session may hold the pipe open.
+        It reads not to the end of the pipe but to the end of the trainer and what is in the pipe by then: a process that left
+        the trainer's session may hold the pipe open.
         """
         with os.fdopen(self._pipe, "rb") as pipe, os.fdopen(self._ended, "rb") as ended:
             with suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # room for a burst
-            left = _PIPE
-            while left > 0:
+            rest = _PIPE
+            while rest > 0:
                 ready = select.select([pipe, ended], [], [], due())[0]
                 if not ready:
                     yield b""
@@ -142,7 +142,7 @@ class Trainer:
                 if pipe not in ready or not (data := os.read(pipe.fileno(), _READ)):
                     return
                 if ended in ready:
-                    left -= len(data)
+                    rest -= len(data)
                 yield data
 
     def _take(self, log: Log, lines: list[Line]) -> None:

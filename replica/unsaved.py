@@ -1,4 +1,4 @@
-"""Find and keep what a job wrote beside an empty JOB_DIR, when it has ended and before its folders on the host go."""
+"""Find and keep what a job wrote outside an empty JOB_DIR, before its folders on the host are removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOT, _SLOW = "files beside JOB_DIR were not looked for", "it took too long"
 
 @dataclass(frozen=True)
 class JobFolders:
-    """Name the folders of a job on this host: its package, the mark that says when that was whole, and `others` by prefix."""
+    """The folders of a job on this host: its package, its completion mark, and `others` by prefix."""
 
     package: Path
     mark: Path
@@ -67,20 +67,20 @@ class UnsavedCollector:
         threading.Thread(target=self._run, name="unsaved", daemon=True).start()
 
     def result(self) -> UnsavedFiles | None:
-        """What was found; None while it is looked for."""
+        """Return the list of files, or None during the search."""
         if self._found is None and time.monotonic() > self._give_up_at:
             return UnsavedFiles(error=f"{_NOT}: {_SLOW}")
         return self._found
 
     def _run(self) -> None:
         try:
-            found = UnsavedFiles() if self._wrote() else self._ask()
+            files = UnsavedFiles() if self._wrote() else self._ask()
         except Exception as error:  # noqa: BLE001  whatever it is, the job has ended all the same
             why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            found = UnsavedFiles(error=f"{_NOT}: {why}")
-        if text := said(found, self._replica):
+            files = UnsavedFiles(error=f"{_NOT}: {why}")
+        if text := said(files, self._replica):
             self._log.say(text, "WARNING")
-        self._found = found
+        self._found = files
 
     def _wrote(self) -> bool:
         """Return True if JOB_DIR has a file of the job for sure, which is found without starting a program."""
@@ -98,14 +98,14 @@ class UnsavedCollector:
 
     def _ask(self) -> UnsavedFiles:
         """Have it looked for, and kept, as the trainer's user."""
-        asked = {
+        options = {
             "jobDir": self._env["JOB_DIR"],
             "replica": self._replica,
             "since": self._since(),
             "folders": self._place.folders,
             "seconds": SECONDS,
         }
-        argv = [self._python, "-I", "-S", "-B", keep_unsaved.__file__, json.dumps(asked)]
+        argv = [self._python, "-I", "-S", "-B", keep_unsaved.__file__, json.dumps(options)]
         pipe, output = os.pipe()
         with os.fdopen(pipe, "rb") as answer:
             try:
@@ -120,18 +120,22 @@ class UnsavedCollector:
 
 
 def _heard(pipe: int, process: Process, deadline: float) -> bytes:
-    """What a program printed by its end; TimeoutError if that does not come."""
-    heard = b""
-    while len(heard) < _MOST and (left := deadline - time.monotonic()) > 0:
+    """Return a program's output until its end.
+
+    Raises:
+        TimeoutError: it does not end in time.
+    """
+    output = b""
+    while len(output) < _MOST and (seconds := deadline - time.monotonic()) > 0:
         over = process.ended()
-        if select.select([pipe], [], [], 0 if over else min(left, 0.1))[0]:
+        if select.select([pipe], [], [], 0 if over else min(seconds, 0.1))[0]:
             piece = os.read(pipe, 1 << 16)
-            heard += piece
+            output += piece
             if not piece:
-                return heard
+                return output
         elif over:
-            return heard
-    if len(heard) >= _MOST:
+            return output
+    if len(output) >= _MOST:
         raise ValueError("it printed too much")
     raise TimeoutError(_SLOW)
 
@@ -144,26 +148,26 @@ def _reap(process: Process, deadline: float) -> None:
 
 
 def _read(printed: bytes) -> UnsavedFiles:
-    """The last line, which others may have been printed before."""
-    told: Any = None
+    """Return the last line; others may have been printed before."""
+    report: Any = None
     with suppress(ValueError, IndexError, RecursionError):
-        told = json.loads(printed.splitlines()[-1])
-    if not isinstance(told, dict):
+        report = json.loads(printed.splitlines()[-1])
+    if not isinstance(report, dict):
         text = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise ValueError(text[0][: keep_unsaved.LONGEST] if text else "it printed nothing")
-    if told.pop("wrote", False):
+    if report.pop("wrote", False):
         return UnsavedFiles()
-    found = UnsavedFiles.from_dict({**told, "jobDirEmpty": True})
-    return replace(found, kept=_bounded(found.kept), leftOut=_bounded(found.leftOut), error=found.error[: keep_unsaved.LONGEST])
+    files = UnsavedFiles.from_dict({**report, "jobDirEmpty": True})
+    return replace(files, kept=_bounded(files.kept), leftOut=_bounded(files.leftOut), error=files.error[: keep_unsaved.LONGEST])
 
 
 def _bounded(names: Sequence[str]) -> list[str]:
-    """What was printed may be the job's own words: a record stays small."""
+    """Return a limited number of short names: they may be the job's own words, and a record stays small."""
     return [name[: 2 * keep_unsaved.LONGEST] for name in names[: keep_unsaved.NAMED]]
 
 
 def said(found: UnsavedFiles, replica: str) -> str:
-    """One line of the log; empty if there is nothing to say."""
+    """Return one line for the log; empty if there is nothing to report."""
     parts = []
     if found.keptFiles:
         parts.append(
@@ -177,7 +181,7 @@ def said(found: UnsavedFiles, replica: str) -> str:
 
 
 def few(names: Sequence[str], count: int) -> str:
-    """The first of these names, and how many more there are."""
-    shown = list(names[:_SHOWN])
-    more = count - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    """Return the first of these names, and the number of the rest."""
+    listed = list(names[:_SHOWN])
+    more = count - len(listed)
+    return ", ".join(listed) + (f" and {more} more" if more > 0 else "")

@@ -1,6 +1,7 @@
-"""What the units of this host's job use of processors and memory, the trainer's and the replica's own, as the kernel counts it.
+"""Resource usage of the units of this host's job, by the kernel's counters: processors and memory.
 
-A few small files of the control group, a tenth of a millisecond to read: nothing looks at processes one by one.
+The units are the trainer's and the replica's own. A few small files of the control group take a tenth of a millisecond to
+read: no process is read one by one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ Read = Callable[[], Usage | None]
 
 
 def nothing() -> None:
-    """Where nobody counts."""
+    """Return None, as there is no counter."""
 
 
 class Meter:
-    """Reads what the control group of this process uses, and that of the trainer beside it, where it has one of its own.
+    """Reads the usage of this process's control group, and of the trainer's if that has its own.
 
-    Between two readings it knows how many processors were busy. A trainer's processor time is kept when it ends.
+    Between two readings it computes the number of busy processors. A trainer's processor time is kept when it ends.
     """
 
     def __init__(self, clock: Clock, own: Path = OWN, root: Path = ROOT) -> None:
@@ -32,7 +33,7 @@ class Meter:
         self._trainers, self._ended = 0.0, 0.0
 
     def read(self) -> Usage | None:
-        """What is used now; None where the kernel tells nothing of it."""
+        """Return the present usage, or None if the kernel does not report it."""
         own = groups(self._own)
         seconds, memory = cpu_seconds(own, self._root), memory_bytes(own, self._root)
         if seconds is None and memory is None:
@@ -45,14 +46,14 @@ class Meter:
         return Usage(seconds, self._cpus(seconds), memory)
 
     def _of_trainers(self, seconds: float | None) -> float:
-        """Processor time of all trainers, of which this one has had so much; None where none runs."""
+        """Return the processor time of all trainers, `seconds` of it by the present one, None if none runs."""
         if (seconds or 0.0) < self._trainers:
             self._ended += self._trainers
         self._trainers = seconds or 0.0
         return self._ended + self._trainers
 
     def _cpus(self, seconds: float | None) -> float | None:
-        """Processors that were busy on average since the last reading."""
+        """Return the average number of busy processors since the last reading."""
         before, at = self._before, self._clock()
         self._before = None if seconds is None else (at, seconds)
         if before is None or seconds is None or at <= before[0]:
