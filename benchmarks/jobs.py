@@ -13,8 +13,8 @@ from benchmarks.measure import Lines, MeasureError, end, must, percentile, run, 
 from benchmarks.measure import medians as in_turn
 from benchmarks.registry import Figure, benchmark
 from benchmarks.stack import DATA, MNIST, ROOT, BenchStack, job_id, say
+from infra.inventory import JOBS_UNIT, Inventory
 from infra.spec import ScaleTier
-from ops.cluster.inventory import JOBS_UNIT, Inventory
 from ops.package.push import PYTHON
 
 _STEP_SECONDS = 180.0

@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.measure import medians, must, run
 from benchmarks.registry import Benchmark, Figure, add
 from benchmarks.stack import BIN, ROOT, BenchStack, say
+from infra.inventory import JOBS_UNIT, Inventory
 from infra.spec import ScaleTier
-from ops.cluster.inventory import JOBS_UNIT, Inventory
 from ops.cluster.shell import USER
 from ops.package.push import code, take_in_command
 

@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.measure import MeasureError, Ran, must, run
+from infra.inventory import Inventory
 from infra.lxd.api import client
 from infra.lxd.host import ALLOWANCE
 from infra.lxd.leftovers import own
 from infra.spec import ScaleTier
-from ops.cluster.inventory import Inventory, parse
+from ops.cluster.inventory import parse
 from ops.cluster.shell import USER
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,9 +8,8 @@ from typing import Any
 
 from pulumi import Output, Resource
 
+from infra.inventory import Host, Inventory, Power, to_plain
 from infra.spec import PYTHON, ClusterSpec, Replica
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -29,22 +28,6 @@ class HostFacts:
     ssh_host: Output[str] | None = None
     create_time: Output[str] | None = None
     start: str | None = None
-
-
-@dataclass(frozen=True)
-class Power:
-    """Requests that start stopped hosts: a POST below `url` from hosts, `operator_url` from the operator.
-
-    `token` is the URL of a host's access token, `token_command` a command that prints the operator's. A GET of `preempted`
-    answers TRUE on a host that is being preempted. Both are sent with `headers`.
-    """
-
-    url: str
-    operator_url: str
-    token: str
-    token_command: str
-    preempted: str
-    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -95,55 +78,45 @@ def inventory(stack: str, target: str, spec: ClusterSpec, labels: dict[str, str]
         host_keys=cluster.host_keys,
         create_times=Output.all(*(host.create_time for host in cluster.hosts)),
     ).apply(
-        lambda known: {
-            "schema": SCHEMA,
-            "stack": stack,
-            "target": target,
-            "scaleTier": str(spec.scale_tier),
-            "hosts": [
-                {
-                    "name": host.replica.name,
-                    "role": str(host.replica.role),
-                    "index": host.replica.index,
-                    "address": address,
-                    "sshHost": ssh_host,
-                    "hostKey": known["host_keys"].get(ssh_host),
-                    "machineType": spec.roles[host.replica.role].machine_type,
-                    "cpus": host.cpus,
-                    "memoryBytes": host.memory,
-                    "accelerator": _accelerator(spec, host.replica),
-                    "hourlyCost": host.hourly_cost,
-                    "createTime": create_time,
-                    "start": host.start,
-                }
-                for host, address, ssh_host, create_time in zip(
-                    cluster.hosts, known["addresses"], known["ssh_hosts"], known["create_times"], strict=True
-                )
-            ],
-            "bucket": known["bucket"],
-            "operatorBucket": known["operator_bucket"],
-            "proxyCommand": cluster.proxy_command,
-            "pollSeconds": cluster.poll_seconds,
-            "sharedCpus": cluster.shared_cpus,
-            "runtimes": cluster.runtimes,
-            "operatorRuntimes": cluster.operator_runtimes,
-            "tensorflow": cluster.tensorflow,
-            "python": cluster.python,
-            "power": _power(cluster.power) if cluster.power else None,
-            "labels": labels,
-        }
+        lambda known: to_plain(
+            Inventory(
+                stack=stack,
+                target=target,
+                scale_tier=str(spec.scale_tier),
+                hosts=tuple(
+                    Host(
+                        name=host.replica.name,
+                        role=host.replica.role,
+                        index=host.replica.index,
+                        address=address,
+                        ssh_host=ssh_host,
+                        host_key=known["host_keys"].get(ssh_host),
+                        machine_type=spec.roles[host.replica.role].machine_type,
+                        cpus=host.cpus,
+                        memory_bytes=host.memory,
+                        accelerator=_accelerator(spec, host.replica),
+                        hourly_cost=host.hourly_cost,
+                        create_time=create_time,
+                        start=host.start,
+                    )
+                    for host, address, ssh_host, create_time in zip(
+                        cluster.hosts, known["addresses"], known["ssh_hosts"], known["create_times"], strict=True
+                    )
+                ),
+                bucket=known["bucket"],
+                operator_bucket=known["operator_bucket"],
+                proxy_command=cluster.proxy_command,
+                poll_seconds=cluster.poll_seconds,
+                shared_cpus=cluster.shared_cpus,
+                runtimes=cluster.runtimes,
+                operator_runtimes=cluster.operator_runtimes,
+                tensorflow=cluster.tensorflow,
+                python=cluster.python,
+                power=cluster.power,
+                labels=labels,
+            )
+        )
     )
-
-
-def _power(power: Power) -> dict[str, Any]:
-    return {
-        "url": power.url,
-        "operatorUrl": power.operator_url,
-        "token": power.token,
-        "tokenCommand": power.token_command,
-        "preempted": power.preempted,
-        "headers": dict(power.headers),
-    }
 
 
 def _accelerator(spec: ClusterSpec, replica: Replica) -> dict[str, Any] | None:

@@ -23,7 +23,10 @@ class RecordError(ValueError):
 
 
 class Record:
-    """A dataclass serialized as JSON. Unknown keys are dropped; a wrong type is a RecordError."""
+    """A dataclass serialized as JSON. Unknown keys are dropped; a wrong type is a RecordError.
+
+    A class may have a `spelling`, which returns the key of a field; a field whose metadata has `stored` False has none.
+    """
 
     kind: ClassVar[str] = "record"
     """What a message calls it."""
@@ -64,16 +67,17 @@ class Record:
 
 
 def _dataclass(cls: Any) -> Check:
-    hints = get_type_hints(cls)
-    checks = [(f.name, _check(hints[f.name])) for f in fields(cls)]
-    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+    hints, spelling = get_type_hints(cls), getattr(cls, "spelling", str)
+    stored = [f for f in fields(cls) if f.metadata.get("stored", True)]
+    checks = [(f.name, spelling(f.name), _check(hints[f.name])) for f in stored]
+    required = [spelling(f.name) for f in stored if f.default is MISSING and f.default_factory is MISSING]
 
     def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise RecordError(f"{path} must be a JSON object, not {_shown(value)}")
         if missing := [name for name in required if name not in value]:
             raise RecordError(f"{path} lacks {', '.join(missing)}")
-        return cls(**{name: of(value[name], f"{path}.{name}") for name, of in checks if name in value})
+        return cls(**{name: of(value[key], f"{path}.{key}") for name, key, of in checks if key in value})
 
     return check
 
@@ -89,6 +93,8 @@ def _check(kind: Any) -> Check:  # once for each type: reading is what a poll do
         return _optional(_check(next(a for a in arguments if a is not type(None))))
     if origin is list:
         return _list(_check(arguments[0]))
+    if origin is tuple:
+        return _tuple(_list(_check(arguments[0])))
     if origin is dict:
         return _dict(_check(arguments[1]))
     if issubclass(kind, StrEnum):
@@ -138,6 +144,10 @@ def _list(of: Check) -> Check:
         return [of(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
     return check
+
+
+def _tuple(of: Check) -> Check:
+    return lambda value, path: tuple(of(value, path))
 
 
 def _dict(of: Check) -> Check:

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs import lease
-from jobs.canceller import Canceller
 from jobs.checked import RecordError
 from jobs.chunks import Wanted
 from jobs.lease import Watch
@@ -28,6 +27,7 @@ from jobs.progress import Progress
 from jobs.records import CancelRequest, JobRecord, Plan, ReplicaRecord
 from jobs.states import JobState
 from jobs.store import StoreError
+from jobs.submitter import Canceller
 from jobs.times import now
 from ops import terminal
 from ops.cli import explain

@@ -186,7 +186,7 @@ def wait(_: Any, job: str | None = None, json: bool = False) -> int:
     fab wait job01
     """
     from ops.cluster.cluster import Cluster
-    from ops.train.wait import wait as run
+    from ops.train.end import wait as run
 
     return run(Cluster.load(), job, json)
 
@@ -202,7 +202,7 @@ def cancel(_: Any, job: str | None = None, json: bool = False) -> int:
     fab cancel job01
     """
     from ops.cluster.cluster import Cluster
-    from ops.train.cancel import cancel as run
+    from ops.train.end import cancel as run
 
     return run(Cluster.load(), job, json)
 

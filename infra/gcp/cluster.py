@@ -9,7 +9,7 @@ from typing import Any
 import pulumi
 from pulumi import ComponentResource, Output, Resource, ResourceOptions
 
-from infra.cluster import Cluster, HostFacts, Power
+from infra.cluster import Cluster, HostFacts
 from infra.cost import Cost
 from infra.gcp.api import COMPUTE
 from infra.gcp.config import GcpConfig
@@ -25,6 +25,7 @@ from infra.gcp.runtime import Runtime
 from infra.gcp.storage import Storage, StorageArgs
 from infra.gcp.survey import Survey
 from infra.gcp.zones import Place
+from infra.inventory import Power
 from infra.runtime.recipe import Recipe, recipe
 from infra.spec import ClusterSpec, Replica, Role
 

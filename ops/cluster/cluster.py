@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+from infra.inventory import Inventory
 from jobs.ledger import Ledger
 from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
-from ops.cluster.inventory import ROOT, Inventory, load
+from ops.cluster.inventory import ROOT, load
 from ops.cluster.ledger import open_ledger
 from ops.cluster.remote import Fleet
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import templates
+from infra.inventory import JOBS_UNIT, Host, Inventory
 from jobs.records import HostFile, Plan
-from ops.cluster.inventory import JOBS_UNIT, Host, Inventory
 
 UNITS = "/etc/systemd/system"
 UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
@@ -54,7 +54,7 @@ def host_files(inventory: Inventory, host: Host) -> list[File]:
         "tasks_max": _TASKS + int(_TASKS_A_CPU * host.cpus),
         "idle_seconds": idle_seconds(inventory.poll_seconds),
     }
-    host_file = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.power())
+    host_file = HostFile(host.name, inventory.bucket, inventory.poll_seconds, power=inventory.start_requests())
     return [
         File("/etc/scaletier/host.json", host_file.to_json().decode(), 0o640, "replica"),
         File(UNIT_CONF, templates.render("scaletier.conf.j2", **values)),

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import paramiko
 from fabric import Config, Connection
 
+from infra.inventory import Inventory
 from ops.cluster.fanout import Done, Outcome, fan_out, first_of
-from ops.cluster.inventory import Inventory
 from ops.errors import HostError, HostsError, UsageError
 
 T = TypeVar("T")

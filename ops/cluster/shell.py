@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ops.cluster.inventory import Inventory
+from infra.inventory import Inventory
 from ops.errors import OpsError
 
 USER = "admin"

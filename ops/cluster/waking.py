@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
+from infra.inventory import Inventory, Power
 from jobs.power import Asker, NoAnswerError, PowerError
 from ops import terminal
 from ops.cluster.fanout import fan_out
-from ops.cluster.inventory import Inventory, Powers
 from ops.cluster.remote import Fleet
 from ops.errors import HostError, HostsError, UsageError
 
@@ -25,7 +25,7 @@ SECONDS = 300.0
 
 def startable(inventory: Inventory, names: Collection[str]) -> list[str]:
     """Return those of these hosts that can be started from here."""
-    power = inventory.power()
+    power = inventory.start_requests()
     return [name for name in names if power and name in power.starts]
 
 
@@ -76,19 +76,19 @@ def _unanswered(error: Exception) -> bool:
 
 
 def _start(inventory: Inventory) -> Callable[[str], None]:
-    power, powers = inventory.power(operator=True), inventory.powers
+    requests, power = inventory.start_requests(operator=True), inventory.power
+    assert requests is not None
     assert power is not None
-    assert powers is not None
-    return Asker(power, cache(lambda: _token(powers))).request_start
+    return Asker(requests, cache(lambda: _token(power))).request_start
 
 
-def _token(powers: Powers) -> str:
+def _token(power: Power) -> str:
     """Return the operator's token.
 
     Raises:
         PowerError: if the tool is missing, or prints none.
     """
-    command = powers.token_command
+    command = power.token_command
     try:
         process = subprocess.run(
             ["/bin/sh", "-c", command],

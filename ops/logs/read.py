@@ -9,7 +9,7 @@ from itertools import chain
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.chunks import NO_LOG, TOO_SLOW, Position, SlowError, Wanted
-from jobs.firsterror import earliest
+from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
 from jobs.paths import JOB_ID
 from jobs.records import JobRecord
 from jobs.states import JobState
@@ -17,14 +17,15 @@ from jobs.store import StoreError
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import EVERY
+from ops.cluster.inventory import EVERY, select
 from ops.cluster.ledger import find_job, replica_names
 from ops.cluster.remote import Stream
 from ops.errors import HostError, OpsError, UsageError, meant
-from ops.logs.firsterror import FirstOf
 from ops.logs.lines import Format, Line, of_source, parse_printed, read_command, too_slow
 
 _READ_SECONDS = 60.0
+# Of severity ERROR, by the leader and the supervisor.
+_OF_THE_REPLICA = ("job FAILED", "trainer ended by ")
 
 
 def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[str, str | None]:
@@ -44,7 +45,7 @@ def meant_by(cluster: Cluster, word: str | None, job_id: str | None) -> tuple[st
 
 def _is_replica(cluster: Cluster, word: str) -> bool:
     try:
-        return all(cluster.inventory.select(part) for part in word.split(","))
+        return all(select(cluster.inventory, part) for part in word.split(","))
     except UsageError:
         return False
 
@@ -83,6 +84,35 @@ def writer(replicas: Iterable[str], as_json: bool, first: Callable[[Line], bool]
         return lambda line: terminal.write(sys.stdout, line.to_json(first(line)))
     form = Format(replicas, terminal.colourful(sys.stdout))
     return lambda line: terminal.write(sys.stdout, form(line, first(line)))
+
+
+class FirstOf:
+    """Detect the line that is the job's first error, once."""
+
+    def __init__(self, known: tuple[str, FirstError] | None, live: bool = False) -> None:
+        """Use the first error of the replicas' records.
+
+        Args:
+            known: the replica and the error by the records.
+            live: if the records have none yet, use the first error that is read, but not the agent's own lines.
+        """
+        self._known, self._told = known, False
+        self._finders: dict[str, ErrorFinder] | None = {} if live and known is None else None
+
+    def __call__(self, line: Line) -> bool:
+        if not self._told:
+            self._told = self._is(line)
+            return self._told
+        return False
+
+    def _is(self, line: Line) -> bool:
+        if self._known:
+            name, error = self._known
+            return (line.replica, line.time, line.message[:LONGEST]) == (name, error.time, error.message)
+        if self._finders is None or line.message.startswith(_OF_THE_REPLICA):
+            return False
+        finder = self._finders.setdefault(line.replica, ErrorFinder())
+        return finder.see(line.time, line.severity, line.message, line.time)
 
 
 def first_of(cluster: Cluster, record: JobRecord, live: bool = False) -> FirstOf:

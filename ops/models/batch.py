@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
+from infra.inventory import Inventory
 from infra.spec import Role
 from infra.templates import ROOT as HERE
 from ops import terminal
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError, meant
 from ops.models.export import MODEL
 from ops.models.known import catalog_of, existing_model, existing_version

@@ -6,14 +6,14 @@ import shutil
 import uuid
 from pathlib import Path
 
+from infra.inventory import Host, Inventory
 from infra.templates import ROOT as HERE
 from jobs import paths
 from jobs.study import words
 from ops import terminal
-from ops.cluster import aside
+from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.host_files import host_files
-from ops.cluster.inventory import Host, Inventory
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import Output, check_free, find
 from ops.errors import DONE, OpsError
@@ -104,7 +104,7 @@ def _bring_lender(cluster: Cluster, host: Host) -> None:
 
 def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
     """Return the command that runs a package from stdin on the chief's host, with one writable folder."""
-    return aside.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
+    return root_helper.writing(inventory.chief, ["sh", "-c", _RUN, "sh", *argv], folder)
 
 
 def _fetch(found: Output, folder: str, target: Path) -> None:

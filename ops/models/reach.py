@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, NoReturn
+from typing import Any
 
 import paramiko
 
@@ -175,16 +175,3 @@ class _Connection(http.client.HTTPConnection):
         """Leaves the channel open: the rest of an answer after which the server closes is read from it."""
         self.sock = None
         super().close()
-
-
-def hold(servers: Servers, what: str) -> NoReturn:
-    """Wait while an answering server's host can be reached; then raise OpsError with the next command."""
-    servers.settle()
-    while True:
-        try:
-            servers.ask("GET", HEALTH)
-        except HostError as error:
-            raise OpsError(f"the connection to the host broke off: run {what} again") from error
-        except OpsError:
-            pass  # it is busy, and may be quicker next time
-        time.sleep(1.0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
+from typing import NoReturn
 
 from infra.spec import SERVING_PORT
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward, local_ports
-from ops.errors import DONE, OpsError
+from ops.errors import DONE, HostError, OpsError
 from ops.models import reach
 from ops.models.known import catalog_of, served_model
 from ops.models.server import LOOPBACK
@@ -32,6 +34,19 @@ def serve(cluster: Cluster, model: str | None, port: str | None) -> int:
                 f"curl -d '{{\"instances\": […]}}' http://{LOOPBACK}:{forward.port}/v1/models/{record.name}:predict; "
                 "Ctrl-C ends it"
             )
-            reach.hold(servers, "fab serve")
+            hold(servers)
     except KeyboardInterrupt:
         return DONE
+
+
+def hold(servers: reach.Servers) -> NoReturn:
+    """Keep a server in front that answers, until none of their hosts can be reached: OpsError."""
+    servers.settle()
+    while True:
+        try:
+            servers.ask("GET", reach.HEALTH)
+        except HostError as error:
+            raise OpsError("the connection to the host broke off: run fab serve again") from error
+        except OpsError:
+            pass  # it is busy, and may be quicker next time
+        time.sleep(1.0)

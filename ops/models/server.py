@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from infra import templates
+from infra.inventory import SERVING_UNIT, Host, Inventory
 from infra.spec import SERVING_PORT, Role
 from infra.templates import ROOT as HERE
-from ops.cluster import asroot
+from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
 from ops.cluster.host_files import UNITS, File
-from ops.cluster.inventory import SERVING_UNIT, Host, Inventory
 from ops.errors import OpsError
 from ops.package.push import host_stream
 
@@ -64,7 +64,7 @@ def start(cluster: Cluster, names: Iterable[str] | None = None) -> Outcome[str]:
         files = _files(HERE, conf(inventory, inventory.host(name)))
         version = hashlib.sha256("".join(file.path + "\0" + file.content for file in files).encode()).hexdigest()
         return fleet.must(
-            name, asroot.command("serve", version), "could not start its model server, it ended", host_stream(files)
+            name, root_helper.command("serve", version), "could not start its model server, it ended", host_stream(files)
         )
 
     return fleet.each(names_of(inventory) if names is None else names, on, START_SECONDS)
@@ -75,7 +75,7 @@ def hand_over(cluster: Cluster) -> None:
     chief = cluster.inventory.chief.name
     if chief not in names_of(cluster.inventory):
         with contextlib.suppress(OpsError):
-            cluster.fleet.must(chief, asroot.command("end-serving"), "could not end its model server, it ended")
+            cluster.fleet.must(chief, root_helper.command("end-serving"), "could not end its model server, it ended")
 
 
 def _files(root: Path, conf: str) -> list[File]:

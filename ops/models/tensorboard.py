@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import paramiko
 
+from infra.inventory import Host
 from ops import terminal
-from ops.cluster import aside
+from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward, local_ports, open_on
-from ops.cluster.inventory import Host
 from ops.cluster.ledger import existing_job
 from ops.cluster.output import WITHOUT_TENSORFLOW, find
 from ops.cluster.remote import Fleet, broke_off, cut_off
@@ -52,7 +52,7 @@ def command(host: Host, logdir: str, title: str) -> str:
     scheme, is_url, _ = logdir.partition("://")
     # fsspec would go on with the sizes and names that it saw first.
     fresh = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
-    return aside.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
+    return root_helper.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
 
 
 def tensorboard(cluster: Cluster, job_id: str | None, every_job: bool, port: str | None) -> int:

@@ -10,9 +10,9 @@ import tarfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ops.cluster import asroot
-from ops.cluster.asroot import PROGRAM
+from ops.cluster import root_helper
 from ops.cluster.host_files import File
+from ops.cluster.root_helper import PROGRAM
 from ops.package.package import compression, mode
 
 STATE_DIR = "/var/lib/scaletier"
@@ -38,7 +38,7 @@ def take_in_command(version: str, job_id: str = "") -> str:
 
     Needs one channel, and no file of its own on the host.
     """
-    return asroot.command("take-in", version, *([job_id] if job_id else []))
+    return root_helper.command("take-in", version, *([job_id] if job_id else []))
 
 
 def check_command(directories: Sequence[str], modules: Iterable[str] = (), python: str = PYTHON) -> str:

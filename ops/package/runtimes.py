@@ -20,10 +20,11 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from infra.inventory import Inventory
 from infra.runtime.whole import key, making
 from infra.spec import PYTHON
 from ops import terminal
-from ops.cluster.inventory import Inventory, Runtimes
+from ops.cluster.inventory import Runtimes, require_runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import cpubuilds, hostpython
 from ops.package.pip import pip, run
@@ -106,7 +107,7 @@ def again(inventory: Inventory, told: Mapping[str, Any]) -> Runtime:
     is_valid = isinstance(name, str) and isinstance(kept_as, str) and _KEY.fullmatch(name) and _KEY.fullmatch(kept_as)
     if not is_valid or lines != requirements:
         raise OpsError("the manifest tells of a runtime that fab train would not have made: start the job with fab train")
-    there = inventory.require_runtimes(f"runtime {name}").here / str(kept_as)
+    there = require_runtimes(inventory, f"runtime {name}").here / str(kept_as)
     return Runtime(str(name), tuple(lines), str(kept_as)) if pinned(installed(there)) == lines else _of(str(name), lines)
 
 
@@ -118,7 +119,7 @@ def _of(name: str, lines: Sequence[str], file: Path | None = None) -> Runtime:
 
 def python(inventory: Inventory, runtime: Runtime) -> str:
     """Return its Python, as the hosts see it."""
-    return _seen(inventory.require_runtimes(f"runtime {runtime.name}"), runtime.key)
+    return _seen(require_runtimes(inventory, f"runtime {runtime.name}"), runtime.key)
 
 
 def _seen(kept: Runtimes, key: str) -> str:
@@ -129,7 +130,7 @@ def python_of(inventory: Inventory, manifest: Mapping[str, Any]) -> str | None:
     """Return the path on the hosts of a job's own Python, by its manifest; None if there is none."""
     runtime_key = manifest.get("runtime", {}).get("key")
     is_known = inventory.runtimes is not None and isinstance(runtime_key, str) and _KEY.fullmatch(runtime_key)
-    return _seen(inventory.runtimes, runtime_key) if is_known and inventory.runtimes else None
+    return f"{inventory.runtimes}/{runtime_key}/bin/python" if is_known else None
 
 
 def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
@@ -138,7 +139,7 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     Raises:
         UsageError: if pip finds no such package.
     """
-    there = inventory.require_runtimes(f"runtime {runtime.name}")
+    there = require_runtimes(inventory, f"runtime {runtime.name}")
     folder = there.here / runtime.key
     if not folder.is_dir():
         if runtime.cuda:
@@ -163,7 +164,7 @@ def build(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
 
 def kept(inventory: Inventory, runtime: Runtime) -> dict[str, str]:
     """Return its packages if it was built before, else an empty mapping."""
-    return installed(inventory.require_runtimes(f"runtime {runtime.name}").here / runtime.key)
+    return installed(require_runtimes(inventory, f"runtime {runtime.name}").here / runtime.key)
 
 
 def installed(folder: Path) -> dict[str, str]:

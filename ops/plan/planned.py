@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from infra.inventory import Host, Inventory
 from infra.spec import Role, network_gbits
 from jobs import progress
 from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Host, Inventory
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, UsageError
 from ops.logs.read import read_logs

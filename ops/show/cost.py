@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from infra.inventory import Host, Inventory, whole_sum
 from jobs.records import JobRecord
 from jobs.times import now, seconds_between
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Host, Inventory, whole_sum
 from ops.errors import DONE
 from ops.show.views import took
 

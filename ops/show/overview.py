@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from infra.inventory import Host, Inventory
 from infra.spec import Role
 from jobs.queue import Entry
 from jobs.records import JobRecord, ReplicaRecord, Usage
 from jobs.states import JobState, ReplicaState
 from jobs.times import seconds_between
 from ops import terminal
-from ops.cluster.inventory import Host, Inventory
 from ops.screen.picture import Picture, Row, Span, Table, cell, cut, harmless, height, state
 from ops.show.cost import share
 from ops.show.glance import Glance

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from infra.inventory import Host, to_plain
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.progress import Progress
@@ -18,7 +18,6 @@ from jobs.times import now, seconds_between
 from ops import terminal
 from ops.client import Client
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Host
 from ops.cluster.ledger import first_error, where_to_read_why
 from ops.cluster.remote import LOOK_SECONDS
 from ops.errors import DONE, FAILED, OpsError, UsageError, meant
@@ -234,9 +233,8 @@ def _shown(value: Any) -> str:
 
 
 def _as_in_inventory(host: Host) -> dict[str, Any]:
-    """Return a host with the keys of inventory.json: `machineType`, not `machine_type`."""
-    words = {key: key.split("_") for key in asdict(host)}
-    return {head + "".join(word.title() for word in tail): getattr(host, key) for key, (head, *tail) in words.items()}
+    """Return a host with the keys of inventory.json, but those of ssh."""
+    return {key: value for key, value in to_plain(host).items() if key not in ("sshHost", "hostKey")}
 
 
 def hosts(cluster: Cluster, as_json: bool) -> int:

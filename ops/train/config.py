@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from infra.inventory import Inventory
 from infra.spec import Role
 from jobs import notification, paths, variables
 from jobs.records import RESTART_CODE
 from jobs.study import Study
 from ops.checks import check_mapping, notify, read_yaml
-from ops.cluster.inventory import Inventory
+from ops.cluster.inventory import require_runtimes
 from ops.errors import UsageError, meant
 from ops.package import declared as declaration
 from ops.package import runtimes
@@ -217,7 +218,7 @@ def _runtime(flags: Flags, given: Mapping[str, Any], inventory: Inventory, where
         version = None if _version_ignored(given, inventory) else given.get("runtimeVersion")
     if path is None and version is None:
         return None
-    inventory.require_runtimes(names[path is None])
+    require_runtimes(inventory, names[path is None])
     if path is not None and version is not None:
         raise UsageError(f"{names[0]} and {names[1]} both say which Python: leave one of them out")
     if path is not None:

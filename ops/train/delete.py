@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from jobs import paths
 from jobs.records import JobRecord
 from ops import terminal
-from ops.cluster import asroot
+from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import existing_job
 from ops.errors import DONE, HostError, UsageError
@@ -121,7 +121,7 @@ def _remove(cluster: Cluster, job_id: str) -> None:
         cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
         return
     # Folders that a trainer made may be its own alone: a host's root takes them away.
-    line = asroot.command("remove", job_id)
+    line = root_helper.command("remove", job_id)
     for name in inventory.replicas:
         try:
             cluster.fleet.must(name, line, f"could not delete {job_id}, it ended")
@@ -135,7 +135,7 @@ def _remove(cluster: Cluster, job_id: str) -> None:
 def _forget_logs(cluster: Cluster, job_ids: Sequence[str]) -> None:
     """Remove the logs and packages of jobs from the hosts that answer: another job may get the same id."""
     fleet = cluster.fleet
-    line = asroot.command("forget", *job_ids)
+    line = root_helper.command("forget", *job_ids)
     failures = fleet.each(
         cluster.inventory.replicas, lambda name: fleet.must(name, line, "keeps its log"), _LOGS_SECONDS
     ).failures

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from infra.inventory import Host, Inventory
 from infra.spec import TENSORFLOW_PORT, Role
 from jobs import variables
 from jobs.records import JAX_COORDINATOR, MASTER_ADDR, STOP_FILE
-from ops.cluster.inventory import Host, Inventory
 from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

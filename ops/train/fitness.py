@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from infra.inventory import Inventory
 from infra.spec import Role
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package.declared import Declared
 from ops.train.arguments import STRATEGY

@@ -9,6 +9,7 @@ from typing import Any
 from infra.runtime.whole import remove
 from ops import terminal
 from ops.cluster.cluster import Cluster
+from ops.cluster.inventory import require_runtimes
 from ops.errors import DONE, UsageError, meant
 from ops.package import hostpython
 from ops.package.runtimes import installed, requested
@@ -23,7 +24,7 @@ def runtimes(cluster: Cluster, action: str | None, name: str | None, sure: bool,
         raise UsageError(f"fab runtimes {action} is unknown{meant(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")
     if (name is None) != (action == "ls"):
         raise UsageError("fab runtimes ls takes no NAME" if action == "ls" else "fab runtimes rm needs the NAME of one")
-    folder = cluster.inventory.require_runtimes("fab runtimes").here
+    folder = require_runtimes(cluster.inventory, "fab runtimes").here
     folders = {path.name: path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
     result = _list(folders, as_json) if name is None else _remove(cluster, folders, name, sure)
     if as_json:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from infra.inventory import Inventory
 from infra.runtime.whole import key
-from ops.cluster.inventory import Inventory
 from ops.package.package import Package
 from ops.package.runtimes import Runtime, pinned
 from ops.train.config import Job

@@ -10,7 +10,7 @@ from jobs.chunks import Wanted
 from jobs.records import JobRecord
 from jobs.store import StoreError
 from ops import terminal
-from ops.cluster import aside
+from ops.cluster import root_helper
 from ops.cluster.cluster import Cluster
 from ops.cluster.ledger import replica_names
 from ops.cluster.output import METRICS, WITHOUT_TENSORFLOW, Output, find
@@ -89,7 +89,7 @@ def scalars(cluster: Cluster, output: Output, most: int) -> dict[str, list[tuple
     with terminal.Step(f"reading the summaries of {output.job.jobId}"):
         host = cluster.fleet.any_connection().original_host
         reader = [PYTHON, "-c", _SCALARS, output.job_dir, str(most)]
-        command = aside.reading(cluster.inventory.host(host), reader)
+        command = root_helper.reading(cluster.inventory.host(host), reader)
         printed = cluster.fleet.must(host, command, "could not read summaries, it ended")
     try:
         series: dict[str, list[list[float]]] = json.loads(printed.strip().splitlines()[-1])

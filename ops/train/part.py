@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from infra.inventory import Inventory
 from infra.spec import JOB_ROLES, Role, ScaleTier, SpecError, preset
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError, meant
 from ops.terminal import plural
 from ops.train.schema import COUNT_KEYS, ROLE_KEYS, TYPE_KEYS

@@ -6,11 +6,11 @@ import json
 import shlex
 from typing import Any
 
+from infra.inventory import Inventory
 from infra.templates import ROOT as HERE
 from jobs.placement import place
 from jobs.records import Plan
 from ops import terminal
-from ops.cluster.inventory import Inventory
 from ops.errors import DONE
 from ops.package import push
 from ops.train import render

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from infra import templates
+from infra.inventory import Host, Inventory
 from infra.spec import Role
 from jobs import variables
 from jobs.paths import DATA
 from jobs.records import Plan, Task
 from ops.cluster.host_files import File, beat_seconds
-from ops.cluster.inventory import Host, Inventory
 from ops.train.arguments import data_paths
 from ops.train.config import Job
 from ops.train.environment import USUAL, of_task

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from infra.inventory import Inventory
 from jobs import paths
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
@@ -21,7 +22,6 @@ from jobs.study import Study
 from ops import terminal
 from ops.cluster.bucket import Bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import existing_job, find_job
 from ops.errors import DETACHED, OpsError, UsageError
 from ops.package import runtimes

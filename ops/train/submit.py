@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.inventory import Inventory
 from infra.templates import ROOT as HERE
 from jobs import lease as leases
 from jobs import paths
@@ -31,7 +32,6 @@ from ops.cluster import host_files
 from ops.cluster.bucket import Bucket, upload_missing
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Background
-from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import find_job, me
 from ops.cluster.remote import ADVICE, Fleet
 from ops.errors import HostsError, OpsError, UsageError, one_line

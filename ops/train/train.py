@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from infra.inventory import Inventory
 from jobs.chunks import Wanted
 from jobs.ledger import Ledger, Stored
 from jobs.paths import DATA
@@ -22,7 +23,7 @@ from jobs.trials import Trials
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Background
-from ops.cluster.inventory import ROOT, Inventory
+from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import existing_job, find_job, replica_names, where_to_read_why
 from ops.cluster.output import find
 from ops.cluster.remote import ADVICE, Fleet

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from infra.inventory import Inventory
 from infra.spec import Role
 from jobs.study import METRIC_TAG, Algorithm, Goal, Known, Parameter, ParameterType, ScaleType, Study, Trial
 from ops import checks
 from ops.checks import Check, check_mapping
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.terminal import plural
 from ops.train import arguments

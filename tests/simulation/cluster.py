@@ -16,7 +16,6 @@ from unittest.mock import patch
 from world import Faults, Interrupted, Killed, Process, SimulatedStore, Violation, World
 
 from jobs import paths, records
-from jobs.canceller import Canceller
 from jobs.checked import RecordError
 from jobs.lease import Watch
 from jobs.ledger import Ledger
@@ -25,7 +24,7 @@ from jobs.queue import Queue
 from jobs.records import JobRecord, Plan, ReplicaRecord, Task, UnsavedFiles
 from jobs.states import JobState
 from jobs.store import Conflict, StoreError
-from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
+from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 from replica.agent import Agent
 from replica.supervisor import Assignment, Supervisor
 

@@ -10,8 +10,9 @@ import pytest
 from stackmocks import Program, Stack
 from test_firewall_answers import CUSTOM
 
+from infra.inventory import Inventory
 from ops.cluster.host_files import render
-from ops.cluster.inventory import Inventory, parse
+from ops.cluster.inventory import parse
 from ops.train.config import Flags, build_job
 from ops.train.render import plan
 

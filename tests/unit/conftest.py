@@ -18,8 +18,9 @@ import shapes
 from opsdata import inventory_json
 from replicahosts import make
 
+from infra.inventory import Inventory
 from ops import terminal
-from ops.cluster.inventory import Inventory, parse
+from ops.cluster.inventory import parse
 from ops.plan import processes, rehearsal, runs
 
 # The same examples on every machine and in every run, however long one takes, and nothing kept for other processes.

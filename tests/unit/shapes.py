@@ -43,7 +43,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.show.views.describe": "fab describe",
     "ops.show.views.hosts": "fab hosts",
     "ops.show.views.jobs": "fab jobs",
-    "ops.train.cancel.cancel": "fab train, fab cancel, fab wait, fab predict --batch",
+    "ops.train.end.cancel": "fab train, fab cancel, fab wait, fab predict --batch",
     "ops.train.data.data": {"uploaded": "fab data put", "removed": "fab data rm", "": "fab data"},
     "ops.train.delete._delete": "fab delete, fab prune",
     "ops.train.delete.prune": "fab delete, fab prune",
@@ -51,7 +51,7 @@ PRINTED: Mapping[str, str | Mapping[str, str]] = {
     "ops.train.preview.show": "fab train --dry-run",
     "ops.train.reproduce._show": "fab reproduce",
     "ops.train.train.run_told": "fab train, fab cancel, fab wait, fab predict --batch",
-    "ops.train.wait.wait": "fab train, fab cancel, fab wait, fab predict --batch",
+    "ops.train.end.wait": "fab train, fab cancel, fab wait, fab predict --batch",
 }
 
 

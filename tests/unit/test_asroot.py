@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from launching import SCRIPT, module
 from opsdata import inventory_json
 
+from infra.inventory import Inventory
 from infra.lxd.layout import BUCKET
 from jobs import paths
-from ops.cluster import aside, asroot, host_files
+from ops.cluster import host_files, root_helper
 from ops.cluster.host_files import File
-from ops.cluster.inventory import Inventory, parse
+from ops.cluster.inventory import parse
 from ops.models import server
 from ops.package import push
 from ops.train import render
@@ -149,9 +150,11 @@ def test_what_it_takes_is_what_fab_sends(inventory: Inventory, tmp_path: Path) -
     assert all(host.REPLICA.fullmatch(name) for name in push.code(SCRIPT.parents[8])[0])
     assert (host.NEW, host.NEW_SERVER, host.PYTHON, host.STATE) == (push.NEW_DIR, server._NEW, push.PYTHON, push.STATE_DIR)
     assert (host.JOB_ID.pattern, host.BUCKET) == (paths.JOB_ID.pattern.strip("^$"), BUCKET)
-    assert f"/{SCRIPT.with_name('host').relative_to(SCRIPT.parents[3])}" == asroot.PROGRAM
+    assert f"/{SCRIPT.with_name('host').relative_to(SCRIPT.parents[3])}" == root_helper.PROGRAM
     sudoers = (SCRIPT.parents[3] / "etc/sudoers.d/scaletier").read_text().splitlines()
-    assert [line for line in sudoers if line.startswith("scaletier")] == [f"scaletier ALL=(root) NOPASSWD: {asroot.PROGRAM}"]
+    assert [line for line in sudoers if line.startswith("scaletier")] == [
+        f"scaletier ALL=(root) NOPASSWD: {root_helper.PROGRAM}"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -382,13 +385,13 @@ def told_of(line: list[str]) -> tuple[list[str], list[str]]:
 def line_of(command: str) -> list[str]:
     """Return the host's translation of a command line of fab's."""
     words = shlex.split(command)
-    assert words[:4] == ["sudo", "-n", asroot.PROGRAM, "aside"]
+    assert words[:4] == ["sudo", "-n", root_helper.PROGRAM, "aside"]
     found: list[str] = host.line_aside(*words[4:])
     return found
 
 
 def test_a_program_that_reads_is_nobody_and_takes_what_a_job_leaves(inventory: Inventory) -> None:
-    told, argv = told_of(line_of(aside.reading(inventory.chief, ["env", "A=$B", "--", "-p", "User=root"])))
+    told, argv = told_of(line_of(root_helper.reading(inventory.chief, ["env", "A=$B", "--", "-p", "User=root"])))
     assert {"DynamicUser=yes", "SupplementaryGroups=trainer", "MemoryMax=800000000", "CPUWeight=20"} <= {*told}
     assert {"OOMScoreAdjust=900", "ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet="} <= {*told}
     assert not [each for each in told if each.startswith(("BindPaths", "ReadWritePaths", "User="))]
@@ -396,7 +399,7 @@ def test_a_program_that_reads_is_nobody_and_takes_what_a_job_leaves(inventory: I
 
 
 def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inventory) -> None:
-    told, argv = told_of(line_of(aside.writing(inventory.chief, ["sh"], "/bucket/jobs/job01/output/")))
+    told, argv = told_of(line_of(root_helper.writing(inventory.chief, ["sh"], "/bucket/jobs/job01/output/")))
     assert argv == ["sh"]
     assert {"User=trainer", 'TemporaryFileSystem="/bucket":ro', 'BindReadOnlyPaths=-"/bucket/data"'} <= {*told}
     assert [each for each in told if each.startswith("BindPaths=")] == ['BindPaths="/bucket/jobs/job01/output"']
@@ -404,7 +407,7 @@ def test_a_program_that_writes_is_the_trainer_and_has_one_folder(inventory: Inve
 
 
 def test_a_program_that_writes_to_google_s_bucket_is_lent_its_rights(inventory: Inventory) -> None:
-    lend, _, run = aside.writing(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
+    lend, _, run = root_helper.writing(inventory.chief, ["sh"], "gs://b/jobs/job01/output").partition(" -- ")
     assert lend == "cd /opt/scaletier && venv/bin/python -m replica.lending gs://b/jobs/job01/output"
     assert lending.PORT in shlex.split(run)
     told, argv = told_of(line_of(run.replace(lending.PORT, "4321")))

@@ -15,10 +15,10 @@ from benchmarks.provision import cgroup_folder, used_memory
 from benchmarks.push import by_ansible, by_pyinfra, by_ssh
 from benchmarks.push_once import unlike
 from benchmarks.stack import job_id
+from infra.inventory import Inventory
 from infra.lxd import image
 from infra.spec import ScaleTier
 from ops.cluster.host_files import File
-from ops.cluster.inventory import Inventory
 
 HERE = Path("/")
 ENV = {"PATH": os.environ["PATH"]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jobs.firsterror import LONGEST, ErrorFinder, FirstError, earliest
-from ops.logs.firsterror import FirstOf
 from ops.logs.lines import FIRST, Format, Line
+from ops.logs.read import FirstOf
 from replica.lines import Messages
 
 TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "ValueError: bad shape"]

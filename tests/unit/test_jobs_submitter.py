@@ -11,7 +11,6 @@ import pytest
 from replicahosts import Clock, Flaky
 
 from jobs import paths
-from jobs.canceller import Canceller
 from jobs.folder import Folder
 from jobs.lease import Lease, Watch
 from jobs.ledger import Ledger, Stored
@@ -20,7 +19,7 @@ from jobs.queue import Entry
 from jobs.records import JobRecord, Plan
 from jobs.states import JobState
 from jobs.store import StoreError
-from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, OvertakenError, Submitter, UsedBeforeError
+from jobs.submitter import NOT_HANDED_OVER, BusyError, CancelledError, Canceller, OvertakenError, Submitter, UsedBeforeError
 from jobs.tender import Tender
 
 HOSTS = ["master-0", "worker-0"]

@@ -10,13 +10,13 @@ import pytest
 from test_ops_submit import FakeFleet, on
 from test_tuner_run import World
 
+from infra.inventory import Inventory
 from jobs import variables
 from jobs.chunks import Wanted
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import HostFile, Plan, Task
 from ops.cluster.bucket import open_bucket
-from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
 from ops.logs.read import read_logs
 from ops.package import package, push

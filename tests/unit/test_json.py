@@ -15,6 +15,7 @@ from opsdata import put_job
 from shapes import DOCS, PRINTED, check, documented, wrong
 
 import fabfile
+from infra.inventory import Inventory
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -24,7 +25,6 @@ from jobs.records import Event, JobRecord, ReplicaRecord, UnsavedFiles, Usage
 from jobs.states import JobState, ReplicaState
 from jobs.study import Measurement, Trial, TrialState
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.logs.lines import Line
 from ops.report.report import TrialRow, TunedParameter, Tuning
 from ops.train import train, tuning

@@ -46,6 +46,7 @@ WITHIN = {
         "infra.templates",
         "infra.connection",
         "infra.findings",
+        "infra.inventory",
         "infra.runtime.pip",
         "infra.runtime.whole",
         "serving.catalog",
@@ -65,7 +66,7 @@ WITHIN = {
 # Of ops, the rooms in the order in which data go through them: each imports those before it, or of these what is told here.
 ROOMS = ("cluster", "package", "logs", "screen", "train", "models", "show", "plan", "report")
 NARROW = {
-    "package": {"cluster.asroot", "cluster.host_files", "cluster.inventory"},
+    "package": {"cluster.root_helper", "cluster.host_files", "cluster.inventory"},
     "logs": {"cluster"},
     "screen": {"cluster", "logs"},
 }

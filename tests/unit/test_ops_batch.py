@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from infra.inventory import Inventory
 from infra.spec import Role
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.models.batch import Asked, check_flags, matching, paid_for, prepare
 from ops.models.known import catalog_of

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -21,10 +22,8 @@ from jobs.submitter import CancelledError, OvertakenError, Submitter
 from ops import client, terminal
 from ops.client import Client
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.errors import DONE, FAILED, HostsError, OpsError, UsageError
-from ops.train.cancel import cancel
-from ops.train.wait import wait
+from ops.train.end import cancel, wait
 
 HOSTS = ["master-0", "worker-0"]
 

@@ -10,6 +10,7 @@ import pytest
 from opsdata import put_job
 
 import fabfile
+from infra.inventory import Inventory
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -20,7 +21,6 @@ from jobs.store import StoreError
 from ops import client as module
 from ops.client import Client
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
 from ops.logs import follow, read
 from ops.logs.follow import Note

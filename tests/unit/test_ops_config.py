@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.inventory import Inventory
 from jobs import records
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package.declared import FILE, read
 from ops.train.config import Flags, build_job, split_args, split_labels

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from opsdata import inventory_json, put_job
 
-from jobs.canceller import Canceller
+from infra.inventory import Inventory
 from jobs.folder import Folder
 from jobs.lease import Watch
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
 from jobs.states import JobState
+from jobs.submitter import Canceller
 from jobs.times import seconds_between
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory, parse
+from ops.cluster.inventory import parse
 from ops.show import cost
 from ops.show.views import describe
 

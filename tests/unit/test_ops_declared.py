@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from infra.inventory import Inventory
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import declared, package
 from ops.package.declared import FILE, LIBRARY, Data, Declared, Pace, Strategy

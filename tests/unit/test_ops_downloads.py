@@ -15,9 +15,9 @@ import pytest
 from test_ops_runtimes import HOSTS_SEE, requirements
 from test_ops_wheels import refused, trainer, wheel
 
+from infra.inventory import Inventory
 from infra.runtime import pip as bare_pip
 from ops import terminal
-from ops.cluster.inventory import Inventory, Runtimes
 from ops.errors import UsageError
 from ops.package import cpubuilds, package, runtimes, wheels
 from ops.package.pip import _Progress
@@ -151,7 +151,7 @@ def local(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     if sys.version_info[:2] != (3, 11):
         pytest.skip("a runtime is made by the hosts' version of Python, which this one stands in for")
     monkeypatch.setattr(runtimes, "_BASE", sys.executable)
-    return replace(inventory, runtimes=Runtimes(tmp_path / "runtimes", HOSTS_SEE))
+    return replace(inventory, runtimes=HOSTS_SEE, operator_runtimes=str(tmp_path / "runtimes"))
 
 
 @pytest.fixture

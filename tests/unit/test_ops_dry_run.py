@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from test_ops_wheels import wheel
 
+from infra.inventory import Inventory
 from jobs.records import Plan
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory, Runtimes
 from ops.errors import UsageError
 from ops.package import runtimes, wheels
 from ops.train.config import Flags
@@ -89,7 +89,7 @@ def test_no_python_is_built(
     inventory: Inventory, mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runtimes, "_BASE", sys.executable)
-    local = replace(inventory, runtimes=Runtimes(tmp_path / "runtimes", "/opt/scaletier/runtimes"))
+    local = replace(inventory, runtimes="/opt/scaletier/runtimes", operator_runtimes=str(tmp_path / "runtimes"))
     (asked := tmp_path / "asked.txt").write_text("far\n")
     cluster, flags = Cluster(local), Flags("job01", runtime=str(asked))
     assert dry_run(cluster, flags, mine, as_json=True) == 0

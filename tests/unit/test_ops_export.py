@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
 from ops.models import export as module
 from ops.models.savedmodel import signatures

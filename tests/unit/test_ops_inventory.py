@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from opsdata import inventory_json
 
+from infra.inventory import Inventory
 from infra.spec import SpecError
 from ops.cluster import state
-from ops.cluster.inventory import Inventory, choose_stack, connect, load, parse
+from ops.cluster.inventory import choose_stack, connect, load, parse, select
 from ops.errors import OpsError, UsageError
 
 
@@ -37,13 +38,13 @@ def test_the_cluster_of_tf_config_never_has_the_evaluator(inventory: Inventory) 
     ],
 )
 def test_a_selection(inventory: Inventory, text: str, names: list[str]) -> None:
-    assert [host.name for host in inventory.select(text)] == names
+    assert [host.name for host in select(inventory, text)] == names
 
 
 @pytest.mark.parametrize("text", ["chief-0", "worker-2", "workers", "", "ALL"])
 def test_an_unknown_replica_is_told_what_is_valid(inventory: Inventory, text: str) -> None:
     with pytest.raises(UsageError, match="ps-0, master-0, worker-0, worker-1, evaluator-0, ps, master, worker, evaluator, all"):
-        inventory.select(text)
+        select(inventory, text)
     with pytest.raises(SpecError, match="worker-1"):
         inventory.host(text)
 
@@ -55,7 +56,9 @@ def test_an_unknown_replica_is_told_what_is_valid(inventory: Inventory, text: st
         ("{}", "'schema'"),
         (inventory_json(schema=2), "schema 2, this version reads 1"),
         (inventory_json(hosts=[]), "cannot be read"),
-        (inventory_json(hosts=[{"name": "x-0", "role": "x"}]), "'x'"),
+        (inventory_json(hosts=[{"name": "x-0", "role": "x"}]), "inventory.hosts[0] lacks index, address"),
+        (inventory_json(bucket=3), "inventory.bucket must be a text, not 3"),
+        (inventory_json(power={"url": "x"}), "inventory.power lacks operatorUrl, token"),
     ],
 )
 def test_what_is_no_inventory_asks_for_pulumi_up(tmp_path: Path, text: str, says: str) -> None:
@@ -86,7 +89,7 @@ def test_no_word_of_which_of_several() -> None:
         choose_stack(["a", "b"], "", lambda: None)
 
 
-def select(home: Path, project: Path, stack: str) -> None:
+def select_stack(home: Path, project: Path, stack: str) -> None:
     """Write the selection like `pulumi stack select`."""
     name = f"scaletier-{hashlib.sha1(f'{project}/Pulumi.yaml'.encode()).hexdigest()}-workspace.json"
     (home / "workspaces").mkdir(parents=True, exist_ok=True)
@@ -100,8 +103,8 @@ def test_what_is_selected_is_read_where_pulumi_keeps_it(tmp_path: Path, monkeypa
     monkeypatch.setenv("PULUMI_HOME", str(home))
     monkeypatch.setattr(state, "_pulumi", lambda *_: pytest.fail("starting Pulumi takes too long"))
     assert state.selected(root) is None
-    select(home, root, "cloud")
-    select(home, link, "linked")
+    select_stack(home, root, "cloud")
+    select_stack(home, link, "linked")
     monkeypatch.chdir(root / "docs")
     for seen, stack in ((root / "docs", "cloud"), (link / "docs", "linked"), (tmp_path, "cloud"), (root / "gone", "cloud")):
         monkeypatch.setenv("PWD", str(seen))
@@ -185,7 +188,7 @@ def test_a_selected_stack_goes_before_the_only_one_that_is_known(
     (known / "inventory.json").write_text(inventory_json(stack="local"))
     monkeypatch.setenv("PULUMI_HOME", str(tmp_path / "home"))
     assert load(tmp_path).stack == "local"
-    select(tmp_path / "home", tmp_path, "cloud")
+    select_stack(tmp_path / "home", tmp_path, "cloud")
     pulumi.answers(outputs(stack="cloud"))
     assert load(tmp_path).stack == "cloud"
 

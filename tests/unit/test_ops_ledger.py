@@ -11,6 +11,7 @@ import fsspec
 import pytest
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from jobs import paths
 from jobs.folder import Folder
 from jobs.lease import Lease
@@ -22,7 +23,6 @@ from jobs.store import StoreError
 from ops import cli
 from ops.cluster.bucket import Bucket, missing, open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import existing_job, find_job, newest_job, open_ledger, replicas_of
 from ops.errors import OpsError, UsageError
 

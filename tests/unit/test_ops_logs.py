@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from opsdata import put_job, put_log
 from waiting import wait_for
 
+from infra.inventory import Inventory
 from jobs import chunks
 from jobs.chunks import NO_LOG, Position, Wanted
 from jobs.folder import Folder
@@ -26,7 +27,6 @@ from jobs.queue import Entry, Queue
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from jobs.store import Item, StoreError
-from ops.cluster.inventory import Inventory
 from ops.errors import HostError, UsageError
 from ops.logs import lines
 from ops.logs.follow import TICK, Follower, Note, Replicas

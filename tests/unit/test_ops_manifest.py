@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from infra.inventory import Inventory
 from jobs.records import JobRecord
-from ops.cluster.inventory import Inventory
 from ops.package import package
 from ops.train import arguments, manifest
 from ops.train.config import Flags, build_job

@@ -18,10 +18,10 @@ from tensorboard.plugins.scalar.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
+from infra.inventory import Inventory
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.cluster.output import Output
 from ops.train import metrics
 

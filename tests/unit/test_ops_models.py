@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import JobRecord
@@ -23,7 +24,6 @@ from jobs.states import JobState
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
-from ops.cluster.inventory import Inventory
 from ops.errors import HostError, HostsError, OpsError, UsageError
 from ops.models import deploy as deploying
 from ops.models import known, loaded, reach, seen, server, versions

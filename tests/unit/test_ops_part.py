@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.inventory import Inventory
 from infra.spec import Role
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.train.config import Flags, Job, build_job
 from ops.train.part import would_do

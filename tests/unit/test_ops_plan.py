@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from infra.spec import SpecError
 from jobs.ledger import Ledger
 from jobs.open import open_store
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.errors import DONE, OpsError, UsageError
 from ops.package.declared import EXCHANGES, Declared, read
 from ops.package.package import build

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.inventory import Inventory
 from jobs.records import Plan
-from ops.cluster.inventory import Inventory
 from ops.errors import UsageError
 from ops.package import package
 from ops.train import manifest, program, reproduce

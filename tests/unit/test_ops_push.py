@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.cluster.asroot import PROGRAM
 from ops.cluster.host_files import File
+from ops.cluster.root_helper import PROGRAM
 from ops.package import push
 
 ROOT = Path(push.__file__).parents[2]

@@ -12,11 +12,11 @@ from typing import Any
 import paramiko
 import pytest
 
+from infra.inventory import Inventory
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
-from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError
-from ops.models import reach, server
+from ops.models import reach, serve, server
 from ops.models.reach import HEALTH, NOBODY, Answer, Servers
 
 PREDICT = "/v1/models/m:predict"
@@ -289,7 +289,7 @@ def test_held_for_as_long_as_a_host_can_be_reached(cluster: Cluster, monkeypatch
     settled: list[int] = []
     monkeypatch.setattr(servers, "settle", lambda: settled.append(len(servers.asked)))
     with pytest.raises(OpsError, match="the connection to the host broke off: run fab serve again"):
-        reach.hold(servers, "fab serve")
+        serve.hold(servers)
     assert settled == [0]
     assert servers.asked[:2] == [("serving-0", HEALTH), ("serving-1", HEALTH)]
     assert servers._order() == ["serving-1", "serving-0"], "who asks next finds one in front that answers"

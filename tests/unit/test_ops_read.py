@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from opsdata import put_job, put_log
 
+from infra.inventory import Inventory
 from jobs import paths
 from jobs.chunks import Wanted
 from jobs.firsterror import FirstError
@@ -18,7 +19,6 @@ from jobs.states import JobState, ReplicaState
 from ops.cluster.bucket import open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
-from ops.cluster.inventory import Inventory
 from ops.errors import HostError, UsageError
 from ops.logs.lines import Line
 from ops.logs.read import meant_by, selected

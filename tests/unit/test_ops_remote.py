@@ -18,6 +18,7 @@ from opsdata import inventory_json, put_job, put_log
 from replicahosts import until
 from waiting import limit
 
+from infra.inventory import Inventory
 from jobs.chunks import Wanted
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -27,7 +28,7 @@ from jobs.states import JobState, ReplicaState
 from jobs.store import Conflict, StoreError
 from ops.cluster import remote, shell
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory, parse
+from ops.cluster.inventory import parse
 from ops.cluster.remote import Fleet
 from ops.errors import HostError, HostsError, UsageError
 from ops.logs import lines

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opsdata import inventory_json
 
+from infra.inventory import Inventory
 from jobs.placement import place
 from jobs.records import HostFile, Plan
 from ops.cluster.cluster import Cluster
 from ops.cluster.host_files import render
-from ops.cluster.inventory import Inventory, parse
+from ops.cluster.inventory import parse
 from ops.package.package import Package
 from ops.train.config import Flags, Job, build_job
 from ops.train.manifest import manifest

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from jobs.chunks import Wanted
 from jobs.ledger import Ledger
 from jobs.open import open_store
@@ -19,7 +20,6 @@ from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.cluster.ledger import existing_job
 from ops.errors import DETACHED, DONE, FAILED, OpsError, UsageError
 from ops.package import package

@@ -14,8 +14,8 @@ from unittest.mock import ANY
 import pytest
 from test_ops_wheels import wheel
 
+from infra.inventory import Inventory
 from jobs.records import JobRecord
-from ops.cluster.inventory import Inventory, Runtimes
 from ops.errors import OpsError, UsageError
 from ops.package import package, runtimes
 from ops.train import manifest
@@ -38,7 +38,7 @@ def this_python(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def local(inventory: Inventory, tmp_path: Path) -> Inventory:
     """Return a cluster whose hosts see the runtimes that are built here."""
-    return replace(inventory, runtimes=Runtimes(tmp_path / "runtimes", HOSTS_SEE))
+    return replace(inventory, runtimes=HOSTS_SEE, operator_runtimes=str(tmp_path / "runtimes"))
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def test_the_user_s_environment_is_not_taken_for_it(
 def test_programs_name_the_python_that_hosts_see(inventory: Inventory, index: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    local = replace(inventory, runtimes=Runtimes(tmp_path / "link", HOSTS_SEE))
+    local = replace(inventory, runtimes=HOSTS_SEE, operator_runtimes=str(tmp_path / "link"))
     script = "#!python\nprint('hello')\n"
     wheel(index, files={"far/__init__.py": "", "far-1.0.data/scripts/far-tool": script})
     made = runtimes.of_file(requirements(tmp_path, "far\n"), "--runtime")

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from infra.inventory import Inventory
 from infra.spec import JOB_ROLES, Role, ScaleTier, preset
 from jobs.queue import Queue
 from ops.checks import LOSABLE
 from ops.cluster.host_files import render
-from ops.cluster.inventory import Inventory
+from ops.cluster.inventory import select
 from ops.cluster.shell import argv
 from ops.errors import UsageError
 from ops.package import declared
@@ -67,10 +68,10 @@ def test_they_cannot_be_asked_for(served: Inventory, words: str) -> None:
 
 def test_no_replica_is_theirs(inventory: Inventory, served: Inventory) -> None:
     assert served.replicas == inventory.replicas
-    assert served.select("all") == inventory.hosts
+    assert select(served, "all") == inventory.hosts
     for word in ("serving", "serving-0"):
         with pytest.raises(UsageError, match=f"there is no replica '{word}'.*; valid are ps-0, .*, evaluator, all$"):
-            served.select(word)
+            select(served, word)
     assert "serving-0" in argv(served, "serving-0"), "but one can log in there"
 
 

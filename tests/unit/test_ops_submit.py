@@ -22,6 +22,7 @@ import pytest
 from opsdata import put_job
 from waiting import limit, wait_for
 
+from infra.inventory import Inventory, Power
 from jobs import paths
 from jobs.checked import RecordError
 from jobs.folder import Folder
@@ -36,7 +37,7 @@ from ops.cluster import waking
 from ops.cluster.bucket import Bucket, open_bucket
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome, fan_out
-from ops.cluster.inventory import ROOT, Inventory, Powers
+from ops.cluster.inventory import ROOT
 from ops.cluster.ledger import newest_job
 from ops.cluster.remote import Ran
 from ops.errors import HostError, HostsError, OpsError, UsageError
@@ -656,7 +657,11 @@ def test_hosts_that_are_stopped_are_started_for_a_job_that_says_so(
         return ""
 
     hosts = tuple(replace(host, start=f"{host.name}/start") for host in submission.inventory.hosts)
-    inventory = replace(submission.inventory, hosts=hosts, powers=Powers("http://x/", "http://y/", "http://t", "true"))
+    inventory = replace(
+        submission.inventory,
+        hosts=hosts,
+        power=Power(url="http://x/", operator_url="http://y/", token="http://t", token_command="true", preempted=""),
+    )
     stopped = replace(submission, inventory=inventory)
     with pytest.raises(
         HostsError,

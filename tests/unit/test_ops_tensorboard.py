@@ -19,12 +19,12 @@ import pytest
 from opsdata import put_job
 from waiting import limit
 
+from infra.inventory import Inventory
 from jobs.queue import Entry
 from jobs.records import JobRecord
 from jobs.states import JobState
 from ops.cluster.cluster import Cluster
 from ops.cluster.forward import Forward
-from ops.cluster.inventory import Inventory
 from ops.errors import HostError, OpsError, UsageError
 from ops.models import tensorboard as module
 from ops.package.push import PYTHON

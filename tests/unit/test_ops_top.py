@@ -11,6 +11,7 @@ from typing import Any, Self
 import pytest
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from jobs import paths
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -20,7 +21,6 @@ from jobs.states import JobState, ReplicaState
 from jobs.store import Item, StoreError
 from ops import terminal
 from ops.cluster.cluster import Cluster
-from ops.cluster.inventory import Inventory
 from ops.screen.picture import Picture, Row, Table, height
 from ops.show import top as module
 from ops.show.glance import Looker

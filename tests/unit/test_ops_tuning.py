@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.inventory import Inventory
 from infra.spec import Role
 from jobs.folder import Folder
 from jobs.ledger import Ledger
@@ -30,7 +31,6 @@ from jobs.study import (
     shown,
     thinned,
 )
-from ops.cluster.inventory import Inventory
 from ops.errors import OpsError, UsageError
 from ops.train import trials, tuning
 from ops.train.config import Flags, build_job

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from opsdata import put_job
 
+from infra.inventory import Inventory
 from jobs import paths
 from jobs.firsterror import FirstError
 from jobs.folder import Folder
@@ -23,7 +24,6 @@ from jobs.states import JobState, ReplicaState
 from ops import terminal
 from ops.cluster.cluster import Cluster
 from ops.cluster.fanout import Outcome
-from ops.cluster.inventory import Inventory
 from ops.cluster.remote import Ran
 from ops.errors import HostError, UsageError
 from ops.show import views

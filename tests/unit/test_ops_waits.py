@@ -12,13 +12,13 @@ import pytest
 from opsdata import put_job
 from test_ops_logs import NoHosts
 
+from infra.inventory import Inventory
 from jobs.chunks import Wanted
 from jobs.folder import Folder
 from jobs.ledger import Ledger
 from jobs.records import JobRecord, ReplicaRecord, UnsavedFiles
 from jobs.states import JobState, ReplicaState
 from ops import terminal
-from ops.cluster.inventory import Inventory
 from ops.logs import follow, read, waits
 from ops.logs.follow import Event, Follower, Note, Waiting
 

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 from replicahosts import Clock
 
+from infra.inventory import Inventory, Power
 from jobs.power import NoAnswerError, PowerError
 from ops.cluster import waking
 from ops.cluster.fanout import Outcome
-from ops.cluster.inventory import Inventory, Powers
 from ops.errors import HostError, HostsError
 
-POWERS = Powers("https://api/", "http://own/", "http://token", "echo t1", "http://preempted", {"Flavor": "G"})
+POWER = Power(
+    url="https://api/",
+    operator_url="http://own/",
+    token="http://token",
+    token_command="echo t1",
+    preempted="http://preempted",
+    headers={"Flavor": "G"},
+)
 
 
 class Fleet:
@@ -82,15 +89,15 @@ def test_a_start_that_is_refused_is_one_line() -> None:
 )
 def test_a_token_that_is_not_to_be_had_is_one_line(command: str, said: str) -> None:
     with pytest.raises(PowerError) as error:
-        waking._token(replace(POWERS, token_command=command))
+        waking._token(replace(POWER, token_command=command))
     assert str(error.value) == f"`{command}` gives no token ({said})"
-    assert waking._token(POWERS) == "t1"
+    assert waking._token(POWER) == "t1"
 
 
 def test_hosts_and_the_operator_ask_in_different_places(inventory: Inventory) -> None:
     hosts = tuple(replace(host, start=f"{host.name}/start" if host.name != "ps-0" else None) for host in inventory.hosts)
-    stack = replace(inventory, hosts=hosts, powers=POWERS)
-    power, own = stack.power(), stack.power(operator=True)
+    stack = replace(inventory, hosts=hosts, power=POWER)
+    power, own = stack.start_requests(), stack.start_requests(operator=True)
     assert power is not None
     assert own is not None
     assert power.starts["worker-0"] == "https://api/worker-0/start"
@@ -98,5 +105,5 @@ def test_hosts_and_the_operator_ask_in_different_places(inventory: Inventory) ->
     assert "ps-0" not in power.starts
     assert (power.token, power.preempted, power.headers) == ("http://token", "http://preempted", {"Flavor": "G"})
     assert waking.startable(stack, ["ps-0", "worker-1"]) == ["worker-1"]
-    assert inventory.power() is None
+    assert inventory.start_requests() is None
     assert waking.startable(inventory, ["worker-1"]) == []

@@ -1,0 +1,190 @@
+"""The record of a cluster, `inventory.json`: `pulumi up` writes it, everything else reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from infra.spec import PYTHON, TENSORFLOW_PORT, Role, parse_replica
+from jobs import records
+from jobs.checked import Record
+
+SCHEMA = 1
+JOBS_UNIT, SERVING_UNIT = "scaletier.service", "scaletier-serving.service"
+
+
+def camel_case(name: str) -> str:
+    """Return the key of a field: `machineType` of `machine_type`."""
+    head, *tail = name.split("_")
+    return head + "".join(map(str.title, tail))
+
+
+def to_plain(value: Any) -> Any:
+    """Return a record as JSON has it."""
+    if is_dataclass(value):
+        stored = (each.name for each in fields(value) if each.metadata.get("stored", True))
+        return {camel_case(name): to_plain(getattr(value, name)) for name in stored}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host, and the replica of that name.
+
+    Attributes:
+        ssh_host: what ssh connects to, which has the public `host_key`.
+        hourly_cost: US dollars, None without a price.
+        create_time: RFC 3339, None if unknown.
+        start: path of the request that starts the host, below the URL of `Power`; None if only `pulumi up` starts it.
+    """
+
+    spelling: ClassVar = staticmethod(camel_case)
+
+    name: str
+    role: Role
+    index: int
+    address: str
+    ssh_host: str = ""
+    host_key: str | None = None
+    machine_type: str
+    cpus: float
+    memory_bytes: int
+    accelerator: dict[str, Any] | None = None
+    hourly_cost: float | None = None
+    create_time: str | None = None
+    start: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """The systemd unit that runs on it."""
+        return JOBS_UNIT if self.role.runs_jobs else SERVING_UNIT
+
+    @property
+    def make(self) -> tuple[object, ...]:
+        """What two interchangeable hosts have in common; a spot host costs less."""
+        gpu = self.accelerator and tuple(sorted(self.accelerator.items()))
+        return self.machine_type, self.cpus, self.memory_bytes, gpu, self.hourly_cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """How a stopped host is started: by a POST below a URL.
+
+    Attributes:
+        url, operator_url: the URL as hosts and as the operator reach it.
+        token: a URL from which a host gets its token.
+        token_command: a command that prints the operator's token.
+        preempted: a URL that answers TRUE on a host that is being preempted.
+        headers: of requests to `token` and `preempted`.
+    """
+
+    spelling: ClassVar = staticmethod(camel_case)
+
+    url: str
+    operator_url: str
+    token: str
+    token_command: str
+    preempted: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory(Record):
+    """A cluster that is up, the same for every target.
+
+    Attributes:
+        bucket, operator_bucket: the bucket as hosts and as the operator name it.
+        proxy_command: ssh's ProxyCommand, None if the operator reaches the hosts' addresses.
+        shared_cpus: number of processors that the hosts share, None if each has its own.
+        runtimes, operator_runtimes: the folder of the jobs' own Pythons as hosts and as the operator name it; None if the
+            hosts can have none.
+        tensorflow: version on the hosts, None for the one of trainer/requirements.txt.
+        python: minor version of the hosts' Python.
+        power: None if only `pulumi up` starts hosts.
+        folder: of the operator's files, where it was read from.
+    """
+
+    kind: ClassVar[str] = "inventory"
+    spelling: ClassVar = staticmethod(camel_case)
+
+    schema: int = SCHEMA
+    stack: str
+    target: str = ""
+    scale_tier: str
+    hosts: tuple[Host, ...]
+    bucket: str
+    operator_bucket: str
+    proxy_command: str | None = None
+    poll_seconds: float = 1.0
+    shared_cpus: int | None = None
+    runtimes: str | None = None
+    operator_runtimes: str | None = None
+    tensorflow: str | None = None
+    python: str = PYTHON
+    power: Power | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    folder: Path = field(default=Path(), metadata={"stored": False})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+    @property
+    def chief(self) -> Host:
+        return next(host for host in self.hosts if host.role is Role.MASTER)
+
+    @property
+    def job_hosts(self) -> tuple[Host, ...]:
+        """The hosts on which jobs run."""
+        return tuple(host for host in self.hosts if host.role.runs_jobs)
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """The name of every replica, the chief first: that is the order in which they lead."""
+        return (self.chief.name, *(host.name for host in self.job_hosts if host.role is not Role.MASTER))
+
+    @property
+    def hourly_cost(self) -> float | None:
+        """US dollars an hour of all hosts; None if one of them has no price."""
+        return whole_sum(host.hourly_cost for host in self.hosts)
+
+    def start_requests(self, operator: bool = False) -> records.Power | None:
+        """Return how hosts, or the operator, start each host; None if neither can."""
+        if (power := self.power) is None:
+            return None
+        url = power.operator_url if operator else power.url
+        starts = {host.name: f"{url}{host.start}" for host in self.hosts if host.start}
+        return records.Power(starts, power.token, power.preempted, power.headers)
+
+    def of_role(self, role: Role) -> tuple[Host, ...]:
+        """Return the hosts of a role by index."""
+        return tuple(host for host in self.hosts if host.role is role)
+
+    def part(self, counts: Mapping[Role, int], scale_tier: str | None = None) -> Inventory:
+        """Return the first hosts of each role as a cluster of its own; all job hosts if there are no counts."""
+        hosts = tuple(host for host in self.job_hosts if not counts or host.index < counts.get(host.role, 0))
+        return replace(self, hosts=hosts, scale_tier=scale_tier or self.scale_tier)
+
+    def host(self, name: str) -> Host:
+        """Return a host of any role by its name; SpecError that lists the valid ones."""
+        wanted = parse_replica(name, self.names)
+        return next(host for host in self.hosts if host.name == wanted)
+
+    def cluster(self, chief_key: str = "chief") -> dict[str, list[str]]:
+        """Return TF_CONFIG's `cluster`: role to `host:2222`, the same on every host, without the evaluator."""
+        of_role: dict[str, list[str]] = {}
+        for host in self.job_hosts:
+            if host.role is not Role.EVALUATOR:
+                key = chief_key if host.role is Role.MASTER else str(host.role)
+                of_role.setdefault(key, []).append(f"{host.address}:{TENSORFLOW_PORT}")
+        return of_role
+
+
+def whole_sum(numbers: Iterable[float | None]) -> float | None:
+    """Return the sum to 4 places, as prices have; None if one of the numbers is unknown."""
+    known = list(numbers)
+    return None if None in known else round(sum(filter(None, known)), 4)

@@ -1,0 +1,42 @@
+"""Command lines of the one program that runs as root on a host for `fab`, and that checks all its arguments.
+
+It also runs programs of fab in a sandbox: a unit that lives as long as they do, and takes what a job leaves of the host.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Sequence
+
+from infra.inventory import Host
+
+PROGRAM = "/usr/lib/scaletier/host"
+MEMORY_SHARE = 0.4
+"""What a sandbox may take of a host's memory. A job may take most of it, and comes first."""
+_LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m replica.lending", "@port@"
+
+
+def command(verb: str, *words: str) -> str:
+    """Return the command line of an operation; the SSH user may run nothing else as root."""
+    return shlex.join(["sudo", "-n", PROGRAM, verb, *words])
+
+
+def reading(host: Host, argv: Sequence[str]) -> str:
+    """Return the command line of a program that reads jobs' files, and writes nothing."""
+    return command("aside", "reading", _memory(host), "--", *argv)
+
+
+def writing(host: Host, argv: Sequence[str], folder: str) -> str:
+    """Return the command line of a job's program that writes to a folder.
+
+    Besides, it sees only the data of a bucket that is a folder itself. In Google's it has the rights that the job had
+    (`replica.lending`).
+    """
+    if folder.startswith("/"):
+        return command("aside", "writing", _memory(host), posixpath.normpath(folder), "--", *argv)
+    return f"{_LENDING} {shlex.quote(folder)} -- {command('aside', 'writing', _memory(host), _PORT, '--', *argv)}"
+
+
+def _memory(host: Host) -> str:
+    return str(int(host.memory_bytes * MEMORY_SHARE))
