@@ -46,7 +46,6 @@ class Signature:
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    method: str = ""
 
     @property
     def by_rows(self) -> bool:

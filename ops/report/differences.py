@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from ops.report.report import Difference, Report
+from ops.report.report import Report
+from ops.train import compare
 
 _OTHER = "other arguments"
 
 
-def inputs(reports: Sequence[Report]) -> list[Difference]:
+def inputs(reports: Sequence[Report]) -> list[compare.Difference]:
     """List the differences of the jobs' inputs, flag by flag, and of their labels, without output paths."""
-    return _rows([_inputs(report) for report in reports])
+    return compare.differences([_inputs(report) for report in reports])
 
 
-def results(reports: Sequence[Report]) -> list[Difference]:
+def results(reports: Sequence[Report]) -> list[compare.Difference]:
     """List the differences of state, final metrics, seconds and US dollars."""
-    return _rows([_results(report) for report in reports])
+    return compare.differences([_results(report) for report in reports])
 
 
 def flags(arguments: Sequence[str]) -> dict[str, str]:
@@ -58,13 +59,3 @@ def _results(report: Report) -> dict[str, str]:
     if report.cost:
         figures["US dollars"] = f"{report.cost.total:.4f}"
     return figures
-
-
-def _rows(told: Sequence[Mapping[str, str]]) -> list[Difference]:
-    names = dict.fromkeys(name for each in told for name in each)
-    return list(_differences(names, told))
-
-
-def _differences(names: Mapping[str, None], told: Sequence[Mapping[str, str]]) -> Iterator[Difference]:
-    for name in names:
-        yield Difference(name, [each.get(name) for each in told])

@@ -16,7 +16,8 @@ from infra import templates
 from jobs.times import seconds_between
 from ops import terminal
 from ops.report import charts, differences
-from ops.report.report import Chart, Curve, Difference, Report, Tuning
+from ops.report.report import Chart, Curve, Report, Tuning
+from ops.train.compare import Difference
 
 T = TypeVar("T")
 

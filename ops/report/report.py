@@ -181,15 +181,3 @@ class Report:
     planned: Planned | None = None
     tuning: Tuning | None = None
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One thing of several jobs, a value for each, None where a job does not tell."""
-
-    what: str
-    values: list[str | None]
-
-    @property
-    def same(self) -> bool:
-        return len(set(self.values)) == 1

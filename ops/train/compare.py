@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,41 +14,42 @@ SECONDS = "seconds"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One thing that was compared; None where a run does not tell."""
+class Difference:
+    """One thing of several jobs, a value for each, None if a job does not tell it."""
 
     what: str
-    original: str | None
-    again: str | None
+    values: list[str | None]
 
     @property
     def same(self) -> bool:
-        return self.original == self.again
+        return len(set(self.values)) == 1
 
     @property
     def change(self) -> str:
-        """`same`, `+0.012` between numbers, else `differs`; `not known` where either does not tell."""
-        if self.original is None or self.again is None:
+        """Of two jobs: `same`, `+0.012` between numbers, else `differs`; `not known` if one of them does not tell."""
+        original, again = self.values
+        if original is None or again is None:
             return "not known"
         if self.same:
             return "same"
         try:
-            digits = max(len(text.partition(".")[2]) for text in (self.original, self.again))
-            return f"{float(self.again) - float(self.original):+.{digits}f}"
+            digits = max(len(text.partition(".")[2]) for text in (original, again))
+            return f"{float(again) - float(original):+.{digits}f}"
         except ValueError:
             return "differs"
 
 
-def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Row]:
-    """Return all rows in display order: inputs, then results; `finals` as of ops.train.metrics."""
+def differences(jobs: Sequence[Mapping[str, str]]) -> list[Difference]:
+    """Compare what each job tells, name by name, in the order in which the names come."""
+    names = dict.fromkeys(name for job in jobs for name in job)
+    return [Difference(name, [job.get(name) for job in jobs]) for name in names]
+
+
+def rows(original: JobRecord, again: JobRecord, finals: tuple[Mapping[str, str], Mapping[str, str]]) -> list[Difference]:
+    """Return all differences in display order: inputs, then results; `finals` as of ops.train.metrics."""
     sides = (inputs(original.manifest), inputs(again.manifest))
     results = ({**finals[0], **_outcome(original)}, {**finals[1], **_outcome(again)})
-    return [*_rows(sides), *_rows(results)]
-
-
-def _rows(sides: Sequence[Mapping[str, str]]) -> Iterator[Row]:
-    first, second = sides
-    yield from (Row(what, first.get(what), second.get(what)) for what in {**first, **second})
+    return [*differences(sides), *differences(results)]
 
 
 def inputs(short: Mapping[str, Any]) -> dict[str, str]:

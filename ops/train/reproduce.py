@@ -210,15 +210,15 @@ def _secrets(whole: Mapping[str, Any]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def _show(job_id: str, new_id: str, found: list[compare.Row], measured: bool, as_json: bool) -> None:
+def _show(job_id: str, new_id: str, found: list[compare.Difference], measured: bool, as_json: bool) -> None:
     """Print the comparison and its result; without metrics of both there is no verdict."""
     differs = [row.what for row in found if not row.same and row.what != compare.SECONDS]  # no two runs take the same time
     if as_json:
-        listed = [{"what": row.what, "original": row.original, "again": row.again, "same": row.same} for row in found]
+        listed = [{"what": row.what, "original": row.values[0], "again": row.values[1], "same": row.same} for row in found]
         terminal.as_json({"original": job_id, "job": new_id, "differs": differs, "compared": listed})
         return
     terminal.out()
-    terminal.table(("", job_id, new_id, ""), [(row.what, row.original, row.again, row.change) for row in found])
+    terminal.table(("", job_id, new_id, ""), [(row.what, *row.values, row.change) for row in found])
     terminal.out()
     if differs:
         terminal.out(f"{new_id} differs from {job_id} in {', '.join(differs)}")

@@ -21,7 +21,7 @@ from ops.train import compare
     ],
 )
 def test_how_a_difference_is_told(original: str | None, again: str | None, change: str) -> None:
-    assert compare.Row("x", original, again).change == change
+    assert compare.Difference("x", [original, again]).change == change
 
 
 def test_versions_data_and_replicas_are_compared_one_by_one() -> None:
@@ -32,7 +32,7 @@ def test_versions_data_and_replicas_are_compared_one_by_one() -> None:
 
     hashed = {"sha256": "ab" * 32, "files": 1, "bytes": 1_000_000}
     rows = compare.rows(record("a", 2, hashed, python="3.11"), record("b", 4, {"notHashed": "gone"}, python="3.12"), ({}, {}))
-    assert {row.what: (row.original, row.again) for row in rows} == {
+    assert {row.what: tuple(row.values) for row in rows} == {
         "data": ("sha256:abababababababab (1 files, 1.0 MB)", "not hashed: gone"),
         "python": ("3.11", "3.12"),
         "scaleTier": ("CUSTOM", "CUSTOM"),
