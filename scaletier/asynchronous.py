@@ -172,8 +172,8 @@ class Asynchronous:
             self._keeper.rescue()
 
     def _replica(self, name: str, iterator: Any, devices: tuple[str, ...], emit: Any) -> Replica:
-        def take(state: State, steps: int, position: int, share: float) -> tuple[State, Round]:
-            reached, taken = take_round(self._network, self._rounds[devices], iterator, state, steps, position, share)
+        def take(state: State, steps: int, position: int, live: int) -> tuple[State, Round]:
+            reached, taken = take_round(self._network, self._rounds[devices], iterator, state, steps, position, live)
             if name == _MASTER:
                 self._state = reached
                 # What the servers gave is of the round's begin.
@@ -200,7 +200,7 @@ class Asynchronous:
                 return State(self._state.shared, own)
         else:
             own = self._own(index, replica.devices)
-        state: State = replica.take(State((), own), 0, 0, 0.0)[0]
+        state: State = replica.take(State((), own), 0, 0, 1)[0]
         return state
 
     def _begin_own(self, index: int, devices: int) -> list[Any]:

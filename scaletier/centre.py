@@ -158,7 +158,7 @@ Run = Callable[..., Any]
 def make_round(network: Network, centre: Centre | None, iterator: Any, devices: Sequence[str]) -> Run:
     """One round as a graph, for hosts with these devices: from an iterator like `iterator`, a replica's state, and three
     numbers, float64 [3], to its new state and the figures of Round. The numbers are how many steps, the global step where there
-    is no centre, and the share in the mean: one tensor, so that it goes in one message.
+    is no centre, and how many hosts train now: one tensor, so that it goes in one message.
 
     Where there is a centre, a round begins with what that holds now, and nothing shared is in the state before: who was busy
     with something else, as the master is with an evaluation, would walk from where the others were long ago, at today's rate.
@@ -168,7 +168,7 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
     """
 
     def run(iterator: Any, shared: Any, own: Any, numbers: Any) -> Any:
-        steps, share = tf.cast(numbers[0], tf.int64), tf.cast(numbers[2], tf.float32)
+        steps, share, live = tf.cast(numbers[0], tf.int64), tf.cast(1.0 / numbers[2], tf.float32), tf.cast(numbers[2], tf.int64)
         position = tf.cast(numbers[1], tf.int64)
         if centre:
             position, shared = centre.step(), centre.read()
@@ -176,7 +176,9 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             start = [tf.identity(value) for value in shared]
-        reached, loss_sum, metrics = walk(network, iterator, State(tuple(start), tuple(own)), steps, position, devices)
+        reached, loss_sum, metrics = walk(
+            network, iterator, State(tuple(start), tuple(own)), steps, position, devices, live * len(devices)
+        )
         with tf.control_dependencies([*reached.shared, loss_sum]):
             computed = tf.timestamp()
         values, global_step = list(reached.shared), position + steps
@@ -196,10 +198,10 @@ def make_round(network: Network, centre: Centre | None, iterator: Any, devices: 
 
 
 def take_round(
-    network: Network, run: Run, iterator: Any, state: State, steps: int, position: int, share: float
+    network: Network, run: Run, iterator: Any, state: State, steps: int, position: int, live: int
 ) -> tuple[State, Round]:
     """One round, here or wherever the current device is: the replica's new state, which stays there, and the figures."""
     with here():
-        numbers = tf.constant([steps, position, share], tf.float64)
+        numbers = tf.constant([steps, position, live], tf.float64)
     shared, own, told = run(iterator, *state, numbers)
     return State(tuple(shared), tuple(own)), Round.of(network, told.numpy())

@@ -61,13 +61,22 @@ class Claims:
                     self._changed.wait(_LOOK_SECONDS)
         return 0
 
+    def late(self) -> set[str]:
+        """The replicas whose round is overdue: it may never end."""
+        with self._changed:
+            return self._late()
+
+    def _late(self) -> set[str]:
+        now = self._clock()
+        usual = {name: steps * self._step_seconds.get(name, 0.0) for name, (steps, _) in self._claimed.items()}
+        patience = {name: max(_PATIENCE_SECONDS, _PATIENCE_TIMES * seconds) for name, seconds in usual.items()}
+        return {name for name, (_, since) in self._claimed.items() if now - since > patience[name]}
+
     def _give_up_late(self) -> bool:
-        now, before = self._clock(), len(self._claimed)
-        for name, (steps, since) in list(self._claimed.items()):
-            usual = steps * self._step_seconds.get(name, 0.0)
-            if now - since > max(_PATIENCE_SECONDS, _PATIENCE_TIMES * usual):
-                del self._claimed[name]
-        return len(self._claimed) < before
+        late = self._late()
+        for name in late:
+            del self._claimed[name]
+        return bool(late)
 
     def settle(self, name: str, global_step: int | None) -> None:
         """The end of a replica's round, and the global step after it; None where the round failed."""

@@ -80,13 +80,23 @@ class Batch(NamedTuple):
 
 
 class Scheduled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A learning rate schedule that is asked at `at`, the job's global step, and not at the optimizer's own count."""
+    """The learning rate at the job's global step, and not at the optimizer's own count.
 
-    def __init__(self, schedule: Any) -> None:
-        self.schedule, self.at = schedule, None
+    `rates` are those for one replica, for two and so on, or only that for all: schedules, functions, variables.
+    """
+
+    def __init__(self, rates: Sequence[Any]) -> None:
+        self._rates = [np.asarray(rate) if isinstance(rate, keras.Variable) else rate for rate in rates]
+        self._now: Any = None
+
+    def ask(self, step: Any, live: Any = None) -> None:
+        """Give the rate at a global step for so many replicas from here on, all of them by default."""
+        rates = self._rates[-1:] if live is None else self._rates
+        values = tf.stack([tf.cast(_rate(rate, step), tf.float32) for rate in rates])
+        self._now = values[0 if len(rates) == 1 else tf.minimum(live, len(rates)) - 1]
 
     def __call__(self, step: Any) -> Any:
-        return self.schedule(step if self.at is None else self.at)
+        return _rate(self._rates[-1], step) if self._now is None else self._now
 
 
 class Network:
@@ -133,11 +143,11 @@ class Network:
         if not self.model.trainable_variables:
             raise JobError(f"the model {self.model.name} has no variable to train")
         compiled = private.compiled(self.model)
-        self._compile(job, compiled, self._optimizer_of(job, compiled))
+        self._compile(job, compiled, self._optimizer_of(job, compiled, replicas))
         self._optimizer = private.stateless(self.model.optimizer, place)
         self._optimizer.build(self.model.trainable_variables)
         self._parts = private.parts(self._optimizer)
-        self._schedules = self._own_schedules()
+        self._schedules = self._own_schedules(job, compiled)
         # What has a value already is kept as such: TensorFlow forgets it where this process joins a cluster.
         held = [one for one in (*self._optimizer.variables, *self.model.variables) if private.has_value(one)]
         self._begun = {id(one): np.asarray(one) for one in held if self._scope.get_current_value(one) is None}
@@ -200,12 +210,12 @@ class Network:
                 f"the model {self.model.name} does not take inputs of {_shapes(inputs)}: {one_line(error)}"
             ) from error
 
-    def _optimizer_of(self, job: Job, compiled: Mapping[str, Any]) -> Any:
-        """The job's optimizer, or the compiled model's, not built."""
+    def _optimizer_of(self, job: Job, compiled: Mapping[str, Any], replicas: int) -> Any:
+        """The job's optimizer for so many replicas, or the compiled model's, not built."""
         given = job.optimizer or compiled.get("optimizer") or "rmsprop"
         try:
             if callable(given):
-                given = given(self.replicas) if wants_argument(given) else given()
+                given = given(replicas) if wants_argument(given) else given()
             found = keras.optimizers.get(given)
         except ValueError as error:
             raise JobError(f"the optimizer cannot be had: {one_line(error)}") from None
@@ -235,15 +245,21 @@ class Network:
         except (ValueError, TypeError) as error:
             raise JobError(f"the model {self.model.name} cannot be compiled: {one_line(error)}") from error
 
-    def _own_schedules(self) -> list[Scheduled]:
-        """Have the optimizer ask its schedules at the global step; JobError for what goes by `model.fit` alone."""
+    def _own_schedules(self, job: Job, compiled: Mapping[str, Any]) -> list[Scheduled]:
+        """Have the optimizer ask its schedules at the global step; JobError for what goes by `model.fit` alone.
+
+        A function of the number of replicas is asked for each number: its rate follows those that are left.
+        """
         schedules = []
-        for part in self._parts:
+        counts = range(1, self.replicas) if callable(job.optimizer) and wants_argument(job.optimizer) else ()
+        fewer = [private.parts(self._optimizer_of(job, compiled, count)) for count in counts]
+        for at, part in enumerate(self._parts):
             for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
                 if value := getattr(part, name, None):
                     raise JobError(f"the optimizer has {name}={value}, which goes by Keras's own way to train; leave it out")
-            if isinstance(rate := private.rate_of(part), keras.optimizers.schedules.LearningRateSchedule):
-                part.learning_rate = scheduled = Scheduled(rate)
+            rates = [private.rate_of(parts[at]) for parts in (*fewer, self._parts)]
+            if fewer or isinstance(rates[-1], keras.optimizers.schedules.LearningRateSchedule):
+                part.learning_rate = scheduled = Scheduled(rates)
                 schedules.append(scheduled)
         return schedules
 
@@ -333,9 +349,9 @@ class Network:
         return _mean(loss), outputs, [*scope.values(self._changing), *self._metrics_after(scope)], _stack(results.values())
 
     def step(
-        self, shared: Values, own: Values, metrics: Values, batch: Batch, position: Any
+        self, shared: Values, own: Values, metrics: Values, batch: Batch, position: Any, live: Any = None
     ) -> tuple[list[Any], list[Any], list[Any], Any, Any]:
-        """Train on a batch at a global step, int64.
+        """Train on a batch at a global step, int64, as one of so many replicas, all by default.
 
         Returns: the variables after it, `shared`, `own` and the metrics'; the mean loss; and the metrics in the order of
             `metric_names`, float32 [M].
@@ -354,7 +370,7 @@ class Network:
             raise JobError(
                 f"the loss of the model {self.model.name} does not depend on any of its weights: nothing would train"
             )
-        moved, slots = self.apply(trained, slots, changes, position)
+        moved, slots = self.apply(trained, slots, changes, position, live)
         for spec, value in zip((*self.trained, *self.slots), (*moved, *slots), strict=True):
             scope.add_update((spec.variable, value))
         with scope:
@@ -381,10 +397,12 @@ class Network:
         with _Scope(list(zip((spec.variable for spec in self.slots), slots, strict=True))):
             return self._optimizer.scale_loss(loss)
 
-    def apply(self, trained: Values, slots: Values, changes: Values, position: Any) -> tuple[list[Any], list[Any]]:
+    def apply(
+        self, trained: Values, slots: Values, changes: Values, position: Any, live: Any = None
+    ) -> tuple[list[Any], list[Any]]:
         """Trained weights and the optimizer's variables after a step along these gradients, at a global step, int64."""
         for schedule in self._schedules:
-            schedule.at = position
+            schedule.ask(position, live)
         with keras.StatelessScope(initialize_variables=False):
             moved, slots = self._optimizer.stateless_apply(list(slots), list(changes), list(trained))
         return list(moved), list(slots)
@@ -532,6 +550,13 @@ def called(model: Any, trained: Values, others: Values, inputs: Any, training: b
             "numbers by a keras.random.SeedGenerator that is an attribute of the layer, and layers that are not stateful"
         )
     return outputs, [scope.get_current_value(variable) for variable in model.non_trainable_variables], added
+
+
+def _rate(given: Any, step: Any) -> Any:
+    """Return a learning rate at a step, by a schedule, a function or a number."""
+    if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+        return given(step)
+    return given() if callable(given) else given
 
 
 def _training(function: Callable[..., Any], training: bool) -> dict[str, bool]:

@@ -71,9 +71,9 @@ class Progress:
             self._training.discard(name)
 
     @property
-    def share(self) -> float:
-        """What a replica's steps count for: they are averaged over those that train."""
-        return 1.0 / max(1, len(self._training))
+    def live(self) -> int:
+        """How many replicas train now, without those whose round is long overdue: the mean is over these."""
+        return max(1, len(self._training - self.claims.late()))
 
     def fail(self, error: Exception) -> None:
         """Stops every replica for this error; the first one counts."""
@@ -85,13 +85,13 @@ class Progress:
 class Replica:
     """A replica, and where its Train lines go; the one that leads is the master.
 
-    `take(state, steps, position, share)` is a round of its: the state after it, which only `take` looks into, and what it came
+    `take(state, steps, position, live)` is a round of its: the state after it, which only `take` looks into, and what it came
     to. The steps of the period are those of each of its `devices`.
     """
 
     name: str
     leads: bool
-    take: Callable[[Any, int, int, float], tuple[Any, Round]]
+    take: Callable[[Any, int, int, int], tuple[Any, Round]]
     period: Period
     log_interval: float
     emit: Callable[[str], None]
@@ -106,7 +106,7 @@ class Rounds:
         self._start = self._last = time.monotonic()
         self._last_step, self._steps, self._rounds, self._staleness, self._told = progress.claims.global_step, 0, 0, 0, False
 
-    def take(self, steps: int, share: float) -> Round | None:
+    def take(self, steps: int, live: int) -> Round | None:
         """A round of so many steps of each device at most, None where the job has none left.
 
         DivergedError where the loss is no number.
@@ -117,7 +117,7 @@ class Rounds:
             return None
         began = time.monotonic()
         try:
-            self.state, taken = replica.take(self.state, steps, self._progress.claims.global_step, share)
+            self.state, taken = replica.take(self.state, steps, self._progress.claims.global_step, live)
         finally:
             self._progress.claims.settle(replica.name, taken.global_step if taken else None)
         if not math.isfinite(taken.loss):
@@ -151,7 +151,7 @@ def train(replica: Replica, state: Any, progress: Progress) -> Iterator[Round]:
     """
     rounds = Rounds(replica, state, progress)
     with progress.training(replica.name):
-        taken = rounds.take(1, progress.share)
+        taken = rounds.take(1, progress.live)
         while taken and not progress.stopped.is_set():
             yield taken
-            taken = rounds.take(replica.period.steps, progress.share)
+            taken = rounds.take(replica.period.steps, progress.live)

@@ -87,22 +87,22 @@ def figures(steps: Any, global_step: Any, loss: Any, staleness: Any, compute: An
 
 
 def walk(
-    network: Network, iterator: Any, state: State, steps: Any, position: Any, devices: Sequence[str]
+    network: Network, iterator: Any, state: State, steps: Any, position: Any, devices: Sequence[str], live: Any = None
 ) -> tuple[State, Any, Any]:
     """So many steps, int64, from `state` on the iterator's next batches: the new state, the sum of losses, and the metrics.
 
     Several devices share the steps, as evenly as can be, each by itself from `state`, and the new one is the mean by steps;
     metrics are those of the first device, which has a step if any has. The first step of each is taken at the global step
-    `position`, int64, and each further one as many after the one before as devices train in the job.
+    `position`, int64, and each further one as many after the one before as devices train in the job: `live`, or all.
     """
     if len(devices) == 1:
-        return _walk(network, iterator, state, steps, position)
+        return _walk(network, iterator, state, steps, position, live)
     own, moved, owns, losses, first = len(network.own), list[Any](), list[Any](), list[Any](), None
     for index, device in enumerate(devices):
         mine = (steps + len(devices) - 1 - index) // len(devices)
         with tf.device(device):
             begun = State(tuple(map(tf.identity, state.shared)), state.own[own * index : own * (index + 1)])
-            reached, loss_sum, metrics = _walk(network, iterator, begun, mine, position)
+            reached, loss_sum, metrics = _walk(network, iterator, begun, mine, position, live)
             part = tf.cast(mine, tf.float32) / tf.maximum(tf.cast(steps, tf.float32), 1.0)
             moved.append([(after - before) * part for after, before in zip(reached.shared, begun.shared, strict=True)])
         owns += reached.own
@@ -113,14 +113,16 @@ def walk(
         return State(tuple(shared), tuple(owns)), tf.add_n(losses), first
 
 
-def _walk(network: Network, iterator: Any, state: State, steps: Any, position: Any) -> tuple[State, Any, Any]:
+def _walk(network: Network, iterator: Any, state: State, steps: Any, position: Any, live: Any) -> tuple[State, Any, Any]:
     measured = network.initial_metrics()
     counts = [len(network.shared), len(network.own), len(measured)]
 
     def body(taken: Any, loss_sum: Any, _results: Any, *values: Any) -> Any:
         batch = Batch.of(iterator.get_next())
         shared, own, metrics = _divide(values, counts)
-        *after, loss, results = network.step(shared, own, metrics, batch, position + taken * network.replicas)
+        *after, loss, results = network.step(
+            shared, own, metrics, batch, position + taken * (network.replicas if live is None else live), live
+        )
         return (taken + 1, loss_sum + loss, results, *(value for part in after for value in part))
 
     zeros = (tf.constant(0, tf.int64), tf.constant(0.0), tf.zeros([len(network.metric_names)]))

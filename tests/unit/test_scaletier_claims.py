@@ -111,7 +111,7 @@ def test_nobody_is_given_steps_while_the_chief_evaluates() -> None:
 def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> None:
     asked = list[tuple[int, int]]()
 
-    def take(state: Any, steps: int, position: int, share: float) -> tuple[Any, Round]:
+    def take(state: Any, steps: int, position: int, live: int) -> tuple[Any, Round]:
         asked.append((steps, position))
         if len(asked) == 2:
             raise ConnectionError
@@ -119,28 +119,28 @@ def test_a_walk_claims_its_steps_and_gives_them_back_when_its_host_is_lost() -> 
 
     progress = Progress(90, 100, 0)
     rounds = Rounds(Replica("master/0", True, take, Period(8, True), 1.0, lambda line: None), 0, progress)
-    assert rounds.take(8, 1.0)
+    assert rounds.take(8, 1)
     with pytest.raises(ConnectionError):
-        rounds.take(8, 1.0)
-    assert rounds.take(8, 1.0)
-    assert rounds.take(8, 1.0) is None
+        rounds.take(8, 1)
+    assert rounds.take(8, 1)
+    assert rounds.take(8, 1) is None
     assert asked == [(8, 90), (2, 98), (2, 98)]
     assert rounds.state == 2
 
 
 def test_a_replica_begins_with_a_single_step_and_goes_on_with_its_period() -> None:
-    asked, lines = list[tuple[Any, int, float]](), list[str]()
+    asked, lines = list[tuple[Any, int, int]](), list[str]()
     progress = Progress(0, 40, 1)
 
-    def take(state: Any, steps: int, position: int, share: float) -> tuple[Any, Round]:
-        asked.append((state, steps, share))
+    def take(state: Any, steps: int, position: int, live: int) -> tuple[Any, Round]:
+        asked.append((state, steps, live))
         return state + 1, Round(steps, position + steps, 0.5, {"mae": 0.25})
 
     with progress.training("master/0"):
         rounds = train(Replica("worker/0", False, take, Period(8, True), 1e9, lines.append), 0, progress)
         assert [next(rounds).steps, next(rounds).steps] == [1, 8]
     assert next(rounds).steps == 8
-    assert asked == [(0, 1, 0.5), (1, 8, 0.5), (2, 8, 1.0)]
+    assert asked == [(0, 1, 2), (1, 8, 2), (2, 8, 1)]
     assert progress.rounds == 3
     assert len(lines) == 1
     assert lines[0].startswith("Train [worker/0], step 1: loss: 0.500, mae: 0.250 (")
@@ -156,4 +156,4 @@ def test_a_loss_that_is_no_number_ends_the_walk(loss: float) -> None:
         Progress(0, 20, 1),
     )
     with pytest.raises(DivergedError, match=rf"^the loss of worker/1 is {loss} at step 7; try a lower learning rate$"):
-        rounds.take(8, 1.0)
+        rounds.take(8, 1)

@@ -83,11 +83,11 @@ def test_a_rescued_checkpoint_has_the_step_that_its_weights_were_read_at() -> No
     made._rounds = {DEVICES: make_round(network, held, iterator, DEVICES)}
     made._progress = Progress(10, 100, 1)
     replica = made._replica("master/0", iterator, DEVICES, print)
-    state, _ = replica.take(State((), begun.own), 4, 0, 0.5)
+    state, _ = replica.take(State((), begun.own), 4, 0, 2)
     read = [np.asarray(value) for value in held.read()]
     held.add([tf.zeros(one.shape) for one in read], [tf.ones(one.shape) for one in read], 1.0, tf.constant(5, tf.int64))
     made._progress.claims.settle("worker/0", 19)
-    replica.take(state, 4, 0, 0.5)
+    replica.take(state, 4, 0, 2)
     made._progress.claims.settle("worker/0", 50)
     made._rescue()
     made._keeper.rescue.assert_called_once_with()

@@ -48,12 +48,12 @@ def trained(
     job: Job, steps: int, position: int = 0, replicas: int = 1, devices: Sequence[str] = DEVICES
 ) -> tuple[Network, State, Round]:
     """Train `steps` steps in one round from the job's begin."""
-    network = Network(job, job.data.element_spec, 0, replicas)
+    network = Network(job, job.data.element_spec, 0, replicas * len(devices))
     iterator = iter(job.data)
     run = make_round(network, None, iterator, devices)
     begun = State.initial(network)
     state = State(begun.shared, begun.own * len(devices))
-    return network, *take_round(network, run, iterator, state, steps, position, 1.0)
+    return network, *take_round(network, run, iterator, state, steps, position, replicas)
 
 
 def named(network: Network, values: Sequence[Any]) -> dict[str, Array]:
@@ -95,8 +95,8 @@ def test_a_walk_of_adam_goes_on_where_the_one_before_it_ended() -> None:
     network = Network(job, job.data.element_spec, 0)
     iterator = iter(job.data)
     run = make_round(network, None, iterator, DEVICES)
-    state, first = take_round(network, run, iterator, State.initial(network), 2, 0, 1.0)
-    state, second = take_round(network, run, iterator, state, 3, 2, 1.0)
+    state, first = take_round(network, run, iterator, State.initial(network), 2, 0, 1)
+    state, second = take_round(network, run, iterator, state, 3, 2, 1)
     assert (first.global_step, second.global_step) == (2, 5)
     weights = [network.initial(spec).astype(float) for spec in network.shared]
     means, squares = [np.zeros_like(one) for one in weights], [np.zeros_like(one) for one in weights]
@@ -134,13 +134,33 @@ def test_a_schedule_is_asked_at_the_global_step(position: int, replicas: int, sc
     assert told.global_step == position + 4
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("live", [1, 2, 3])
+def test_a_rate_for_the_number_of_replicas_follows_those_that_train(live: int, scheduled: bool) -> None:
+    """Of three replicas some are lost; the gradient is 1, so that the weight falls by the rate."""
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+
+    def optimizer(replicas: int) -> Any:
+        rate = 0.25 * replicas
+        falling = keras.optimizers.schedules.PolynomialDecay(rate, 8, rate / 2)
+        return keras.optimizers.SGD(falling if scheduled else rate)
+
+    network = Network(Job(model, data, lambda targets, outputs: outputs, optimizer=optimizer), data.element_spec, 0, 3)
+    begun, iterator = State.initial(network), iter(data)
+    held = Centre(network, DEVICES, [np.asarray(value) for value in begun.shared], 4)
+    take_round(network, make_round(network, held, iterator, DEVICES), iterator, State((), begun.own), 1, 0, live)
+    rate = 0.25 * live * (0.75 if scheduled else 1.0)
+    assert float(held.pull()[0][0][0, 0]) == pytest.approx(-rate / live, rel=1e-3)
+
+
 @pytest.mark.parametrize(("steps", "each"), [(1, (1, 0)), (5, (3, 2))])
 def test_devices_of_a_host_share_its_steps_and_their_mean_goes_on(steps: int, each: tuple[int, int]) -> None:
     """The gradient is 1, so that a device's weight falls by the sum of its rates and of what its own velocity adds."""
     data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.zeros([2, 1]))).repeat()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     job = Job(model, data, lambda targets, outputs: outputs, optimizer=lambda: keras.optimizers.SGD(Position(), momentum=0.5))
-    network, state, told = trained(job, steps, 10, 2, DEVICES * 2)
+    network, state, told = trained(job, steps, 10, 1, DEVICES * 2)
     walked, velocities = [], []
     for mine in each:
         at, velocity = 0.0, 0.0
@@ -276,7 +296,7 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
     held = Centre(network, ["/device:CPU:0"] * 2, [np.asarray(value) for value in begun.shared], 10)
     iterator = iter(job.data)
     run = make_round(network, held, iterator, DEVICES)
-    state, told = take_round(network, run, iterator, State((), begun.own), STEPS, 0, 0.5)
+    state, told = take_round(network, run, iterator, State((), begun.own), STEPS, 0, 2)
     assert (told.steps, told.global_step, told.staleness) == (STEPS, 10 + STEPS, 0)
     _, alone, _ = trained(job, STEPS)
     for read, kept, before, after in zip(state.shared, held.pull()[0], begun.shared, alone.shared, strict=True):
@@ -286,7 +306,7 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
     held.add(
         *both([np.ones(value.shape, np.float32) for value in begun.shared]), 1.0, tf.constant(7, tf.int64)
     )  # another replica's
-    state, told = take_round(network, run, iterator, State((), state.own), 0, 0, 0.5)
+    state, told = take_round(network, run, iterator, State((), state.own), 0, 0, 2)
     assert (told.steps, told.global_step) == (0, 10 + STEPS + 7)
     for read, kept in zip(state.shared, wanted, strict=True):
         np.testing.assert_allclose(read, kept, rtol=2**-10, atol=2e-3)

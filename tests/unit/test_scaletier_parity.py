@@ -632,7 +632,7 @@ def test_a_model_trains_as_by_fit_or_is_refused_in_one_line(name: str) -> None:
     run = make_round(network, None, iterator, ("/device:CPU:0",))
     state, losses = begun, list[float]()
     for step in range(steps):
-        state, done = take_round(network, run, iterator, state, 1, step, 1.0)
+        state, done = take_round(network, run, iterator, state, 1, step, 1)
         losses.append(done.loss)
     copy = LocalCopy(network)
     copy.assign(*state, steps)

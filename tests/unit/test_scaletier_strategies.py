@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaletier.claims import Claims
 from scaletier.period import Period
 from scaletier.replica import Progress
 from scaletier.stages import partition
@@ -77,14 +78,26 @@ def test_a_short_job_still_meets_often() -> None:
     assert period.steps == 4
 
 
-def test_steps_count_for_a_share_of_those_that_train_now() -> None:
+def test_the_replicas_that_train_now_are_counted() -> None:
     progress = Progress(0, max_steps=400, workers=2)
     with progress.training("master/0"):
-        assert progress.share == 1.0
+        assert progress.live == 1
         with progress.training("worker/0"), progress.training("worker/1"):
-            assert progress.share == 1 / 3
-        assert progress.share == 1.0
-    assert progress.share == 1.0
+            assert progress.live == 3
+        assert progress.live == 1
+    assert progress.live == 1
+
+
+def test_a_replica_whose_round_does_not_end_is_missing_until_it_does() -> None:
+    progress, now = Progress(0, max_steps=400, workers=1), 0.0
+    progress.claims = Claims(0, 400, 2, lambda: now)
+    with progress.training("master/0"), progress.training("worker/0"):
+        progress.claims.claim("worker/0", 4, progress.stopped)
+        assert progress.live == 2
+        now = 60.0
+        assert progress.live == 1
+        progress.claims.settle("worker/0", 4)
+        assert progress.live == 2
 
 
 def test_the_master_begins_when_the_workers_are_prepared() -> None:
