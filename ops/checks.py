@@ -214,7 +214,11 @@ EXIT_KEYS: Mapping[str, Check] = {
 
 
 def check_exit_codes(given: Mapping[str, Any], path: str) -> None:
-    """UsageError for a code that both starts a trainer again and does not."""
+    """Check that no code both restarts a trainer and does not.
+
+    Raises:
+        UsageError: if one does.
+    """
     if both := set(given.get("restartCodes", ())) & set(given.get("permanentCodes", ())):
         raise UsageError(f"{path} is invalid: {min(both)} is in restartCodes and in permanentCodes. Valid: one of the two")
 

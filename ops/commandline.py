@@ -60,7 +60,7 @@ class Task(fabric.Task):  # type: ignore[misc]  # Fabric has no types
         self.words, self.rest = tuple(words), rest
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        """invoke's, which forgets the help texts when it has read them once."""
+        """Return invoke's arguments, whose help texts it drops after the first call."""
         texts: dict[str, str] = dict(self.help)
         try:
             return list(super().get_arguments(ignore_unknown_help))
@@ -139,7 +139,7 @@ def flags_with_values(context: ParserContext) -> set[str]:
 
 
 def reword(message: str, tasks: Sequence[str], flags: Sequence[str] = (), task: str = "") -> str:
-    """invoke's message about a wrong command line, in words that say what to do."""
+    """Reword invoke's message about a wrong command line, with the remedy."""
     if error := re.search(r"No idea what '(.*)' is!", message):
         word = error[1]
         if word.startswith("-"):
@@ -179,7 +179,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         return args
 
     def parse_core(self, argv: list[str] | None) -> None:
-        """Fabric's, of which nothing behind `--` is a command, and help is where it is asked for."""
+        """Parse like Fabric, but with no command behind `--`, and help wherever it is asked for."""
         try:
             super().parse_core(argv)
         except ParseError as error:
@@ -190,7 +190,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
         self.config.load_ssh_configs = False
 
     def load_collection(self) -> None:
-        """Our tasks, from wherever this is called."""
+        """Load our tasks, from any working directory."""
         self.args["search-root"].set_value(str(ROOT))
         super().load_collection()
 
@@ -220,7 +220,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
 
     @contextlib.contextmanager
     def _worded(self) -> Iterator[None]:
-        """Whatever is wrong with the command line is one line, and exit code 2."""
+        """Turn any error of the command line into one line, and exit code 2."""
         try:
             yield
         except ParseError as error:
@@ -266,7 +266,7 @@ class Program(Fab):  # type: ignore[misc]  # Fabric has no types
             _say(f"{self.leading_indent}{example}")
 
     def no_tasks_given(self) -> NoReturn:
-        """Fabric would show its own flags."""
+        """Print our help, as Fabric would show its own flags."""
         self.list_tasks()
         raise Exit
 
@@ -303,5 +303,5 @@ def _help_of(arg: Argument) -> tuple[str, str]:
 
 
 def main() -> None:
-    """`fab` itself."""
+    """Run `fab`."""
     Program(name="scaletier", executor_class=fabric.Executor, config_class=fabric.Config).run()

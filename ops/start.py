@@ -21,7 +21,7 @@ _ANYWHERE = frozenset({"-h", "--help", "-V", "--version", "-l", "--list", "help"
 
 
 def main() -> None:
-    """`fab` itself."""
+    """Run `fab`."""
     gc.set_threshold(_ALLOCATIONS)
     try:
         from ops.commandline import main as run

@@ -91,7 +91,11 @@ def as_json(value: Any) -> None:
 
 
 def confirm(what: str) -> None:
-    """Ask whether that is to be done; UsageError for a no, and where nobody can be asked."""
+    """Ask whether to proceed.
+
+    Raises:
+        UsageError: for a no, and if nobody can be asked.
+    """
     if not sys.stdin.isatty():
         raise UsageError(f"this would {what}: say --yes, as there is no terminal to ask on")
     sys.stderr.write(f"{what}? [y/N] ")
@@ -101,7 +105,7 @@ def confirm(what: str) -> None:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as their widest cell, nothing cut off; numbers to the right."""
+    """Print columns as wide as their widest cell, nothing cut off; numbers to the right."""
     cells = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
     widths = [max(len(head), *(len(row[i]) for row in cells)) if cells else len(head) for i, head in enumerate(heads)]
     right = [all(row[i] == "-" or row[i].replace(".", "", 1).isdecimal() for row in cells) for i in range(len(heads))]
@@ -126,7 +130,7 @@ def local_time(moment: str | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`3.2 s`, `1 min 32 s`, `2 h 5 min`."""
+    """Format a duration: `3.2 s`, `1 min 32 s`, `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -134,7 +138,7 @@ def duration(seconds: float) -> str:
 
 
 def dollars(amount: float | None) -> str:
-    """US dollars to 4 places, as prices have: `0.0036`."""
+    """Format US dollars with 4 places, as prices have: `0.0036`."""
     return "" if amount is None else f"{amount:.4f}"
 
 
@@ -229,7 +233,7 @@ def list_some(items: Sequence[str], count: int | None = None, most: int = 5) -> 
 
 
 def plural(count: int, what: str) -> str:
-    """`1 host`, `8 hosts`."""
+    """Format a count with its noun: `1 host`, `8 hosts`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

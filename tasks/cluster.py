@@ -22,7 +22,7 @@ def hosts(_: Any, json: bool = False) -> int:
 
 @task(help={"json": JSON})
 def connect(_: Any, json: bool = False) -> int:
-    """Fetch who is where from the stack's state, after somebody else's pulumi up; the first command here does so by itself.
+    """Fetch the hosts from the stack's state, after another user's pulumi up; the first fab here does it.
 
     fab connect
     fab connect --json
@@ -34,7 +34,7 @@ def connect(_: Any, json: bool = False) -> int:
 
 @task(help={"fix": "do what is safe: the firewall, hosts that are off, keys' modes", "json": JSON})
 def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
-    """Look for what is wrong: versions, limits, keys, clocks, disks, the firewall, hosts, units, and what is in no stack.
+    """Look for problems: versions, limits, keys, clocks, disks, firewall, hosts, units, and orphans.
 
     fab doctor
     fab doctor --fix
@@ -50,7 +50,7 @@ def doctor(_: Any, fix: bool = False, json: bool = False) -> int:
 
 @task(help={"once": "one look, also on a terminal", "json": f"{JSON}: one look"})
 def top(_: Any, once: bool = False, json: bool = False) -> int:
-    """Show the whole cluster until Ctrl-C: what each host does and uses, the jobs that run and wait, and the cost so far.
+    """Show the whole cluster until Ctrl-C: each host's job and usage, running and waiting jobs, the cost.
 
     fab top
     fab top --once
@@ -82,7 +82,7 @@ def cost(_: Any, json: bool = False) -> int:
     help={"replica": "a host, such as worker-2 (default: the master's); fab describe says which replica is where"},
 )
 def shell(_: Any, replica: str | None = None) -> int:
-    """Open a shell on a host, or run a command there, as `admin`, who has sudo; all else of fab logs in as one who has not.
+    """Open a shell on a host, or run a command there, as `admin`, who has sudo, unlike the rest of fab.
 
     fab shell worker-2
     fab shell worker-2 -- df -h

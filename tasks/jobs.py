@@ -71,7 +71,7 @@ def train(
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
-    """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts by itself when its turn comes.
+    """Run a job on the cluster and follow it; on a busy cluster it is QUEUED, and starts in its turn.
 
     fab train
     fab train --job job01
@@ -119,7 +119,7 @@ def jobs(_: Any, filter: str | None = None, limit: str | None = None, json: bool
 
 @task(words=["job"], help={"job": JOB, "json": JSON})
 def describe(_: Any, job: str | None = None, json: bool = False) -> int:
-    """Show a job: its state, times and input, every replica with its exit code and restarts, and why it failed.
+    """Show a job: its state, times and input, replicas with exit code and restarts, and why it failed.
 
     fab describe
     fab describe job01 --json
@@ -280,7 +280,7 @@ def plan(
 
 @task(words=["job"], help={"job": "id of a job that has ended", "yes": "do not ask", "json": JSON})
 def delete(_: Any, job: str | None = None, yes: bool = False, json: bool = False) -> int:
-    """Delete a job that has ended, with its package, logs and output; an output elsewhere (--job-dir) stays. Asks first.
+    """Delete an ended job with its package, logs and output; one in --job-dir stays. Asks first.
 
     fab delete job01
     fab delete job01 --yes

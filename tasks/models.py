@@ -24,7 +24,7 @@ def deploy(
     origin: str | None = None,
     json: bool = False,
 ) -> int:
-    """Make a job's model a version that the cluster's model server answers for; the first version is the default.
+    """Deploy a job's model as a version on the cluster's model server; the first version is the default.
 
     fab deploy --job job01 --model mnist --version v1
     fab deploy --origin export/job01/1700000000 --model mnist --version v2
@@ -151,7 +151,7 @@ def predict(
 
 @task(words=["model"], help={"model": MODEL, "port": "port of this machine (default: 8501, or the next that is free)"})
 def serve(_: Any, model: str | None = None, port: str | None = None) -> int:
-    """Open a port of this machine that leads to the model server, for curl and other clients, until Ctrl-C.
+    """Open a local port to the model server, for curl and other clients, until Ctrl-C.
 
     fab serve
     fab serve mnist --port 8600

@@ -15,7 +15,7 @@ from tasks import JOB, JSON, task
     },
 )
 def get(_: Any, job: str | None = None, path: str | None = None, dest: str | None = None, json: bool = False) -> int:
-    """Fetch a job's output: checkpoints, summaries and the exported model. Nothing that is here is written over.
+    """Fetch a job's output: checkpoints, summaries and the exported model. No local file is overwritten.
 
     fab get job01
     fab get job01 export/Servo model
@@ -36,7 +36,7 @@ def get(_: Any, job: str | None = None, path: str | None = None, dest: str | Non
     },
 )
 def export(_: Any, job: str | None = None, dest: str | None = None, json: bool = False) -> int:
-    """Fetch the newest SavedModel that a job exported, or have one made of its latest checkpoint; show its signatures.
+    """Fetch the newest SavedModel of a job, or export its latest checkpoint first; show its signatures.
 
     fab export job01
     fab export job01 /tmp/model
@@ -57,7 +57,7 @@ def export(_: Any, job: str | None = None, dest: str | None = None, json: bool =
     },
 )
 def report(_: Any, job: Any = None, output: str | None = None, json: bool = False) -> int:
-    """Write a page about a job: curves, throughput, time line, cost, errors, what it was made of; or compare several.
+    """Write a page about a job: curves, throughput, timeline, cost, errors, inputs; or compare several.
 
     fab report job01
     fab report job01 job02 --output compared.html
@@ -81,7 +81,7 @@ def report(_: Any, job: Any = None, output: str | None = None, json: bool = Fals
     },
 )
 def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool = False, json: bool = False) -> int:
-    """Put all that tells why a job failed into one file: what each host wrote down when it did, records, ends of logs.
+    """Write one file with the evidence of a job's failure: host diagnoses, records, ends of logs.
 
     fab bundle job01
     fab bundle job01 /tmp/job01.tar.gz --force
@@ -103,7 +103,7 @@ def bundle(_: Any, job: str | None = None, dest: str | None = None, force: bool 
     },
 )
 def tensorboard(_: Any, job: str | None = None, all: bool = False, port: str | None = None) -> int:  # noqa: A002
-    """Show a job in TensorBoard, also while it runs: it is started where the data is, and ends with Ctrl-C.
+    """Show a job in TensorBoard, also while it runs; it is started where the data is. Ctrl-C ends it.
 
     fab tensorboard job01
     fab tensorboard --all

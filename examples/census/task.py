@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 def load(paths):
-    """Features [n, 4] and labels [n], float32, of CSV files with a header."""
+    """Return features [n, 4] and labels [n], float32, of CSV files with a header."""
     rows = []
     for pattern in paths:
         for path in tf.io.gfile.glob(pattern):

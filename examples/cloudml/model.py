@@ -13,7 +13,7 @@ def _dense(name, inputs, units):
 
 
 def _convolution(name, images, filters):
-    """5×5, ReLU, and the larger of every 2×2."""
+    """Apply a 5×5 convolution, ReLU, and 2×2 max pooling."""
     with tf.variable_scope(name):
         shape = [5, 5, images.shape[-1], filters]
         weights = tf.get_variable("weights", shape, initializer=tf.glorot_uniform_initializer())
@@ -23,7 +23,7 @@ def _convolution(name, images, filters):
 
 
 def cnn(images, keep_prob):
-    """Logits [batch, 10]: 32 and 64 filters, 1024 units."""
+    """Return logits [batch, 10] of a network with 32 and 64 filters, 1024 units."""
     hidden = _convolution("conv1", tf.reshape(images, [-1, 28, 28, 1]), 32)
     hidden = _convolution("conv2", hidden, 64)
     hidden = tf.nn.relu(_dense("full", tf.reshape(hidden, [-1, 7 * 7 * 64]), 1024))
@@ -33,7 +33,7 @@ def cnn(images, keep_prob):
 
 
 def mlp(images, keep_prob):
-    """Logits [batch, 10]: 128 and 32 units, and no dropout, whatever `keep_prob`."""
+    """Return logits [batch, 10] of a network with 128 and 32 units, without dropout for any `keep_prob`."""
     del keep_prob
     hidden = tf.nn.relu(_dense("hidden1", images, 128))
     return _dense("logits", tf.nn.relu(_dense("hidden2", hidden, 32)), CLASSES)
@@ -43,7 +43,7 @@ MODELS = {"cnn": cnn, "mlp": mlp}
 
 
 def metrics(logits, labels):
-    """Mean cross-entropy and the share of right answers, both scalars."""
+    """Return the mean cross-entropy and the accuracy, both scalars."""
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
     return loss, accuracy

@@ -9,13 +9,13 @@ import tensorflow.compat.v1 as tf
 
 
 def batch(size):
-    """Points of the square around the circle [size, 2], and 1 for each that is in it [size, 1]."""
+    """Return points of the square around the circle [size, 2], and 1 for each that is in it [size, 1]."""
     points = tf.random.uniform([size, 2], -1.25, 1.25)
     return points, tf.cast(tf.norm(points, axis=1, keepdims=True) < 1, tf.float32)
 
 
 def mlp(points, units=16):
-    """Logits [n, 1]."""
+    """Return logits [n, 1]."""
     first = tf.get_variable("first", [2, units])
     shift = tf.get_variable("shift", [units], initializer=tf.zeros_initializer())
     last = tf.get_variable("last", [units, 1])
@@ -24,7 +24,7 @@ def mlp(points, units=16):
 
 
 def train(args, server, cluster, job, index, model_dir):
-    """Asynchronous steps until `--max-steps` in all; a line every tenth of them."""
+    """Run asynchronous steps until `--max-steps` in all; print a line every tenth of them."""
     name, is_chief = f"{os.environ['TYPE']}/{index}", job in ("master", "chief")
     with tf.Graph().as_default():
         with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=f"/job:{job}/task:{index}")):

@@ -63,7 +63,7 @@ def optimizer(args, replicas):
 
 
 def serving(predict):
-    """Pictures to what each direction has for it, and the likeliest."""
+    """Return a function from pictures to each direction's probability, and the likeliest."""
     import tensorflow as tf
 
     def serve(picture):

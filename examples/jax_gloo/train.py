@@ -13,7 +13,7 @@ STEPS, BATCH = 200, 96
 
 
 def loss_of(params, places, labels):
-    """Binary cross-entropy of: does a point lie within a circle?"""
+    """Return the binary cross-entropy of whether points lie within a circle."""
     hidden = jax.nn.relu(places @ params["w1"] + params["b1"])
     logits = (hidden @ params["w2"] + params["b2"])[:, 0]
     return jnp.mean(jnp.logaddexp(0, logits) - labels * logits)

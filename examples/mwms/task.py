@@ -91,7 +91,7 @@ class Save(keras.callbacks.Callback):
 
 
 def records(folder, split):
-    """Images [28, 28, 1] from 0 to 1, and labels."""
+    """Return images [28, 28, 1] from 0 to 1, and labels."""
 
     def parse(record):
         features = tf.io.parse_single_example(
@@ -106,7 +106,7 @@ def records(folder, split):
 
 
 def train(args, replica):
-    """`fit` and `evaluate` by all replicas together; the chief saves the weights."""
+    """Run `fit` and `evaluate` on all replicas together; the chief saves the weights."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     replicas = strategy.num_replicas_in_sync
     steps = math.ceil(args.max_steps / replicas)

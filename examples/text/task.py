@@ -31,7 +31,7 @@ def batches(args, seed, count):
 
 
 def model(args):
-    """Compiled, so that it brings its loss, metrics and optimizer."""
+    """Return the compiled model, with its loss, metrics and optimizer."""
     import keras
     from keras import layers
 

@@ -118,7 +118,7 @@ class Forward:
         return first_free(ports, lambda port: Server((loopback, port), Handler))
 
     def carry(self, here: Any, peer: tuple[str, int]) -> None:
-        """Carries one connection both ways until the host's side ends it; one that the host refuses is closed."""
+        """Carry one connection both ways until the host's side ends it; close one that the host refuses."""
         try:
             there = self._transport.open_channel("direct-tcpip", (self._loopback, self.port_there), peer, timeout=_OPEN_SECONDS)
         except (paramiko.SSHException, OSError, EOFError):

@@ -27,7 +27,7 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 def me() -> str:
-    """`ann@laptop`, as a record names who did something."""
+    """Return `ann@laptop`, the user's name in records."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 

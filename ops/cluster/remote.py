@@ -84,7 +84,7 @@ class Stream:
             self._channel.shutdown_write()
 
     def close(self) -> None:
-        """Be done with it, whether it has ended or not."""
+        """Close the channel, whether the command has ended or not."""
         with contextlib.suppress(*_BREAKS):
             self._channel.close()
 
@@ -243,7 +243,7 @@ class Fleet:
         return ran.output
 
     def each(self, names: Iterable[str], work: Callable[[str], T], seconds: float, done: Done | None = None) -> Outcome[T]:
-        """`work` for every host at once."""
+        """Run `work` for every host at once."""
         return fan_out(names, work, seconds, done)
 
     def connect_each(self, names: Iterable[str], done: Done | None = None) -> Outcome[Any]:

@@ -37,11 +37,11 @@ class HostFileSystem(SFTPFileSystem):  # type: ignore[misc]
             return False
 
     def walk(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        """fsspec's, except that a folder that may not be read is an error, and not one with nothing in it."""
+        """Walk like fsspec, but raise an error for a folder that may not be read, instead of an empty one."""
         return super().walk(path, *args, **{**kwargs, "on_error": _raise_unless_gone})
 
     def mv(self, old: str, new: str, **_: Any) -> None:
-        """Rename, replacing what is there."""
+        """Rename a file, over another one."""
         self.ftp.posix_rename(old, new)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:

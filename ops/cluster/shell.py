@@ -21,7 +21,7 @@ def argv(inventory: Inventory, replica: str, words: Sequence[str] = ()) -> list[
 
 
 def shell(inventory: Inventory, replica: str | None, words: Sequence[str] = ()) -> int:
-    """Become ssh; its exit code is that of the shell. The chief's host where none is named."""
+    """Replace this process by ssh to a host, by default the chief's; the exit code is the shell's."""
     replica = inventory.chief.name if replica is None else replica
     line = argv(inventory, replica, words)
     sys.stdout.flush()

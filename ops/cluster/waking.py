@@ -36,12 +36,12 @@ def wake(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Mapping[str, Exception]:
-    """Have these hosts started, and wait until they answer.
+    """Start these hosts, and wait until they answer.
 
-    Those that stay away are asked for again each minute, and at once where a start had no answer.
+    The start of hosts that stay away is requested again each minute, and at once if a request had no answer.
 
     Returns:
-        Why not, by host, of those that do not answer in time.
+        The reason, by host, of those that do not answer in time.
 
     Raises:
         HostsError: a start is refused at first.
@@ -67,7 +67,7 @@ def wake(
 
 
 def _ask(names: Collection[str], ask: Callable[[str], None]) -> Mapping[str, Exception]:
-    """Ask for all of these hosts at once; by host what came instead of a yes."""
+    """Request the start of all of these hosts at once; return the failures by host."""
     return fan_out(names, ask, _ASK_SECONDS).failures
 
 

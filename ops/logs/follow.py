@@ -38,7 +38,7 @@ _LAST_TRIES = 3
 
 @dataclass(frozen=True)
 class Note:
-    """Something that happened beside the logs, for the user's eyes."""
+    """An event beside the logs, for the user's eyes."""
 
     text: str
 

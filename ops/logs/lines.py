@@ -95,7 +95,7 @@ def of_source(source: chunks.Source, replica: str, wanted: Wanted, position: Pos
 
 
 def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
-    """Lines of several replicas in the order of time; lines of one replica stay in their own order."""
+    """Yield the lines of several replicas by time; those of one replica stay in their own order."""
     return heapq.merge(*logs, key=lambda line: line.time)
 
 

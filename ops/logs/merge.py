@@ -66,7 +66,7 @@ class Merge(Generic[L, E]):
                 self._condition.wait()
 
     def tell(self, event: E) -> None:
-        """Something that is no line."""
+        """Add an event that is no line."""
         with self._condition:
             self._told.append(event)
             self._condition.notify_all()

@@ -40,7 +40,7 @@ def wanted(
 
 
 def parse_lines(text: str) -> int | None:
-    """`--lines`: a number, or `all`, which is None."""
+    """Parse `--lines`: a number, or `all`, which is None."""
     if text == "all":
         return None
     if not text.isdecimal():

@@ -190,7 +190,11 @@ def _bucket_of(cluster: Cluster, path: str) -> tuple[Bucket, str] | None:
 
 
 def _check_output(cluster: Cluster, output: str, inputs: Sequence[str]) -> None:
-    """UsageError for an output that has something in it, or would have the input."""
+    """Check that the output is empty, and would not contain the input.
+
+    Raises:
+        UsageError: if it is not, or would.
+    """
     for path in inputs:
         if shared(path, output):
             raise UsageError(f"--input {path} is in --output {output}: give another --output")

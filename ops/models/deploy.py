@@ -109,7 +109,11 @@ def _name(flag: str, value: str | None) -> str:
 
 
 def _origin(cluster: Cluster, job_id: str | None, origin: str | None) -> _Origin:
-    """UsageError where there is no SavedModel to deploy."""
+    """Return the source of a version, a job's output or a local folder.
+
+    Raises:
+        UsageError: if there is no SavedModel to deploy.
+    """
     if origin is None:
         record = existing_job(cluster.ledger, job_id)
         if trial := best_of(cluster.ledger, record):
@@ -174,7 +178,11 @@ def _upload(cluster: Cluster, catalog: Catalog, name: str, version: str, token: 
 
 
 def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
-    """UsageError for what no server could answer for."""
+    """Check that a server can serve the model.
+
+    Raises:
+        UsageError: if none can.
+    """
     try:
         available = signatures(source.model)
     except ValueError as error:
@@ -194,7 +202,7 @@ def _check(cluster: Cluster, catalog: Catalog, source: _Origin) -> None:
 
 @contextlib.contextmanager
 def _undone(catalog: Catalog, name: str, version: str, token: str) -> Iterator[None]:
-    """Whatever ends the deployment also says so in the record, and the name stays taken."""
+    """Record an aborted deployment as failed, whatever ends it; the name stays taken."""
     try:
         yield
     except BaseException as error:

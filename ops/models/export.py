@@ -70,7 +70,7 @@ def newest(found: Output) -> str | None:
 
 
 def _make(cluster: Cluster, found: Output, more: list[str]) -> str:
-    """Has the job's own package export its latest checkpoint, on the chief's host; the module that did."""
+    """Export the latest checkpoint by the job's own package, on the chief's host; return the module."""
     job_id, state = found.job.jobId, found.job.state
     if not found.job.final:
         raise OpsError(f"job {job_id} is {state} and exports at its end: wait for it, or fab cancel {job_id}")
@@ -108,7 +108,7 @@ def make_command(inventory: Inventory, argv: list[str], folder: str) -> str:
 
 
 def _fetch(found: Output, folder: str, target: Path) -> None:
-    """Downloads a folder of the output; the target is there when all of it is."""
+    """Download a folder of the output; the target exists once all of it is there."""
     below = f"{folder}/" if folder else ""
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     try:

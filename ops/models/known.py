@@ -102,7 +102,11 @@ def changed(catalog: Catalog, name: str, change: Callable[[Model], Model], creat
 
 
 def check_change(change: Callable[[], Model]) -> None:
-    """UsageError for a change that the record refuses."""
+    """Check that a record accepts a change.
+
+    Raises:
+        UsageError: if it refuses it.
+    """
     try:
         change()
     except ModelError as error:

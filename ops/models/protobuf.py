@@ -10,7 +10,7 @@ from typing import Any
 
 
 def entry_of(entry: bytes) -> tuple[str, bytes]:
-    """Key and value of a map's entry."""
+    """Return key and value of a map's entry."""
     (key,), (value,) = all_of(entry, 1) or [b""], all_of(entry, 2) or [b""]
     if not isinstance(key, bytes) or not isinstance(value, bytes):
         raise ValueError("an entry of a map whose key or value is a number")

@@ -104,7 +104,7 @@ class Servers:
         raise paramiko.SSHException(f"{self._nobody()}: {failed}")
 
     def bring(self) -> None:
-        """Meanwhile those of the hosts where nothing listens get their server."""
+        """Install the server in the background on hosts where nothing listens."""
         self._brought = Future()
         threading.Thread(target=self._bring, args=(self._brought,), daemon=True).start()
 
@@ -134,8 +134,8 @@ class Servers:
             answers.append(found)
         if not answers and failed:
             raise failed
-        most = max(answers, key=lambda found: _ANOTHER.index(found[0]))
-        return most if most[0] != NOBODY else (NOBODY, {"error": self._nobody()})
+        best = max(answers, key=lambda found: _ANOTHER.index(found[0]))
+        return best if best[0] != NOBODY else (NOBODY, {"error": self._nobody()})
 
     def _nobody(self) -> str:
         return f"no model server answers on {', '.join(self.names)}"
@@ -167,11 +167,11 @@ class _Connection(http.client.HTTPConnection):
         self._channel = channel
 
     def connect(self) -> None:
-        """Takes the channel for a socket."""
+        """Use the channel as the socket."""
         self._channel.settimeout(_SECONDS)
         self.sock = self._channel
 
     def close(self) -> None:
-        """Leaves the channel open: the rest of an answer after which the server closes is read from it."""
+        """Leave the channel open: the rest of an answer after which the server closes is read from it."""
         self.sock = None
         super().close()

@@ -31,7 +31,7 @@ Seen = dict[tuple[str, str], list[OnServer]]
 
 
 def look(cluster: Cluster, models: Sequence[Model]) -> Seen:
-    """Ask all servers of what they are to have."""
+    """Query all servers for the versions they should have."""
     deployed = [(model.name, version) for model in models for version in model.there if version.wanted]
     servers = Servers(cluster)
     with terminal.Step("asking the model servers"):
@@ -66,7 +66,7 @@ def _seen_on(name: str, version: Version, status: int, said: Any) -> OnServer:
 
 
 def told(seen: Sequence[OnServer]) -> str:
-    """`1 of 2`: on how many servers a version answers; empty for one that none is to have."""
+    """Format on how many servers a version answers, `1 of 2`; empty if none should have it."""
     return f"{sum(each.state == LoadState.AVAILABLE for each in seen)} of {len(seen)}" if seen else ""
 
 

@@ -155,12 +155,17 @@ class _Server:
         return int(announcement[1])
 
     def await_end(self) -> NoReturn:
-        """HostError when TensorBoard has ended, _CutOffError when the connection to it has."""
+        """Wait until TensorBoard or the connection to it ends.
+
+        Raises:
+            HostError: when TensorBoard has ended.
+            _CutOffError: when the connection has.
+        """
         while True:
             self._listen(_BEAT_SECONDS)
 
     def _listen(self, seconds: float) -> None:
-        """Takes in what it says, for so long at most, and tells it that somebody is here."""
+        """Read its output for at most `seconds`, and send a sign of life."""
         self._channel.settimeout(seconds)
         try:
             received = self._channel.recv(1 << 15)

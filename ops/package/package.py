@@ -171,7 +171,11 @@ def find(folder: str | Path) -> Source:
 
 
 def folder(path: str | Path) -> Source:
-    """Any directory, as it is, for a script or a command; UsageError where there is none."""
+    """Return any directory, as it is, for a script or a command.
+
+    Raises:
+        UsageError: if there is none.
+    """
     root = Path(path).resolve()
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
@@ -321,12 +325,12 @@ def mode(path: str, executables: Collection[str]) -> int:
 
 
 def compression(size: int) -> int:
-    """gzip's level for so many bytes: of what is large, time is worth more than the last tenth of it."""
+    """Return gzip's level for a size in bytes: large files get a fast level, for a tenth more bytes."""
     return 6 if size < 20 * MEGABYTE else 1
 
 
 def pack(files: Mapping[str, bytes], executables: Collection[str] = ()) -> bytes:
-    """package.tar.gz; the same files give the same bytes."""
+    """Pack a package.tar.gz; the same files give the same bytes."""
     packed = io.BytesIO()
     level = compression(sum(map(len, files.values())))
     with (

@@ -226,7 +226,7 @@ def _base() -> str:
 
 
 def _lead_to_hosts(made: Path) -> None:
-    """Have a runtime that another Python built be one of the hosts' own."""
+    """Change a runtime that another Python built into one of the hosts' Python."""
     for link in (made / "bin").iterdir():
         if link.is_symlink() and link.readlink().is_absolute():
             link.unlink()

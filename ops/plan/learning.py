@@ -38,7 +38,7 @@ class Target:
 
     @property
     def smaller(self) -> bool:
-        """Whether less is better, by the metric's name."""
+        """True if less is better, by the metric's name."""
         return bool(_SMALLER.search(self.metric))
 
     def reached(self, value: float) -> bool:
@@ -62,7 +62,7 @@ class Law:
     noise: float
 
     def steps(self, replicas: int) -> float:
-        """Steps of all replicas together."""
+        """Return the steps of all replicas together."""
         return self.least * replicas + self.noise
 
     def seconds(self, replicas: int, rate: float) -> float:

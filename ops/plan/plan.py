@@ -250,13 +250,13 @@ def models(declared: Declared) -> dict[str, Model]:
 
 
 def period_of(args: Sequence[str], lines: Sequence[str], pace: Pace) -> int:
-    """Local steps between two exchanges: as the log says, else as the arguments do, else as is usual."""
+    """Return the local steps between two exchanges, by the log, else the arguments, else the default."""
     flag_value = next((value for flag, value in flags(args) if flag == pace.period and value.isdecimal()), None)
     return progress.period(lines) or int(flag_value or pace.usual_period)
 
 
 def vcpus_per_cpu() -> int:
-    """1 where a processor of this machine is a hyperthread, as a vCPU is, and 2 where it is a whole core."""
+    """Return 1 if a processor of this machine is a hyperthread, as a vCPU is, and 2 if it is a whole core."""
     try:
         siblings = _TOPOLOGY.read_text().strip()
     except OSError:

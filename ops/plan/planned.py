@@ -47,7 +47,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """How many percent the prediction is too high."""
+        """The percentage by which the prediction is too high."""
         return 100 * (self.found.rate / self.measured - 1)
 
 

@@ -52,7 +52,7 @@ def step_seconds(found: Sequence[Mark]) -> float | None:
 
 
 def mean_rate(found: Sequence[Mark]) -> float | None:
-    """Steps/s from the first to the last line, all that happened in between included; None for too few."""
+    """Return the steps/s from the first to the last line, with all pauses between; None for too few."""
     if len(found) < 2 or found[-1].seconds <= found[0].seconds:
         return None
     return (found[-1].step - found[0].step) / (found[-1].seconds - found[0].seconds)

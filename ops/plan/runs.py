@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Course:
-    """How a job is run to its target.
+    """The setup of a run to a target.
 
     `argv` of each process, `env` of all, `servers` if replicas meet at a parameter server; `seconds` at most.
     """
@@ -125,7 +125,7 @@ def _environment(course: Course, role: Role, index: int) -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 on which nobody listens, each another."""
+    """Return different free ports of 127.0.0.1."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [server.getsockname()[1] for server in servers]
@@ -135,7 +135,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _check(module: str, wanted: Target, told: Sequence[Told]) -> None:
-    """UsageError where an Eval line lacks the metric, and where the first one is at the target already."""
+    """Check that Eval lines have the metric, and that the first one is not at the target already.
+
+    Raises:
+        UsageError: if one does not, or if it is.
+    """
     point = told[-1]
     if wanted.metric not in point.values:
         has = ", ".join(point.values) or "none"

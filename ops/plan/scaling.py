@@ -61,7 +61,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Prediction:
-    """`rate` in steps/s of all replicas together, `alone` of one process on the master, `bound` the limit."""
+    """A predicted speed: `rate` in steps/s of all replicas, `alone` of one process on the master.
+
+    `bound` is the limit.
+    """
 
     rate: float
     alone: float
@@ -110,11 +113,11 @@ def synchronous(work: Work, shape: Shape) -> Prediction:
 
 
 def _rounds(capacity: float | None, needed: float) -> float:
-    """Rounds a second that a resource allows which a round needs so much of."""
+    """Return the rounds per second of a resource, by its capacity and a round's need of it."""
     return math.inf if capacity is None or not needed else capacity / needed
 
 
 def _alone(work: Work, shape: Shape) -> float:
-    """Steps/s of one process on the master's machine, and nothing else there."""
+    """Return the steps/s of one process on the master's machine, and nothing else there."""
     cpus = shape.trainers[0].cpus
     return (cpus if shape.shared is None else min(cpus, shape.shared)) / work.cpu_seconds

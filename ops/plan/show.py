@@ -67,7 +67,7 @@ def show(
 
 
 def time_to(seconds: float) -> str:
-    """`0.034 s`, and from about a second on as other times."""
+    """Format a time: `0.034 s`, and from about a second on like other durations."""
     return terminal.duration(seconds) if seconds >= 0.95 else f"{seconds:.2g} s"
 
 

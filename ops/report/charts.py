@@ -94,7 +94,7 @@ def _series(name: str, curve: Curve, colour: int, dash: int) -> Series:
 
 
 def by_step(name: str, series: Sequence[Series]) -> Spec:
-    """Lines over the global step. A loss that falls by far is drawn on a scale of logarithms."""
+    """Plot lines over the global step, on a logarithmic scale for a loss that falls by far."""
     values = [value for each in series for _, value in each.points]
     logs = "loss" in name and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
     if not logs:

@@ -39,7 +39,11 @@ def report(cluster: Cluster, job_ids: Sequence[str], output: str | None, json: b
 
 
 def check_ids(job_ids: Sequence[str]) -> None:
-    """UsageError for more jobs than can be told apart, or one that is named twice."""
+    """Check the number of jobs, and that none is named twice.
+
+    Raises:
+        UsageError: for more than can be distinguished, or a duplicate.
+    """
     if len(job_ids) > MOST:
         raise UsageError(f"fab report compares {MOST} jobs at most, not {len(job_ids)}")
     if twice := [job_id for place, job_id in enumerate(job_ids) if job_id in job_ids[:place]]:
@@ -47,7 +51,11 @@ def check_ids(job_ids: Sequence[str]) -> None:
 
 
 def check_output(target: Path) -> None:
-    """UsageError where the page cannot be there, or would be written over what this command has not made."""
+    """Check that the page can be written, and only overwrites a page of this command.
+
+    Raises:
+        UsageError: if it cannot, or would.
+    """
     try:
         if not target.exists():
             if not target.parent.is_dir():

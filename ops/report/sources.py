@@ -97,7 +97,11 @@ def read(cluster: Cluster, job_id: str | None) -> Sources:
 
 
 def check_started(record: JobRecord, replicas: list[ReplicaRecord]) -> None:
-    """OpsError for a job of which nothing has run yet, or ever."""
+    """Check that a job has run.
+
+    Raises:
+        OpsError: if nothing of it has run, or ever will.
+    """
     if record.startTime or any(replica.startTime for replica in replicas):
         return
     if not record.final:

@@ -76,7 +76,7 @@ class JobScreen:
             self._take(reading, replica, moment, now)
 
     def note(self, text: str, now: float) -> None:
-        """Something that happened beside the logs."""
+        """Add an event beside the logs."""
         moment = datetime.fromtimestamp(now).astimezone().isoformat(timespec="milliseconds")
         self._keep(Line(moment, "NOTE", "", harmless(text)))
 
@@ -238,7 +238,7 @@ def _replica_state(job: JobRecord, record: ReplicaRecord | None) -> Span:
 
 
 def _of_the_rest(replicas: list[_Replica]) -> str:
-    """`and 12 more: 11 RUNNING, 1 LOST`."""
+    """Format the remaining replicas: `and 12 more: 11 RUNNING, 1 LOST`."""
     states: dict[str, int] = {}
     for replica in replicas:
         name = str(replica.record.state) if replica.record else "not heard of"

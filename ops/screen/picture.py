@@ -39,7 +39,7 @@ def _visible(character: str) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """Some text in one style: colours and `bold`, `dim`; empty for none."""
+    """A text in one style: colours and `bold`, `dim`; empty for none."""
 
     text: str
     style: str = ""

@@ -23,7 +23,7 @@ _NOT_COUNTED = "not counted: hosts that are gone, the network, traffic, the buck
 
 @dataclass(frozen=True)
 class Share:
-    """Some hosts' part in US dollars; hoursUp is that of a host on average. None for what is not known."""
+    """The cost of some hosts in US dollars; hoursUp is the average per host. None is an unknown value."""
 
     hosts: int
     hourlyCost: float | None

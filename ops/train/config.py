@@ -112,7 +112,7 @@ class Job:
 
 
 def read_config(path: str | None) -> dict[str, Any]:
-    """config.yaml, its keys and types checked; empty without a path."""
+    """Read config.yaml with its keys and types checked; empty without a path."""
     if path is None:
         return {}
     try:
@@ -134,7 +134,7 @@ def split_args(text: str | None) -> list[str]:
 
 
 def split_labels(texts: Sequence[str]) -> dict[str, str]:
-    """`--labels owner=ann,run=3`, given once or several times."""
+    """Parse `--labels owner=ann,run=3`, given once or several times."""
     labels: dict[str, str] = {}
     for pair in (pair for text in texts for pair in text.split(",")):
         key, equals, value = pair.partition("=")
@@ -277,7 +277,11 @@ def _notify(flags: Flags, config: Mapping[str, Any], declared: Declared) -> str:
 
 
 def _check_variables(words: Sequence[str], added: Mapping[str, str], notified: str = "") -> None:
-    """UsageError for a `${NAME}` that is none of those that hosts fill in."""
+    """Check that hosts fill in each `${NAME}`.
+
+    Raises:
+        UsageError: for another name.
+    """
     command = [] if notification.is_url(notified) else shlex.split(notified)
     texts = {"an argument": words, "notify": command, **{f"the environment's {name}": [value] for name, value in added.items()}}
     for where, text in texts.items():

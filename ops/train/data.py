@@ -16,7 +16,11 @@ _ACTIONS = ("ls", "put", "rm")
 
 
 def data(cluster: Cluster, action: str | None, what: str | None, name: str | None, sure: bool, as_json: bool) -> int:
-    """`ls [NAME]`, `put PATH [NAME]`, `rm NAME`; UsageError for what is none of them."""
+    """Run `ls [NAME]`, `put PATH [NAME]` or `rm NAME`.
+
+    Raises:
+        UsageError: for any other action.
+    """
     action = action or "ls"
     if action not in _ACTIONS:
         raise UsageError(f"fab data {action} is unknown{meant(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")

@@ -61,7 +61,11 @@ def _records(cluster: Cluster) -> list[JobRecord]:
 
 
 def _check(cluster: Cluster, job_ids: Sequence[str]) -> None:
-    """UsageError for a job that has not ended, or whose output another one goes on in."""
+    """Check that jobs have ended, and that no other job resumes in their output.
+
+    Raises:
+        UsageError: for one that has not, or is in use.
+    """
     records = _records(cluster)
     there = {record.jobId: record for record in records}
     queue = cluster.ledger.queue()

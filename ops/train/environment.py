@@ -116,7 +116,11 @@ def secrets(names: Sequence[str], file: str | None, environ: Mapping[str, str]) 
 
 
 def mapping(value: Any, path: str) -> dict[str, str]:
-    """`environment:` of config.yaml; UsageError for values that are no text or number."""
+    """Check `environment:` of config.yaml.
+
+    Raises:
+        UsageError: for values that are no text or number.
+    """
     if not isinstance(value, dict):
         raise UsageError(f"{path} must be a mapping of names to values, not {value!r}")
     for name, item in value.items():

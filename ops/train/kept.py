@@ -18,7 +18,11 @@ _ACTIONS = ("ls", "rm")
 
 
 def runtimes(cluster: Cluster, action: str | None, name: str | None, sure: bool, as_json: bool) -> int:
-    """`ls`, or `rm NAME`; UsageError for what is none of them, or is what a job of this stack runs in."""
+    """Run `ls`, or `rm NAME`.
+
+    Raises:
+        UsageError: for any other action, or for a runtime in which a job of this stack runs.
+    """
     action = action or "ls"
     if action not in _ACTIONS:
         raise UsageError(f"fab runtimes {action} is unknown{meant(action, _ACTIONS)}; valid are {', '.join(_ACTIONS)}")

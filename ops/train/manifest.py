@@ -90,13 +90,13 @@ def package_line(record: Mapping[str, Any]) -> str:
 
 
 def runtime_line(record: Mapping[str, Any]) -> str:
-    """`tensorflow-2.20 sha256:…`; empty for a job that had the hosts' own."""
+    """Format the runtime, `tensorflow-2.20 sha256:…`; empty for a job with the hosts' own."""
     runtime = record.get("runtime", {})
     return f"{runtime['name']} sha256:{runtime['sha256'][:16]}" if runtime else ""
 
 
 def cluster_line(record: Mapping[str, Any]) -> str:
-    """`CUSTOM: 2 ps (n1-standard-4), 1 master (n1-highcpu-8)`."""
+    """Format the cluster: `CUSTOM: 2 ps (n1-standard-4), 1 master (n1-highcpu-8)`."""
     cluster_input = record.get("cluster", {})
     roles = (
         f"{count} {role} ({cluster_input['machineTypes'][role]})" for role, count in cluster_input.get("replicas", {}).items()
@@ -109,7 +109,7 @@ def versions_line(record: Mapping[str, Any]) -> str:
 
 
 def data_line(record: Mapping[str, Any]) -> str:
-    """`sha256:… (2 files, 58.9 MB)`, or why there is no hash."""
+    """Format the data, `sha256:… (2 files, 58.9 MB)`, or why there is no hash."""
     data = record.get("data", {})
     if "sha256" in data:
         return f"sha256:{data['sha256'][:16]} ({data['files']} files, {data['bytes'] / 1e6:.1f} MB)"

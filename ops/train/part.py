@@ -88,7 +88,7 @@ def would_do(wanted: Counts, inventory: Inventory) -> dict[str, list[str]]:
 
 
 def _of_words(text: str, inventory: Inventory) -> Counts:
-    """`--replicas master,worker` for all of a role, `worker=2,ps=1` for so many; a master is always there."""
+    """Parse `--replicas master,worker` for all of a role, `worker=2,ps=1` for counts; a master is implied."""
     there = counts(inventory)
     totals, roles = {Role.MASTER: 1}, set[Role]()
     for word in filter(None, (part.strip() for part in text.split(","))):
@@ -164,7 +164,11 @@ def _tier(text: str, path: str) -> ScaleTier:
 
 
 def _check(wanted: Counts, inventory: Inventory, what: str, fix: str | None = None) -> Counts:
-    """UsageError for more than there are."""
+    """Check that the cluster has that many.
+
+    Raises:
+        UsageError: if it has fewer.
+    """
     there = counts(inventory)
     for role, count in wanted.items():
         has = there.get(role, 0)

@@ -75,7 +75,7 @@ def python(inventory: Inventory, job: Job) -> str:
 
 
 def tf_config(inventory: Inventory, host: Host, job: Job) -> str:
-    """TF_CONFIG of one replica; the chief's role is `chief`, as TensorFlow 2 has it, or `master`."""
+    """Return TF_CONFIG of one replica; the chief's role is `chief`, as in TensorFlow 2, or `master`."""
     chief_key = "chief" if job.use_chief else "master"
     values: dict[str, Any] = {
         "cluster": inventory.cluster(chief_key),

@@ -49,14 +49,22 @@ _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 
 
 def check_job_id(job_id: str) -> None:
-    """UsageError for a job id that breaks Cloud ML's rule."""
+    """Check a job id by Cloud ML's rule.
+
+    Raises:
+        UsageError: if it breaks the rule.
+    """
     if not JOB_ID.fullmatch(job_id):
         rule = "a letter, then letters, digits and underscores, 128 in all at most"
         raise UsageError(f"job id {job_id!r} breaks the rule: {rule}, such as job01")
 
 
 def check_label(key: str, value: str, path: str) -> None:
-    """UsageError for a label that Google Cloud would refuse."""
+    """Check a label by Google Cloud's rules.
+
+    Raises:
+        UsageError: if it breaks them.
+    """
     if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
         rule = "lower-case letters, digits, - and _, 63 at most, the key starting with a letter"
         raise UsageError(f"{path}: label {key}={value} breaks the rule: {rule}")
@@ -96,7 +104,7 @@ SCHEDULING_KEYS: Mapping[str, Check] = {
 
 
 def scheduling(value: Any, path: str) -> dict[str, Any]:
-    """`trainingInput.scheduling`, checked."""
+    """Check `trainingInput.scheduling`."""
     keys = check_mapping(value if value is not None else {}, SCHEDULING_KEYS, path)
     check_exit_codes(keys, path)
     return keys

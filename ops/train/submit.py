@@ -263,7 +263,7 @@ def _undo(submitter: Submitter, renewal: _Renewal, job_id: str, error: BaseExcep
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Neither another Ctrl-C nor a closed terminal, nor `timeout`, leaves half of this undone."""
+    """Defer Ctrl-C, a closed terminal and `timeout` until the block is complete."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

@@ -174,10 +174,10 @@ def prepare_program(inventory: Inventory, flags: Flags, found: program.Program, 
 
 
 def check_hosts(cluster: Cluster, submission: Submission) -> Submission:
-    """See that the job can run on the hosts that it would get; nothing is changed there.
+    """Check that the job can run on the hosts that it would get; change nothing there.
 
-    Where one of these does not answer, or the job will have to wait, it looks at all that the job may be given. The result goes
-    without those that are away, where others would do in their place.
+    If one of these does not answer, or the job will have to wait, all its candidates are checked. The result excludes those
+    that are away, if others would do in their place.
     """
     wants = submission.wants
     candidates = [name for name in cluster.inventory.names if any(name in hosts for hosts in wants.values())]

@@ -52,7 +52,7 @@ class Tuned:
         }
 
     def summary(self) -> str:
-        """`5 of 16 done, 1 FAILED; best is trial 3, accuracy 0.98: --units=32`."""
+        """Return `5 of 16 done, 1 FAILED; best is trial 3, accuracy 0.98: --units=32`."""
         failed = sum(trial.state is TrialState.FAILED for trial in self.trials)
         ended = sum(trial.final for trial in self.trials)
         text = f"{ended} of {self.study.trials} done" + (f", {failed} FAILED" if failed else "")

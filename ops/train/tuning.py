@@ -157,7 +157,7 @@ _KEYS: Mapping[str, Check] = {
 
 
 def hyperparameters(value: Any, path: str) -> dict[str, Any]:
-    """`trainingInput.hyperparameters`, each key checked, and that none contradicts another."""
+    """Check each key of `trainingInput.hyperparameters`, and that none contradicts another."""
     spec = check_mapping(value, _KEYS, path)
     if "params" not in spec:
         raise UsageError(f"{path}.params is missing: say which hyperparameters are to be tuned")

@@ -21,7 +21,7 @@ _ANSWERED = "return [...document.querySelectorAll('.answer')].map(each => each.t
 
 
 def main(page: str, target: str) -> None:
-    """Opens the page, a file or an address, and writes the picture."""
+    """Open the page, a file or an address, and write the picture."""
     with tempfile.TemporaryDirectory() as folder, Browser(Path(folder)) as browser:
         drawn = page.startswith("http://")
         browser.emulate(_WIDTH, _TRY_HEIGHT if drawn else _HEIGHT, bars=False)

@@ -42,7 +42,7 @@ _OPERATOR = "the operator"
 
 @contextlib.contextmanager
 def listening(cluster: Stack, hosts: Sequence[str], ports: Sequence[int]) -> Iterator[None]:
-    """Something that listens on those of the ports of these hosts that are free, while in the context."""
+    """Listen on the free ones of the ports of these hosts, while in the context."""
 
     def on_all(command: str) -> None:
         with ThreadPoolExecutor(8) as pool:

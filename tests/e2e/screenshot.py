@@ -42,7 +42,7 @@ def seen(job: str, seconds: float) -> Picture:
 
 
 def main(job: str, seconds: str, target: str) -> None:
-    """Follows the job and writes the picture."""
+    """Follow the job and write the picture."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False)
     console.print(Drawn(seen(job, float(seconds))))
     svg = console.export_svg(title=f"fab train --job {job}", theme=MONOKAI)

@@ -67,7 +67,7 @@ class Stack:
         self.env = {**os.environ, "PULUMI_STACK": name, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
 
     def rename(self, name: str) -> None:
-        """`pulumi stack rename`."""
+        """Run `pulumi stack rename`."""
         Stack(name, {}).clear()
         mark = self._mark
         (_MARKS / name).touch()
@@ -186,7 +186,7 @@ class Stack:
         return self.run("fab", *arguments, timeout=timeout)
 
     def hosts(self) -> list[str]:
-        """Names of the hosts that answer ssh, as `fab hosts` sees them."""
+        """Return the names of the hosts that answer ssh, by `fab hosts`."""
         result = self.fab("hosts", "--json")
         assert result.code == 0, result.text
         return [host["name"] for host in json.loads(result.out)["hosts"] if host["answers"]]

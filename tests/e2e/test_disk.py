@@ -18,7 +18,7 @@ _INTO = "/bucket/jobs/fills_the_bucket/output/full"
 
 
 def _written(record: dict[str, Any]) -> int:
-    """MiB that the trainer said it had written, by the end of its log, which is in the error."""
+    """Return the MiB that the trainer reported, by the end of its log, which is in the error."""
     return max(map(int, re.findall(r"(\d+) MiB are written", record["errorMessage"])))
 
 

@@ -173,7 +173,7 @@ def commands(readme: str) -> list[list[str]]:
 
 
 def skip_if_torch_has_cuda(folder: Path) -> None:
-    """Skip the test if the registries that can be reached have no PyTorch but the 5 GB with CUDA; nothing is fetched."""
+    """Skip the test if the registries have only the PyTorch of 5 GB with CUDA; nothing is fetched."""
     report = folder / "report.json"
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", f"--report={report}"]
     asked = ["--retries=0", "--timeout=10", f"--target={folder / 'none'}", "-r", str(ROOT / "examples/torch/requirements.txt")]

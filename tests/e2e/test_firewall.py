@@ -30,7 +30,7 @@ except OSError as error:
 
 @pytest.fixture
 def addresses(cluster: Stack) -> Iterator[dict[str, str]]:
-    """Host to address, with something that listens on every port of the test."""
+    """Return each host's address, with a listener on every port of the test."""
     hosts = json.loads((cluster.folder / "inventory.json").read_text())["hosts"]
     found = {host["name"]: host["address"] for host in hosts}
     with listening(cluster, [*found], _PORTS[1:]):

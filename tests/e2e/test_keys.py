@@ -98,7 +98,7 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @contextmanager
 def changed(stack: Stack, keys: dict[str, Any]) -> Iterator[None]:
-    """Keys of the configuration for a while."""
+    """Change keys of the configuration for a while."""
     path = ROOT / f"Pulumi.{stack.name}.yaml"
     before = path.read_text()
     config(stack, **keys)

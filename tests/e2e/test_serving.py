@@ -56,7 +56,7 @@ def deployed(cluster: Stack, served: str, request_file: Path) -> Iterator[Stack]
 
 @contextlib.contextmanager
 def tunnel(cluster: Stack) -> Iterator[int]:
-    """`fab serve`, and its port."""
+    """Run `fab serve`, and return its port."""
     process = cluster.start("fab", "serve", "digits")
     try:
         assert process.stdout is not None

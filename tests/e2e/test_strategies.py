@@ -32,7 +32,7 @@ def replicas(strategy: str) -> tuple[str, str]:
 
 
 def train(cluster: Stack, job: str, strategy: str, args: str, *more: str) -> tuple[int, dict[str, Any]]:
-    """Runs a job to its end: the exit code of `fab train`, and the job's record."""
+    """Run a job to its end; return the exit code of `fab train`, and the job's record."""
     result = cluster.fab("train", "--job", job, "--strategy", strategy, *more, "--args", f"--model mlp {args}")
     assert result.code != 2, result.text
     return result.code, cluster.describe(job)

@@ -88,7 +88,7 @@ class Stack:
         return done.stdout
 
     def configure(self, **values: str | None) -> None:
-        """Changes the configuration, a key's None for none; written as `pulumi config` writes it."""
+        """Change the configuration, None removes a key; written like `pulumi config`."""
         self.config = self._with(values)
         self._write(self.folder / f"Pulumi.{self.name}.yaml", self.config)
 

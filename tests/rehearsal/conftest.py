@@ -36,7 +36,7 @@ RANGE = ipaddress.IPv4Network("10.64.0.0/20")  # the program's own default
 
 @pytest.fixture(scope="session")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """Instances are containers."""
+    """Return a cloud whose instances are containers."""
     with ExitStack() as all_of_it:
         google = Google(all_of_it.enter_context(fake_gcs()))
         place = all_of_it.enter_context(machines(RANGE))
@@ -85,7 +85,7 @@ def _leave_no_job_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """Instances are records."""
+    """Return a cloud whose instances are records."""
     with ExitStack() as all_of_it:
         google = Google(all_of_it.enter_context(fake_gcs()))
         world, ports = _behind(all_of_it, google, Records(google))

@@ -103,9 +103,9 @@ class Google:
         return next(found for found in self.machines.values() if found.name == name)
 
     def may_use(self, token: str | None, bucket: str, name: str | None, reads: bool) -> int:
-        """HTTP's status for who shows this token: 200, 401 for nobody, 403 without a right to the bucket.
+        """Return HTTP's status for a token: 200, 401 if unknown, 403 without a right to the bucket.
 
-        `name` is an object's, or what a list asks for, None where the bucket itself is meant.
+        `name` is an object's, or a list's prefix, None for the bucket itself.
         """
         shown = (token or "").removeprefix("Bearer ")
         account, boundary = self.narrow.get(shown, (shown.removeprefix("token-of-"), None))
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def body(self) -> bytes:
-        """TensorFlow sends in chunks, with a Content-Length beside them that then says nothing."""
+        """Read the body, which TensorFlow sends in chunks with a meaningless Content-Length."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         content = b""
@@ -432,7 +432,7 @@ class Compute(_Starts):
 
 @contextmanager
 def fake_gcs() -> Iterator[int]:
-    """fake-gcs-server on a loopback port, which is the result."""
+    """Run fake-gcs-server on a loopback port; return the port."""
     assert _SERVER.exists(), "the double of Google's storage is missing: make gcs"
     with socket.socket() as held:  # bound and not listening: nobody else is given the port, and the server may have it too
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -38,7 +38,7 @@ class Machines:
         self._lock = threading.Lock()
 
     def start(self, name: str, address: str) -> None:
-        """Boots an instance; the names of Google's are in its /etc/hosts, as nobody answers it for DNS."""
+        """Boot an instance; Google's names are in its /etc/hosts, as there is no DNS."""
         config = {
             "raw.lxc": f"lxc.net.0.ipv4.address = {address}/{self.range.prefixlen}\nlxc.net.0.ipv4.gateway = {self.gateway}",
             "boot.autostart": "false",
@@ -74,7 +74,7 @@ class Machines:
         return int(re.findall(r"counter packets (\d+)", table)[0])
 
     def state(self, name: str) -> str:
-        """RUNNING, STOPPING or TERMINATED, as the Compute API says it."""
+        """Return RUNNING, STOPPING or TERMINATED, like the Compute API."""
         if name in self._booting:
             return "RUNNING"
         if client(PROJECT).instances.get(name).status != "Running":
@@ -93,7 +93,7 @@ class Machines:
             self._booting.remove(name)
 
     def preempt(self, name: str) -> None:
-        """Powers one off as Google does: by ACPI, and for good after 30 s."""
+        """Power one off like Google: by ACPI, and by force after 30 s."""
         instance = client(PROJECT).instances.get(name)
         self._stopping.add(name)
         try:
@@ -104,7 +104,7 @@ class Machines:
             self._stopping.remove(name)
 
     def restart(self, name: str) -> None:
-        """Boots an instance again, whether it runs or not."""
+        """Boot an instance again, whether it runs or not."""
         instance = client(PROJECT).instances.get(name)
         if instance.status == "Running":
             instance.stop(force=True, wait=True)
@@ -114,7 +114,7 @@ class Machines:
         """Do nothing: a host asks for its metadata itself."""
 
     def stop(self, name: str) -> None:
-        """Takes an instance away."""
+        """Delete an instance."""
         remove(PROJECT, name)
 
     def run(self, name: str, *command: str) -> str:

@@ -144,7 +144,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def changes(kind: Kind, old_inputs: Props, old: Props, new: Props) -> Iterator[str]:
-    """Dotted paths of what is asked for and is not so, and of what is asked for no longer."""
+    """Yield dotted paths of inputs that differ from the state, and of inputs that were removed."""
     yield from _differ(new, old, "")
     yield from (key for key in old_inputs.keys() - new.keys() if key not in kind.kept)
 

@@ -32,7 +32,7 @@ class Records:
 
 
 def upload(google: Google, bucket: str, recipe: Recipe) -> None:
-    """Stands for an archive that was built and uploaded before."""
+    """Upload a placeholder of an archive that was built before."""
     url = f"http://127.0.0.1:{google.storage}/upload/storage/v1/b/{bucket}/o"
     parts = f'--x\r\nContent-Type: application/json\r\n\r\n{{"name": "{recipe.path}", "metadata": {{"sha256": "{"5a" * 32}"}}}}'
     body = f"{parts}\r\n--x\r\nContent-Type: application/gzip\r\n\r\narchive\r\n--x--\r\n"

@@ -1,4 +1,4 @@
-"""A Google cluster from its first boot to a model: the program's hosts, start-up script and stack folder; see doubles.py."""
+"""A Google cluster from its first boot to a model: hosts, start-up script, stack folder (doubles.py)."""
 
 from __future__ import annotations
 

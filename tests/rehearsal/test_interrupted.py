@@ -42,7 +42,7 @@ def leftovers(stack: Stack, *arguments: str) -> list[str]:
 
 
 def kill_in_mid_create(records: Cloud, stack: Stack) -> None:
-    """SIGKILL to `pulumi up` while its first host is made, which is made all the same."""
+    """Send SIGKILL to `pulumi up` while its first host is made, which is made all the same."""
     made, go_on, fill = threading.Event(), threading.Event(), records.world.after
 
     def hold(kind: str, name: str) -> None:
@@ -64,7 +64,7 @@ def kill_in_mid_create(records: Cloud, stack: Stack) -> None:
 
 
 def answer_too_late(records: Cloud, stack: Stack) -> None:
-    """Google makes a host and says that it did not."""
+    """Make a host, and answer that it was not made."""
     fill = records.world.after
 
     def refuse(kind: str, name: str) -> None:

@@ -122,7 +122,7 @@ class World:
         return made
 
     def delete(self, kind: str, id_: str) -> None:
-        """Takes something away; what is gone is no error, as it is none to the provider."""
+        """Delete a resource; a missing one is no error, as for the provider."""
         with self._lock:
             found = self.things.get((kind, id_))
             if found is None:
@@ -153,7 +153,7 @@ class World:
         found["currentStatus"] = "TERMINATED"
 
     def _needs(self, kind: str, inputs: Props) -> None:
-        """Refuses what names something that is not there, and an address that is taken."""
+        """Refuse references to missing resources, and an address that is taken."""
         links = {found.get("selfLink") for found in self.things.values()}
         wanted = [inputs["network"]] if kind in ("Subnetwork", "Router", "Firewall") else []
         if kind == "Instance":
@@ -169,7 +169,7 @@ class World:
             raise Refused(404, "The specified bucket does not exist.", "notFound")
 
     def _free(self, kind: str, id_: str) -> None:
-        """Refuses to take away what something else uses."""
+        """Refuse to delete a resource that another one uses."""
         key, kinds = _USES.get(kind, ("", ()))
         link = self.things[kind, id_].get("selfLink")
         for (of, other), found in self.things.items():
@@ -179,7 +179,7 @@ class World:
                 raise Refused(400, message, "resourceInUseByAnotherResource")
 
     def objects(self, bucket: str) -> list[tuple[str, str]]:
-        """Names and generations in a bucket, older versions too."""
+        """Return names and generations in a bucket, older versions too."""
         url = f"http://127.0.0.1:{self.google.storage}/storage/v1/b/{bucket}/o"
         found = requests.get(url, params={"versions": "true"}, timeout=limit()).json()
         return [(item["name"], item["generation"]) for item in found.get("items", [])]

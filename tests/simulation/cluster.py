@@ -310,7 +310,7 @@ class Cluster:
         return ""
 
     def kill_a_trainer(self) -> None:
-        """SIGKILL for somebody's trainer, which its supervisor finds out by itself."""
+        """Send SIGKILL to a trainer, which its supervisor detects by itself."""
         if running := [host.trainer for host in self.hosts if host.trainer]:
             self.world.random.choice(running).killed = True
 
@@ -412,7 +412,7 @@ class Cluster:
             self.world.wake(OPERATOR_COMES, self.pulumi_up)  # until then who lives has the others started
 
     def pulumi_up(self) -> None:
-        """Somebody brings every host back."""
+        """Start every host again."""
         for host in self.hosts:
             if not host.up:
                 host.power_on()

@@ -128,7 +128,7 @@ class Process:
             raise error
 
     def kill(self) -> None:
-        """SIGKILL, from outside."""
+        """Send SIGKILL, from outside."""
         if self.alive:
             self._pending = Killed()
             self.world.wake(0.0, self)

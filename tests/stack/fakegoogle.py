@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class FakeGoogle:
-    """`answers` maps a path to (status, JSON), or to a list of them, one for each time that it is asked."""
+    """A fake API; `answers` maps a path to (status, JSON), or to a list of them, one for each request."""
 
     answers: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)

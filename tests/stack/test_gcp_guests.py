@@ -24,7 +24,7 @@ OWN = '{"worker": "trainers@my-project-1.iam.gserviceaccount.com"}'
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Google has that subnet."""
+    """Let Google have that subnet."""
 
     def seen(spec: ClusterSpec, choice: Sequence[Place], *_: Any) -> Survey:
         found = unseen(spec, choice)

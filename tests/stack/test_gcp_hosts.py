@@ -1,4 +1,4 @@
-"""The hosts of the Google Cloud target: safety, addresses, machine types, disks, GPUs, spot and the startup script."""
+"""The hosts of the Google target: safety, addresses, machine types, disks, GPUs, spot, startup script."""
 
 from __future__ import annotations
 

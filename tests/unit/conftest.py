@@ -108,7 +108,7 @@ def standard(tmp_path: Path) -> Inventory:
 
 @pytest.fixture
 def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes ten hours pass at once for jobs that run on this machine."""
+    """Let ten hours pass at once for jobs that run on this machine."""
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
     for module in (processes, rehearsal, runs):

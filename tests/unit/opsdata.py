@@ -48,7 +48,7 @@ def put_job(ledger: Ledger, record: JobRecord) -> None:
 
 
 def put_log(folder: Path, lines: Iterable[Line], life: int = 1769860800) -> None:
-    """More lines of a replica's log, as one chunk of its folder, on a host or in the bucket."""
+    """Write more lines of a replica's log, as one chunk of its folder, on a host or in the bucket."""
     folder.mkdir(parents=True, exist_ok=True)
     there = [chunk for chunk in chunks_of(Folder(folder).sizes()) if chunk.life == life]
     offset = there[-1].end if there else 0

@@ -112,7 +112,7 @@ def _is(value: Any, name: str) -> bool:
 
 
 def check(caller: str, value: Any) -> None:
-    """AssertionError unless what a function of ops prints is as the page says."""
+    """Assert that a function of ops prints what the page documents."""
     assert caller in PRINTED, f"{caller} prints JSON of which docs/json.md knows nothing"
     told = PRINTED[caller]
     heading = told if isinstance(told, str) else next(told[key] for key in told if key in value or not key)

@@ -29,7 +29,7 @@ class Memory:
     """Chunks in memory; `asked` counts the bytes that were read."""
 
     def __init__(self, lines: list[bytes], sizes: list[int], rest: bytes = b"") -> None:
-        """Lines in chunks of so many lines each, and half a line behind them."""
+        """Write lines in chunks of these sizes, and half a line behind them."""
         self.files: dict[str, bytes] = {}
         self.asked = 0
         at = number = 0

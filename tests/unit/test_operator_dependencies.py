@@ -23,7 +23,7 @@ HEAVY = {"tensorflow-cpu", "tensorflow", "numpy", "keras", "tensorboard", "optun
 
 
 def installed(names: list[str]) -> set[str]:
-    """Distributions and all that follows from them."""
+    """Return distributions with all their dependencies."""
     found: set[tuple[str, frozenset[str]]] = set()
     waiting = [Requirement(name) for name in names]
     while waiting:
@@ -42,7 +42,7 @@ def operator() -> set[str]:
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names that a file imports when it is imported, or later."""
+    """Return the top-level names that a file imports when it is imported, or later."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):

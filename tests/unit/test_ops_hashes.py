@@ -20,7 +20,7 @@ def own_cache(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def pinned(name: str, version: str, digest: str) -> str:
-    """Lines as pip-compile writes them."""
+    """Return lines like pip-compile's."""
     return f"{name}=={version} \\\n    --hash=sha256:{digest} \\\n    --hash=sha256:{_WRONG}\n    # via mine\n"
 
 

@@ -237,7 +237,7 @@ def test_the_state_of_another_version(tmp_path: Path, pulumi: Pulumi) -> None:
 
 
 def without(key: str) -> str:
-    """Outputs whose first host lacks something."""
+    """Return outputs whose first host lacks a key."""
     found = json.loads(outputs())
     known = json.loads(found["inventory"])
     known["hosts"][0].pop(key)

@@ -59,7 +59,7 @@ def told(inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def summaries(folder: Path, *values: tuple[str, int, float], old: bool = False) -> None:
-    """Scalars as TensorFlow 2 writes them, in tensors, or as TensorFlow 1 did."""
+    """Write scalars like TensorFlow 2, in tensors, or like TensorFlow 1."""
     writer = EventFileWriter(str(folder))
     for tag, step, value in values:
         kind: dict[str, Any] = {"simple_value": value}

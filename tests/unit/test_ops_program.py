@@ -21,7 +21,7 @@ _SCRIPT = "import os\nimport helper\nimport parts.one\nfrom parts import two\nim
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Scripts and programs that are no package, and the user's own working directory."""
+    """Write scripts and programs that are no package, as in a user's working directory."""
     root = tmp_path / "work"
     (root / "parts").mkdir(parents=True)
     (root / "train.py").write_text(_SCRIPT)

@@ -226,7 +226,7 @@ def ssh(cluster: Cluster) -> Iterator[tuple[Ssh, paramiko.Transport]]:
 
 
 def answered(there: paramiko.Transport, answer: bytes) -> threading.Thread:
-    """Meanwhile one request is read and answered so, and the connection closed."""
+    """Read and answer one request in the background, and close the connection."""
 
     def work() -> None:
         channel = there.accept(60)

@@ -133,7 +133,7 @@ def bucket(submission: Submission) -> Bucket:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases are renewed all the time."""
+    """Renew leases all the time."""
     monkeypatch.setattr(module, "_RENEW_SECONDS", 0.01)
 
 

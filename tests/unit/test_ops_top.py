@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> Counted:
 
 @pytest.fixture
 def ledger(store: Counted) -> Ledger:
-    """job01 has the master and a worker, of which the bucket knows the master; job02 waits for all."""
+    """Write job01, which has the master and a worker, with the master's record; job02 waits for all."""
     ledger = Ledger(store)
     entries = [Entry("job01", ["master-0", "worker-0"], held=True), Entry("job02", ["master-0", "ps-0"], priority=2)]
     ledger.change_queue(lambda _: Queue(entries))

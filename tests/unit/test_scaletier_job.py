@@ -54,7 +54,7 @@ def job(**changed: Any) -> scaletier.Job:
 
 @pytest.fixture
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
-    """Runs a job in this process; its exit code."""
+    """Run a job in this process; return its exit code."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return lambda made, *flags: scaletier.main(made, [f"--job-dir={tmp_path}", "--max-steps=4", *flags])

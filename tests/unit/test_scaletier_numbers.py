@@ -316,7 +316,7 @@ def test_a_round_begins_with_what_the_servers_hold_by_then_and_adds_its_share() 
 
 
 def deep() -> Any:
-    """Much of what a model may have, and nothing that is random."""
+    """Return a model with most kinds of layers, and nothing random."""
     words = keras.Input((4,), dtype="int64", name="words")
     x = keras.layers.Flatten()(keras.layers.Embedding(9, 3)(words))
     x = keras.layers.Dense(6, "relu", kernel_regularizer="l2", name="middle")(x)
@@ -338,7 +338,7 @@ def one() -> Any:
 
 
 def masked() -> Any:
-    """Word 0 is none, for the layers, the loss and the metrics."""
+    """Return a model in which word 0 is masked, for the layers, the loss and the metrics."""
     words = keras.layers.Embedding(9, 3, mask_zero=True)
     layers = [words, keras.layers.Dense(4, "tanh"), keras.layers.Dense(2, name="out")]
     return keras.Sequential([keras.Input((4,), dtype="int64"), *layers], name="masked")

@@ -61,7 +61,7 @@ def dense(units: int = 1, **more: Any) -> Callable[[], Any]:
 
 
 def stack(*made: Callable[[], Any], given: Any = (WIDTH,), kind: str = "float32", out: int = 1) -> Callable[[], Any]:
-    """Layers, one after the other, and a last one of `out` units."""
+    """Return layers, one after the other, and a last one of `out` units."""
 
     def make() -> Any:
         inner = [one() for one in made]

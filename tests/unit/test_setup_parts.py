@@ -272,7 +272,7 @@ def test_another_state_has_its_own_passphrase(checkout: Path) -> None:
 
 
 def stack(root: Path, selects: str = "true", outputs: str = "true", **env: str) -> subprocess.CompletedProcess[str]:
-    """`make stack` with a Pulumi that writes down what opens the stack that it makes."""
+    """Run `make stack` with a Pulumi that records how it opens the stack that it makes."""
     sealed = 'echo "${PULUMI_CONFIG_PASSPHRASE-$(cat "$PULUMI_CONFIG_PASSPHRASE_FILE")}" >sealed'
     case = f"case $1$2 in stackinit) {sealed} ;; stackselect) {selects} ;; stackoutput) {outputs} ;; esac"
     program(root / ".venv/bin/pulumi", case)

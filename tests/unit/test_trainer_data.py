@@ -22,7 +22,7 @@ COUNT = FILES * EACH
 
 
 def write(directory: Path, suffixes: list[str]) -> list[str]:
-    """Files of records whose first pixel is their number."""
+    """Write files of records whose first pixel is their number."""
     split = Split(b"".join(bytes([number]) + bytes(783) for number in range(COUNT)), bytes(n % 10 for n in range(COUNT)))
     files = []
     for index in range(FILES):

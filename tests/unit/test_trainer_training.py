@@ -21,7 +21,7 @@ COUNT = 40
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images whose first pixels tell the digit: something that a few steps can learn."""
+    """Write images whose first pixels encode the digit, so that a few steps can learn it."""
     directory = tmp_path_factory.mktemp("data")
     labels = bytes(number % 10 for number in range(COUNT))
     images = b"".join(bytes([255 if pixel // 20 == label else 0 for pixel in range(784)]) for label in labels)

@@ -80,7 +80,7 @@ def test_it_is_of_the_group_of_who_starts_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Callable[[str], Unit]]:
-    """Starts trials, each a line of shell, in units of their own."""
+    """Start trials, each a line of shell, in units of their own."""
     host = Host(tmp_path)
     (scratch := host.state / "trials/trial-0abc").mkdir()
     start = launching(Launcher(host.address, str(host.bucket)), "job01", host.package)

@@ -128,7 +128,7 @@ def test_a_narrow_range_has_digits_enough_to_tell_its_places_apart() -> None:
 
 
 def bowl(tried: dict[str, str]) -> float:
-    """Best at rate 0.01 and 48 units with adam."""
+    """Return a value that is best at rate 0.01 and 48 units with adam."""
     return (math.log10(float(tried["rate"])) + 2) ** 2 + ((int(tried["units"]) - 48) / 16) ** 2 + (tried["kind"] == "sgd")
 
 
