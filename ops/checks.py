@@ -17,7 +17,7 @@ Check = Callable[[Any, str], Any]
 RESTART_POLICIES = ("replica", "all")
 SUCCESS_POLICIES = ("chief", "all")
 STOP_SIGNALS = ("main", "all")
-# What a job may lose: the chief, which is the master, it never can.
+# The roles that a job may lose: never the chief, which is the master.
 LOSABLE = (Role.WORKER, Role.PS, Role.EVALUATOR)
 # A duration as Google's APIs spell it: "3600s", "3.5s".
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)s")
@@ -210,7 +210,7 @@ EXIT_KEYS: Mapping[str, Check] = {
     "gracePeriod": seconds_or_none,
     "stopSignal": one_of(STOP_SIGNALS),
 }
-"""How a job ends, in the names of `jobs.records.Plan`."""
+"""The keys for the end of a job, in the names of `jobs.records.Plan`."""
 
 
 def check_exit_codes(given: Mapping[str, Any], path: str) -> None:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Job", "OpsError"]
 _WAIT_SECONDS, _CANCEL_SECONDS = 1.0, 0.5
-"""Between two looks at a job."""
-# A leader that is gone is replaced first, and hosts that say nothing are waited for.
+"""Between two polls of a job."""
+# A lost leader is replaced first, and unresponsive hosts are waited for.
 _SLACK_SECONDS = 6 * lease.SECONDS
 OnPoll = Callable[[JobRecord], None]
 """Called with a job's record each time it was read and the job has not ended."""

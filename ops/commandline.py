@@ -32,11 +32,11 @@ HELP = ("-h", "--help")
 _HELP_WORD = "help"
 SHORT = {"job": "j", "follow": "f", "lines": "n"}
 """The flags that have a short form, which means the same in every task."""
-# Flags before the task that are of use here: name and short form.
+# Useful flags before the task: name and short form.
 _CORE = {"help": "h", "list": "l", "version": "V", "debug": None, "stack": None, "project": None}
 
 
-# The modules of tasks/, each with what its tasks are about.
+# The modules of tasks/, each with its topic.
 NOUNS = {
     "jobs": "Jobs",
     "results": "What a job made",

@@ -13,10 +13,10 @@ UNITS = "/etc/systemd/system"
 UNIT_CONF, TIMER_CONF, TRAINER_CONF = (
     f"{UNITS}/{name}.d/host.conf" for name in (JOBS_UNIT, "scaletier.timer", "scaletier-trainer.service")
 )
-"""What a host is told of the units that it has."""
-# What systemd leaves the unit of the host's memory: sshd and journald must live when a trainer eats it all.
+"""The drop-ins with a host's own settings of its units."""
+# The unit's share of the host's memory: sshd and journald must survive a trainer that uses all of it.
 MEMORY_SHARE = 0.9
-# Threads that a trainer may have: libraries start a pool of each kind for every processor.
+# The limit of a trainer's threads: libraries start a pool of each kind for every processor.
 _TASKS, _TASKS_A_CPU = 512, 256
 
 

@@ -23,11 +23,11 @@ os.environ.setdefault{PLAIN}
 """Lines of Python, behind `import os, sys, types`, by which TensorBoard does without TensorFlow: it starts in a fifth of the
 time, leaves the memory to the training, and reads what fsspec reads."""
 METRICS = "metrics.json"
-"""What a trainer may write of its metrics."""
+"""The optional file of a trainer's metrics."""
 EVALUATION = "evaluation.json"
-"""What a trainer may write of its final evaluation."""
+"""The optional file of a trainer's final evaluation."""
 _EVENTS = "tfevents"
-# Where trainers since Cloud ML's leave models for prediction.
+# The folder of exported models, as in Cloud ML.
 _EXPORTS = "export/"
 
 

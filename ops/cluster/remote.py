@@ -21,15 +21,15 @@ from ops.cluster.fanout import Done, Outcome, fan_out, first_of
 from ops.errors import HostError, HostsError, UsageError
 
 T = TypeVar("T")
-# What goes wrong is raised; paramiko's threads would print it with a traceback as well.
+# Errors are raised; paramiko's threads would also print them with a traceback.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-# For the address to answer, and then for its sshd's banner and its login: all of a machine's hosts may be busy.
+# Limits for the address, then for sshd's banner and the login: all of a machine's hosts may be busy.
 CONNECT_SECONDS = 15
 SSHD_SECONDS = 20
 LOOK_SECONDS = 60.0
 """The limit of a short command on a host: more than connecting to it may take, so that none is cut off that is only slow."""
 _STAGGER_SECONDS = 0.7
-# A host that lost its power says nothing: after so long without an answer to our own packets it is gone.
+# A host without power closes no connection: after this long without an answer to keepalives it is lost.
 _SILENT_SECONDS = 30
 _CHUNK = 1 << 15
 _BURST = 1 << 18
@@ -202,7 +202,7 @@ class Fleet:
                 channel.set_combine_stderr(True)
                 channel.exec_command(command)
                 if stdin is not None:
-                    # A command that ends before it has read all says why by its exit code.
+                    # A command that ends before it has read all explains that by its exit code.
                     with contextlib.suppress(OSError):
                         for part in (stdin,) if isinstance(stdin, bytes) else stdin:
                             for start in range(0, len(part), _BURST):  # sendall copies all that it has left for each packet
@@ -300,7 +300,7 @@ class Fleet:
         except paramiko.SSHException as error:
             if "not found in known_hosts" in str(error):
                 raise HostError(name, f"{where} has a host key that is not recorded here: run fab connect") from None
-            # A proxy that ends, or an sshd that has not started yet, is no banner.
+            # A proxy that ends, or an sshd that has not started yet, sends no banner.
             why = "" if "protocol banner" in str(error) else f" as a host does: {error}"
             raise HostError(name, f"{where} does not answer{why}") from error
         except (OSError, EOFError, socket.gaierror) as error:

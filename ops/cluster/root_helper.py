@@ -1,4 +1,4 @@
-"""Command lines of the one program that runs as root on a host for `fab`, and that checks all its arguments.
+"""Command lines of the one program that runs as root on a host for `fab` and checks its arguments.
 
 It also runs programs of fab in a sandbox: a unit that lives as long as they do, and takes what a job leaves of the host.
 """
@@ -13,7 +13,7 @@ from infra.inventory import Host
 
 PROGRAM = "/usr/lib/scaletier/host"
 MEMORY_SHARE = 0.4
-"""What a sandbox may take of a host's memory. A job may take most of it, and comes first."""
+"""The limit of a sandbox's share of a host's memory. A job may take most of it, and comes first."""
 _LENDING, _PORT = "cd /opt/scaletier && venv/bin/python -m replica.lending", "@port@"
 
 

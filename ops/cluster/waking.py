@@ -17,10 +17,10 @@ from ops.errors import HostError, HostsError, UsageError
 _TOKEN_SECONDS = 60.0
 _ASK_SECONDS = 90.0
 _PAUSE_SECONDS = 5.0
-# A start that was accepted may come to nothing, and one that is asked for twice does no harm.
+# An accepted start may fail, and a repeated request does no harm.
 _AGAIN_SECONDS = 60.0
 SECONDS = 300.0
-"""So long a host may take from its start until it answers."""
+"""The most seconds from a host's start until it answers."""
 
 
 def startable(inventory: Inventory, names: Collection[str]) -> list[str]:

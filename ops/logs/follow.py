@@ -27,12 +27,12 @@ from ops.logs.readings import read
 _AGAIN_SECONDS = 2.0
 _BACKLOG_SECONDS = 1.0
 _LOOK_SECONDS, _LAST_LOOK_SECONDS = 1.0, 0.25
-"""Between two looks at the job's record while it goes on, and once it has ended."""
+"""Between two polls of the job's record while it runs, and once it has ended."""
 # The leader stops the others when the job has ended: their last lines are part of the story.
 _OTHERS_SECONDS = 20.0
-# And those that have ended look for what the job wrote beside JOB_DIR, before its folders go.
+# Ended replicas then look for files that the job wrote beside JOB_DIR, before its folders are deleted.
 _UNSAVED_SECONDS = 50.0
-# So often a host is asked for its last lines where the connection breaks at the end; one that never answered once.
+# The number of requests for a host's last lines if the connection breaks at the end; one for a host that never answered.
 _LAST_TRIES = 3
 
 
@@ -61,7 +61,7 @@ Event = Line | Note | JobRecord | Replicas | Waiting
 TICK = Note("")
 """Nothing has happened for a moment."""
 _TICK_SECONDS = 0.25
-# What the leader says in its log when it has changed the job's record.
+# The leader's log line after a change of the job's record.
 _TURN = re.compile(rf"job ({'|'.join(JobState)})\b")
 
 
@@ -96,7 +96,7 @@ class Follower:
         self._replicas = list(replicas)
         several = len(self._replicas) > 1
         self._window = WINDOW_SECONDS if several else 0.0
-        # At first every log's last lines come at once, from some hosts later than from others.
+        # At first every log's last lines arrive at once, from some hosts later than from others.
         backlog = several and wanted.lines != 0
         self._merge: Merge[Line, Event] = Merge(self._replicas, _BACKLOG_SECONDS / 2 if backlog else self._window)
         self._ending, self._left = threading.Event(), threading.Event()
@@ -289,6 +289,6 @@ class Follower:
         looking = [r for r in replicas if r.state is ReplicaState.EXITED and r.startTime and r.unsaved is None]
         if running and seconds > _OTHERS_SECONDS:
             running = []
-        # All are looked at, which starts their time.
+        # All are evaluated, which starts their timers.
         silent = [self._silence.see(r.name, (r.life, r.beat)) for r in (*running, *looking)]
         return all(each >= Plan.lostAfterSeconds for each in silent)

@@ -28,9 +28,9 @@ from serving.records import Model, Version, VersionState, folder_of
 
 PACKAGE = HERE / "predictor"
 _MODULE = "predictor.task"
-# Of the model server, what says how a request and an answer look: a batch is answered as it answers.
+# The model server's modules that define requests and answers: a batch has the same format.
 _SERVER = tuple(f"serving/{name}.py" for name in ("__init__", "fetched", "rest"))
-# What a replica has to do before it is worth its start: some ten thousand images of MNIST, a few seconds of a processor.
+# The bytes that make a replica worth its start: some ten thousand images of MNIST, a few seconds of a processor.
 _PAYS = 8_000_000
 _GLOB = re.compile(r"[*?\[]")
 _URL = re.compile(r"gs://[^/]+")
@@ -79,7 +79,7 @@ def prepare(cluster: Cluster, asked: Asked) -> Submission:
         module=_MODULE,
         replicas=_replicas(inventory, sum(inputs.values()), asked.replicas),
         job_dir=output,
-        # By name, as hosts show a program what its command line names.
+        # By name, as hosts mount the paths of a program's command line.
         more_args=[
             *("--data", asked.pattern, "--model", f"{inventory.bucket}/{source}"),
             *(["--signature", asked.signature] if asked.signature is not None else []),

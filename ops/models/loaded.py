@@ -13,7 +13,7 @@ from serving.records import LoadState
 
 _LOAD_SECONDS = 180.0
 _AGAIN_SECONDS = 5.0
-# A server that does not answer for so long is down: it may need a minute to start on a busy host.
+# A server that does not answer for this long is down: it may need a minute to start on a busy host.
 _DOWN_SECONDS = 120.0
 _GONE_SECONDS = 10.0
 _POLL_SECONDS = 0.2

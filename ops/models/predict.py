@@ -18,7 +18,7 @@ from ops.models import reach
 from ops.models.known import catalog_of, existing_version, served_model
 from serving.records import VersionState
 
-# For a server that starts, and loads the model.
+# The time for a server to start, and to load the model.
 _READY_SECONDS = 180.0
 _POLL_SECONDS = 0.5
 _STDIN = "-"
@@ -143,7 +143,7 @@ def show(predictions: list[Any]) -> None:
         terminal.table(("PREDICTIONS",), [(_cell(row),) for row in predictions])
         return
     names = sorted({name for row in predictions for name in row}, key=lambda name: (name != "key", name))
-    # A signature may give the same values under two names, for clients of two kinds: once is enough for the eye.
+    # A signature may return the same values under two names, for two kinds of clients: the table shows them once.
     columns = [
         name
         for index, name in enumerate(names)

@@ -24,8 +24,8 @@ from ops.models.server import LOOPBACK
 NOBODY = 0
 """The status of an answer that did not come, as nobody listens."""
 HEALTH = "/health"
-# Another server may have what this one lacks: a process, a version that it has heard of or loaded, room for one more request.
-# Where none has, that which comes last here says most.
+# Another server may have what this one lacks: a process, a version that it knows or has loaded, room for one more request.
+# If none has, the last of these statuses is the most specific.
 _ANOTHER = (NOBODY, 404, 500, 503)
 _SECONDS = 60.0
 _OPEN_SECONDS = 60.0

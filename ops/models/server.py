@@ -24,7 +24,7 @@ START_SECONDS = 120.0
 _NEW = "/opt/scaletier/.server"
 _CONF = f"{UNITS}/{SERVING_UNIT}.d/host.conf"
 _CODE = ("jobs", "serving")
-# What a server may take of its host's memory where jobs run, which may take most of it and come first, and where none does.
+# A server's share of its host's memory beside jobs, which may take most of it and come first, and without jobs.
 MEMORY_SHARE_BESIDE_JOBS, MEMORY_SHARE = 0.4, 0.9
 
 

@@ -28,7 +28,7 @@ _START_SECONDS = 120.0
 _BEAT_SECONDS = 10.0
 _SILENCE_SECONDS = 60
 _LOOPBACK = "127.0.0.1"
-# Runs on the host. It ends when stdin does, as when fab is killed, or when nothing comes any more, as when the laptop is gone.
+# Runs on the host. It ends with stdin, if fab is killed, or if no more sign of life arrives, if the laptop is off.
 _SERVE = f"""
 import os, select, signal, sys, threading, time, types
 def watch():
@@ -50,7 +50,7 @@ def command(host: Host, logdir: str, title: str) -> str:
     flags = ["--logdir", logdir, "--window_title", title, "--host", _LOOPBACK, "--port", "0"]
     loading = ["--reload_interval", str(_RELOAD_SECONDS), "--load_fast=false"]  # the fast loader cannot read every bucket
     scheme, is_url, _ = logdir.partition("://")
-    # fsspec would go on with the sizes and names that it saw first.
+    # fsspec would cache the sizes and names that it read first.
     fresh = [f'FSSPEC_{scheme.upper()}={{"use_listings_cache": false}}'] if is_url else []
     return root_helper.reading(host, ["env", *fresh, PYTHON, "-c", _SERVE, *flags, *loading])
 

@@ -95,7 +95,7 @@ def delete_version(cluster: Cluster, model: str | None, version: str | None, sur
     check_change(lambda: record.deleted(chosen.name))
     if not sure:
         terminal.confirm(f"delete version {chosen.name} of model {record.name}, {terminal.size(chosen.size)}")
-    # First it is no version any more, then its files go: whoever is interrupted in between has left no half of one.
+    # The version goes before its files: an interruption in between leaves no incomplete version.
     after = changed(catalog, record.name, lambda record: record.deleted(chosen.name))
     cluster.bucket.remove(folder_of(record.name, chosen.name))
     if as_json:

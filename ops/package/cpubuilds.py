@@ -8,7 +8,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 TORCH_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
-# By the name of a distribution, that of its build for processors, in the same versions, under which the same is imported.
+# Names of distributions, with those of their CPU builds, which have the same versions and modules.
 _BY_NAME = {"tensorflow": "tensorflow-cpu", "xgboost": "xgboost-cpu"}
 _TORCH = ("torch", "torchvision", "torchaudio")
 _CUDA = "and-cuda"

@@ -38,7 +38,7 @@ from ops.checks import (
 from ops.errors import UsageError
 
 FILE = "scaletier.yaml"
-# The library for trainers, as a package has it beside its own files.
+# The training library's folder beside a package's own files.
 LIBRARY = "scaletier"
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MINOR = re.compile(r"[0-9]+\.[0-9]+")
@@ -239,7 +239,7 @@ def check_tensorflow(told: Declared, package: str, lines: Iterable[str], whole: 
 def read_archive(archive: bytes, package: str) -> Declared:
     """Parse the declaration in a package.tar.gz."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        # Of everything else the name is enough.
+        # For all other files the name is enough.
         names = (f"{package}/{FILE}", f"{LIBRARY}/{FILE}")
         members = {entry.name: tar.extractfile(entry) if entry.name in names else None for entry in tar}
         return read({name: opened.read() if opened else b"" for name, opened in members.items()}, package)

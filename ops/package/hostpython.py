@@ -23,7 +23,7 @@ from ops.errors import UsageError
 REQUIREMENTS = HERE / "trainer" / "requirements.txt"
 CONSTRAINTS = HERE / "constraints.txt"
 NAMES = Path(__file__).with_name("hosts.txt")
-# What a requirement's marker means there, besides the versions of Python.
+# The hosts' values of environment markers, besides the versions of Python.
 _ENVIRONMENT = {
     "implementation_name": "cpython",
     "os_name": "posix",
@@ -40,7 +40,7 @@ EDITABLE = ("-e ", "--editable")
 _PATHS = (".", "/")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
-# A distribution that is another by name alone, and the one that the hosts have.
+# Another name of a distribution, and the name that the hosts have.
 _ALIASES = {"tensorflow": TENSORFLOW}
 
 

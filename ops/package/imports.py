@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ops.errors import UsageError
 
-# What a module may fail to import without harm: it has said so itself.
+# The exceptions of a handled import, whose failure is harmless.
 _GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 

@@ -23,7 +23,7 @@ MEGABYTE = 1_000_000
 LIMIT = 250 * MEGABYTE
 _PROJECT = ("setup.py", "pyproject.toml")
 _METADATA = (*_PROJECT, "setup.cfg")
-# What the hosts have; importing all that finds out what others want takes time.
+# The hosts' packages; importing the modules that inspect dependencies takes time.
 _HOSTS_HAVE = HERE / "trainer" / "requirements.txt"
 _SKIPPED_DIRS = frozenset(
     {
@@ -43,7 +43,7 @@ _SKIPPED_FILES = (".pyc", ".pyo", ".swp")
 # The library for trainers goes with a package that imports it, as it is here.
 _LIBRARY = HERE / declared.LIBRARY
 _EXECUTABLE = 0o100
-# What earlier builds left in a project: a new one would take it in.
+# Leftovers of earlier builds in a project, which a new one would include.
 _BUILT = re.compile(r"[^/]+/(build|dist)/|.*\.egg-info/")
 
 
@@ -226,8 +226,8 @@ def entry_point(path: str | Path, script: str) -> tuple[str, str, str] | None:
     declares = re.compile(rf"""(?:^|["'\s]){re.escape(script)}["']?\s*=\s*["']?([\w.]+):([\w.]+)""", re.MULTILINE)
     for name in _METADATA:
         file = Path(path, name)
-        if file.is_file() and (found := declares.search(file.read_text(errors="replace"))):
-            return name, found[1], found[2]
+        if file.is_file() and (entry := declares.search(file.read_text(errors="replace"))):
+            return name, entry[1], entry[2]
     return None
 
 

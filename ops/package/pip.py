@@ -89,7 +89,7 @@ class _Progress:
         """Take in a line."""
         if file := _FILE.search(line):
             name, size = file[1], round(float(file[2]) * _UNITS[file[3]])
-            # Of a package whose versions are tried one after the other, the last one counts.
+            # If pip tries several versions of a package, the last one counts.
             project = canonicalize_name(name.partition("-")[0])
             self._sizes[project], self._now = (name, size), project
             self._check(dict(self._sizes.values()))

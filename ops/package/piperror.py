@@ -26,7 +26,7 @@ _NO_HASH = re.compile(
     re.MULTILINE,
 )
 _UNREACHABLE = ("NewConnectionError", "ConnectTimeoutError", "Temporary failure in name resolution", "ReadTimeoutError")
-# Tried versions are listed; the newest say enough.
+# Tried versions are listed; the newest are enough.
 _SHOWN_VERSIONS = 5
 
 

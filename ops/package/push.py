@@ -19,12 +19,12 @@ STATE_DIR = "/var/lib/scaletier"
 PYTHON = "/opt/scaletier/venv/bin/python"
 READY, FAILED = "ready", "failed: "
 CODE_DIR = "/opt/scaletier"
-# Code and a package arrive beside what is there, where nobody but root looks.
+# Code and a package arrive beside the present ones, in a folder for root alone.
 NEW_DIR = f"{CODE_DIR}/.new"
-# What runs on a host, and what is told apart by its version there.
+# The packages that run on a host, identified there by their version.
 CODE = ("jobs", "replica", "tuner")
 VERSION = "replica/VERSION"
-# A host that makes itself of an image at each boot says here how far it is; others are ready when they answer.
+# A host that sets itself up at each boot reports its progress here; others are ready when they answer.
 _STATE = (
     f"state=$(cat /run/scaletier-state 2>/dev/null || {{ [ -x {PYTHON} ] && echo {READY} || echo preparing; }}); "
     f'[ "$state" != {READY} ] || [ -e {PROGRAM} ] || state="{FAILED}it is older than this scaletier: pulumi up"; '

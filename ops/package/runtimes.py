@@ -34,10 +34,10 @@ _BASE = "/usr/bin/python3"
 _TELL_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 _SITE = f"lib/python{PYTHON}/site-packages"
 _TENSORFLOW_2 = re.compile(r"2\.\d{1,2}(\.\d{1,2})?")
-# What a manifest may tell.
+# The valid content of a manifest.
 _PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# The name of a file that was given becomes part of a folder's.
+# The name of the requirements file becomes part of the folder's.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.]+")
 
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 IGNORE_FILE, GIT_IGNORE_FILE = ".scaletierignore", ".gitignore"
-# They hold the keys of stacks, and are never sent: what is in the bucket, or in a package, every trainer can read.
+# They hold the keys of stacks, and are never sent: every trainer can read the bucket and packages.
 _KEY_FOLDERS = frozenset({".scaletier", ".pulumi-state", ".pulumi"})
 _SHOWN = 5
-# Folders that link to one another make more paths than anybody could mean.
+# Folders that link to one another make more paths than intended.
 _MOST_LINKED_FOLDERS = 10_000
 
 

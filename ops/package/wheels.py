@@ -38,7 +38,7 @@ def project(root: Path, files: Mapping[str, bytes]) -> Path:
     parts += [history.state.encode()] if history else []
 
     def make(into: Path, step: terminal.Step) -> None:
-        # In a copy, because a build leaves things behind, and takes in what an earlier one left.
+        # In a copy, because a build leaves files behind, and includes those of an earlier one.
         with tempfile.TemporaryDirectory() as folder:
             top = history.top.resolve() if history else root.parent
             copy, below = Path(folder) / top.name, root.relative_to(top)

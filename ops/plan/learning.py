@@ -20,7 +20,7 @@ from ops.plan.scaling import Prediction
 
 REPLICAS = "1,2,5"
 _MOST_REPLICAS = 16
-# What the names of Keras's losses and metrics have of which less is better.
+# Parts of the names of Keras's losses and metrics of which less is better.
 _SMALLER = re.compile(
     r"loss|error|entropy|perplexity|divergence|hinge|poisson|log_?cosh|(^|[^a-z])r?m[as][ep](le)?([^a-z]|$)", re.IGNORECASE
 )
@@ -175,7 +175,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Law:
         law = Law((p * qq - q * pq) / determinant, (q * pp - p * pq) / determinant)
         if law.least >= 0 and law.noise >= 0:
             return law
-    # Where one of both would be negative, the best is with that one 0.
+    # If one of the two would be negative, the best fit has it at 0.
     return min(
         (Law(p / pp, 0.0), Law(0.0, q / qq)), key=lambda law: sum((law.least * p + law.noise * q - 1) ** 2 for p, q in rows)
     )

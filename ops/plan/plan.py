@@ -35,14 +35,14 @@ from ops.train.config import RUNTIME_KEYS, arguments_of, chosen_strategy, read_c
 PLANS = ROOT / ".cache" / "plans"
 TIERS = (ScaleTier.STANDARD_1, ScaleTier.PREMIUM_1)
 Model = Callable[[Work, Shape], Prediction]
-# By what a strategy declares as its exchange.
+# By a strategy's declared exchange.
 MODELS: dict[str, Model] = {"servers": asynchronous, "all-reduce": synchronous}
 _TOPOLOGY = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _SHORTEST_SECONDS = 5.0
 _MEGA = 1e6
 _ENDLESS = "1000000000"  # steps: --seconds ends it
 _FLOAT_BITS = 32
-# A job has so many evaluations on its way to a target, and one of which nobody knows the steps one after each so many.
+# The evaluations of a run to a target; they are _LOOK_STEPS apart if the job's steps are unknown.
 _LOOKS = 80
 _UNTIL_SECONDS = 300.0
 _LOOK_STEPS = 25

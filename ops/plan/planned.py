@@ -80,7 +80,7 @@ def compared(cluster: Cluster, record: JobRecord) -> Checked:
     if measured is None:
         raise UsageError(f"{job_id} logged too few Train lines to tell its speed: compare a job of more steps")
     planned = Work(**content["work"])
-    # A period that was chosen as the job ran is known from its log alone.
+    # A period that was chosen while the job ran is only in its log.
     work = replace(planned, period=period_of(whole["args"], messages, declared.plan))
     prediction = predict(work, inventory, chosen_strategy(whole["args"]), content["vcpusPerCpu"], declared)
     learned = learned_of(content, whole["args"], declared)

@@ -18,10 +18,10 @@ from pathlib import Path
 from ops.cluster.inventory import ROOT
 from ops.errors import UsageError
 
-# What local hosts mount, as `make image` leaves it; by its list, so there may be some.
+# The runtimes that local hosts mount, as `make image` builds them, one for each list of packages.
 HOSTS_PYTHONS = ROOT / ".cache" / "hosts"
 END_SECONDS = 20.0
-"""So long a process may take to end once it has SIGTERM."""
+"""The most seconds that a process may take to end after SIGTERM."""
 _DRAIN_SECONDS = 1.0
 
 
@@ -49,7 +49,7 @@ class Running:
         reader = threading.Thread(target=self._read, args=(index,), daemon=True)
         reader.start()
         self._processes[index].wait()
-        # What it has printed comes at once; who still holds its stdout is a child that it left, and not waited for.
+        # Its output arrives at once; a child that still holds its stdout is not waited for.
         reader.join(_DRAIN_SECONDS)
         self._lines.put((index, None))
 

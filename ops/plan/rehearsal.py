@@ -15,13 +15,13 @@ from ops import terminal
 from ops.errors import OpsError, UsageError
 from ops.plan.processes import Running, Start, python_here, running
 
-# The first lines tell of tracing and of caches that fill.
+# The first lines include tracing and cold caches.
 _WARM_UP_LINES = 2
 _NEEDED_LINES = _WARM_UP_LINES + 2
 _COUNT_SECONDS = 120.0
 # Until the first Train line: TensorFlow is imported, data are read, the first step is traced.
 _START_SECONDS = 120.0
-# float32 without what an optimizer keeps of each variable, which does not travel.
+# float32 without the optimizer's state of each variable, which is not transferred.
 _COUNT = """
 import re, sys, tensorflow as tf
 reader = tf.train.load_checkpoint(sys.argv[1])
@@ -104,7 +104,7 @@ def parameter_bytes(folder: Path) -> int:
     Raises:
         UsageError: if there is none.
     """
-    # An exported model has more: what its optimizer keeps has no names there.
+    # An exported model has more: its optimizer's state has no names there.
     checkpoints = sorted(folder.rglob("*.index"), key=lambda path: (not _exported(path), path.stat().st_mtime))
     if not checkpoints:
         raise UsageError("the trainer left no checkpoint below its --job-dir to count its parameters in: give --parameters-mb")

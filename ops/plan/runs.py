@@ -25,7 +25,7 @@ from ops.plan.rehearsal import failure
 from ops.train.environment import USUAL
 
 _EVAL_LINE = "Eval, step 990: loss: 0.400, accuracy: 0.890"
-# What they learned is thrown away, so nobody waits for a long save.
+# The result is discarded, so there is no wait for a long save.
 _GRACE_SECONDS = 5.0
 _TRAIN = re.compile(r"Train \[(\w+/\d+)\], step (\d+):")
 _LATE = 0.25

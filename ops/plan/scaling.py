@@ -87,7 +87,7 @@ def asynchronous(work: Work, shape: Shape) -> Prediction:
     hops = _EXCHANGE_HOPS * HOP_SECONDS if each_way else 0.0
     transfer = [2 * each_way / machine.bandwidth + hops for machine in shape.trainers]
     limits = {
-        # What the replicas would do if nothing else were slow, named after what a round mostly waits for.
+        # The rate of the replicas if nothing else were slow, named after the longest part of a round.
         "compute" if sum(compute) >= sum(transfer) else "a worker's network": sum(
             1 / (busy + waits) for busy, waits in zip(compute, transfer, strict=True)
         ),

@@ -39,7 +39,7 @@ _FULL = 90
 _CLOCK_SECONDS = 5.0
 _SECRET, _SHORTEST = "[secret]", 4
 _TARGET = re.compile(rb'"notify":"(?:[^"\\]|\\.)+"')
-# How a text is in one or another of the files.
+# The encodings of a text in the files.
 _WRITTEN: tuple[Callable[[str], str], ...] = (
     str,
     terminal.harmless,

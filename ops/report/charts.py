@@ -33,7 +33,7 @@ COLOURS = 8
 _VERSION = "6.4"
 _WIDTH, _HEIGHT, _AXES, _ROW = 420, 250, 90, 18
 _LETTER, _LETTERS = 8, 16
-# Columns of a legend, and how wide a name may be in one.
+# The columns of a legend, and the width of a name in one.
 _COLUMNS = ((3, 85), (2, 150), (1, 320))
 _MOST_POINTS = 300
 _LOG_RATIO = 50
@@ -78,7 +78,7 @@ def curves(chart: Chart) -> Spec:
 def compared(name: str, jobs: Sequence[tuple[str, Chart | None]]) -> Spec:
     """Plot the curves of several jobs under one name: a colour for each job, dashes for each curve."""
     kinds = list(dict.fromkeys(curve.name for _, chart in jobs if chart for curve in chart.curves))
-    # What is evaluated is drawn whole, what a step tells dashed: it is the evaluations that one compares.
+    # Evaluations are solid lines, steps dashed: it is the evaluations that one compares.
     kinds.sort(key=lambda kind: not kind.startswith("eval"))
     lines = [
         _series(f"{job}: {curve.name}", curve, place, kinds.index(curve.name))

@@ -14,7 +14,7 @@ from ops.report.page import MARK, as_json, page
 from ops.report.sources import read
 
 MOST = 6
-"""So many jobs can be told apart on one page."""
+"""The most jobs that can be distinguished on one page."""
 _HEAD = 512
 
 

@@ -209,7 +209,7 @@ def spans(record: JobRecord, replicas: Sequence[ReplicaRecord], end: str) -> Ite
 
 def _spans(record: JobRecord, replica: ReplicaRecord, end: float) -> Iterator[Span]:
     at = _after(record, replica.startTime or "")
-    # A replica that was killed before the job's newest attempt has its first start's moment still.
+    # A replica that was killed before the job's newest attempt still has the time of its first start.
     for event, following in zip_longest(replica.events, replica.events[1:]):
         killed = max(_after(record, event.time), at)
         yield Span(replica.name, RUNNING, at, killed)

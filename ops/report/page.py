@@ -22,11 +22,11 @@ from ops.train.compare import Difference
 T = TypeVar("T")
 
 MARK = '<meta name="generator" content="scaletier report">'
-"""What tells a file of this command from one that is somebody's own; among its first bytes."""
+"""A mark among the first bytes of a page by this command, which no other file has."""
 _TEMPLATE = "report.html.j2"
 _ROWS = 12
 _TUNED = "it tuned hyperparameters: its own report has the trials"
-# Percent of its colour that a cell may have at most, so that its number can be read.
+# The most percent of its colour that a cell has, so that its number is legible.
 _STRONGEST = 50
 
 
@@ -115,7 +115,7 @@ def _one(report: Report) -> dict[str, Any]:
 
 
 def _several(reports: Sequence[Report]) -> dict[str, Any]:
-    # Of a job that tuned the curves are its trials', which its own page has.
+    # A tuning job's curves are its trials', which its own page has.
     reports = [replace(report, charts=[], notes=[*report.notes, _TUNED]) if report.tuning else report for report in reports]
     names = list(dict.fromkeys(chart.name for report in reports for chart in report.charts))
     return {

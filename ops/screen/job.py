@@ -18,9 +18,9 @@ from ops.screen.series import Pace, Series, sparkline
 from ops.screen.trials import TrialScreen
 
 LINES_KEPT = 200
-"""Of the newest lines, and of those that warn."""
+"""The number of newest lines, and of warnings."""
 LINES_LEFT = 20
-"""So many of the last lines are left when the screen goes, beside all that warn."""
+"""The number of last lines that stay after the screen, beside all warnings."""
 _LOUD = frozenset({"WARNING", "ERROR", "CRITICAL", "NOTE"})
 _SPARK = 32
 _STOPPED = 128 + 15  # by SIGTERM, as all are once the job has ended
@@ -140,7 +140,7 @@ class JobScreen:
     def _advance(self, reading: Reading, count: int, replica: _Replica | None, moment: float, now: float) -> None:
         went_back = replica is not None and replica.pace.count is not None and count < replica.pace.count
         if went_back or reading.unit is not self._unit:
-            # It goes on from a checkpoint, and so do all, or steps are told after all.
+            # It resumes from a checkpoint, and so do all, or it reports steps after all.
             self._pace, self._unit = Pace(), reading.unit
             for each in self._replicas.values():
                 each.pace = Pace()

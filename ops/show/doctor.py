@@ -27,7 +27,7 @@ SECONDS = 180.0
 _PRIVATE = 0o077
 _OFFSET_MS = 1000
 _FULL, _NEARLY = 98, 90
-# Its clock, how full its disk is, and its units that failed: a line, a line, and the rest.
+# The host's clock, the percentage of its disk in use, and its failed units: a line, a line, and the rest.
 ASK = (
     "date +%s.%N; df --output=pcent / | tail -n 1; systemctl list-units --failed --plain --no-legend --no-pager | cut -d' ' -f1"
 )
@@ -64,7 +64,7 @@ def _look(root: Path, fix: bool, what: str) -> list[Finding]:
         for finding in look(_checks(root, fix), SECONDS, fix):
             findings.append(finding)
             step.count = f"({terminal.plural(len(findings), 'finding')})"
-    # In the order of severity, and of what belongs together.
+    # By severity, then by topic.
     order = list(Severity)
     return sorted(findings, key=lambda finding: (-order.index(finding.severity), finding.check))
 

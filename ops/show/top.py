@@ -16,7 +16,7 @@ from ops.show.glance import Looker
 from ops.show.overview import Overview, overview, picture
 
 REFRESH_SECONDS = 0.4
-# A bucket that takes long to answer, or is paid by the read, is asked the less often: so much of the time goes into looking.
+# A bucket that is slow, or is paid by the read, is polled less often: this share of the time is spent on polls.
 _LOOKING = 0.1
 
 

@@ -26,7 +26,7 @@ class Difference:
 
     @property
     def change(self) -> str:
-        """Of two jobs: `same`, `+0.012` between numbers, else `differs`; `not known` if one of them does not tell."""
+        """`same`, `+0.012` between numbers, else `differs`; `not known` if a job does not report one."""
         original, again = self.values
         if original is None or again is None:
             return "not known"

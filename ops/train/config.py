@@ -29,11 +29,11 @@ from ops.train.schema import JOB_KEYS, ROLE_KEYS, check_job_id, check_label
 
 IGNORED_KEYS = ("region", "pythonVersion")
 RUNTIME_KEYS = ("runtime", "runtimeVersion")
-# What ROLE_KEYS may say of a trial.
+# The values of ROLE_KEYS that a trial may have.
 _ONE_HOST = ("BASIC", "BASIC_GPU", "CUSTOM", 0)
 GRACE_SECONDS = 30.0
-"""What replicas have that still work when their job is done, if nobody says otherwise."""
-# Of a config.yaml, what a job's trainingInput says in words of its own.
+"""The default grace period of replicas that still work when their job is done."""
+# Keys of config.yaml that a job's trainingInput has in another form.
 _SAID_OTHERWISE = frozenset({"labels", "environment", "pythonModule", "notify", "scaleTier", *RUNTIME_KEYS, *ROLE_KEYS})
 
 

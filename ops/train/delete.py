@@ -124,7 +124,7 @@ def _remove(cluster: Cluster, job_id: str) -> None:
     if not inventory.operator_bucket.startswith("sftp://"):
         cluster.bucket.remove(paths.folder(job_id), last=paths.job(job_id))
         return
-    # Folders that a trainer made may be its own alone: a host's root takes them away.
+    # A trainer's folders may be accessible to it alone: a host's root removes them.
     line = root_helper.command("remove", job_id)
     for name in inventory.replicas:
         try:

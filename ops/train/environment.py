@@ -14,13 +14,13 @@ from jobs.records import JAX_COORDINATOR, MASTER_ADDR, STOP_FILE
 from ops.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Who trains together, as PyTorch counts them: the master is rank 0, and the workers follow.
+# The roles that train together, in PyTorch's order: the master is rank 0, and the workers follow.
 _RANKED = (Role.MASTER, Role.WORKER)
-# Of the ports of a job, one that neither TensorFlow nor PyTorch's rank 0 takes, and that is given to no outgoing connection.
+# A port of jobs that neither TensorFlow nor PyTorch's rank 0 uses, outside the range of outgoing connections.
 _JAX_PORT = TENSORFLOW_PORT + 1
-# The GPUs that the host is paid for, as `1 nvidia-tesla-t4`; absent where it has none.
+# The GPUs of the host, as `1 nvidia-tesla-t4`; absent if it has none.
 ACCELERATOR = "SCALETIER_ACCELERATOR"
-# What the cluster itself tells a trainer: another value would be a lie.
+# The variables that the cluster sets: another value would be wrong.
 _OURS = (
     "TF_CONFIG",
     *variables.NAMES,
@@ -35,7 +35,7 @@ USUAL = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "GRPC_VERBOSITY": "ERROR",
 }
-"""What is good for most, and may be set otherwise: TensorFlow says what is wrong and nothing of the processor, a crash in
+"""Defaults for most trainers, which may be changed: TensorFlow logs errors and nothing of the processor, a crash in
 native code shows its stack. What depends on the host is set there: its threads (`replica.site`), and the HOME of the job.
 """
 

@@ -17,7 +17,7 @@ from ops.train.config import Job
 from ops.train.schema import ROLE_KEYS
 
 _DIST = ".dist-info/"
-# What the record of a job has of it.
+# The part that the record of a job holds.
 _SHORT = ("cluster", "versions", "data", "reproduces")
 _OWN_KEYS = ("pythonModule", "command", "args", "jobDir", "scaleTier", "environment", "runtime", *ROLE_KEYS)
 

@@ -18,8 +18,8 @@ from ops.errors import OpsError, one_line
 from ops.logs.read import read_logs
 from ops.package.push import PYTHON
 
-# Runs on a host, where the summaries are: up to so many points of each scalar, the last among them. Without TensorFlow it
-# starts in a fifth of the time.
+# Runs on a host, where the summaries are: prints up to N points of each scalar, the last among them. Without TensorFlow
+# it starts in a fifth of the time.
 _SCALARS = f"""
 import json, os, sys, types
 {WITHOUT_TENSORFLOW}

@@ -19,7 +19,7 @@ from ops.errors import UsageError
 from ops.package import package
 
 SHIPPED = HERE / "trainer"
-# As the hosts have it first on their PATH.
+# The Python that is first on the hosts' PATH.
 PYTHON = "python"
 _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL | re.ASCII)
 

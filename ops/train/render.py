@@ -30,7 +30,7 @@ def secret_files(job: Job) -> list[File]:
 def plan(inventory: Inventory, job: Job, package_sha256: str) -> Plan:
     """Return the plan for the replicas of a job; invalid jobs have raised SpecError or UsageError before."""
     part = job.part(inventory)
-    # Which hosts they get is seen later: until then each replica's address is its name.
+    # Hosts are assigned later: until then each replica's address is its name.
     addressed = replace(part, hosts=tuple(replace(host, address=host.name) for host in part.hosts))
     hosts = [addressed.host(name) for name in addressed.replicas]
     tasks = {host.name: task(_alone(addressed, host) if job.study else addressed, host.name, job) for host in hosts}

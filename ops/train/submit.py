@@ -220,13 +220,13 @@ def _push(
     """Send every host its units and the agent's code, and wake it; with the package if it starts now."""
     inventory, job_id = submission.inventory, submission.job.id
     code, version = push.code(HERE)
-    # One without a file, of a command that the hosts have, is no folder in the stream: they take it from the bucket.
+    # A package without files, of a command that the hosts have, is no folder in the stream: they fetch it from the bucket.
     package = (submission.package.pushed if with_package else None) or None
     shared = push.shared_stream(code, package, plan.packageSha256, submission.package.executables)
     files, secrets = host_files.render(inventory), render.secret_files(submission.job)
     command = push.take_in_command(version, job_id if package else "")
     size = len(shared) * len(hosts)
-    # What is large is counted by bytes, as its hosts are all done at once.
+    # A large package is counted by bytes, as all hosts finish at once.
     sent = terminal.sizer(step, size) if size > _LARGE else lambda _: None
     advance = terminal.counter(step, len(hosts)) if size <= _LARGE else lambda _: None
 

@@ -36,12 +36,12 @@ from ops.train import outcome, program, render, tuning
 from ops.train.config import Flags, build_job
 from ops.train.submit import Submission, submit, used_before
 
-# It starts a Python on each host, which all share the processors of one machine where the hosts are local.
+# The check starts a Python on each host; local hosts all share the processors of one machine.
 _CHECK_SECONDS = 120.0
-# A host that was just made, or woken, and how often it is asked.
+# For a host that was just made or started, and the interval of its polls.
 _READY_SECONDS, _AGAIN_SECONDS = 900.0, 2.0
 WAKE_ADVICE = "fab train --wake (or wake: true in config.yaml) starts those that are stopped, and so does pulumi up"
-# What a job needs on a host besides its package: logs, and TensorFlow's temporary files.
+# The space that a job needs on a host besides its package: logs, and TensorFlow's temporary files.
 _FREE_BYTES = 100_000_000
 
 

@@ -25,9 +25,9 @@ _LARGEST_INTEGER = 2**53
 _FAILED_LEAST, _FAILED_SHARE = 3, 4
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LOGS = (ScaleType.UNIT_LOG_SCALE, ScaleType.UNIT_REVERSE_LOG_SCALE)
-# Google's API has a word for what was left open, and then meant MAXIMIZE.
+# Google's API has a word for an unset goal, which meant MAXIMIZE.
 _GOALS = (*Goal, "GOAL_TYPE_UNSPECIFIED")
-# By type, the keys that say what its values are.
+# By type, the keys that define its values.
 _VALUES = {
     ParameterType.DOUBLE: ("minValue", "maxValue"),
     ParameterType.INTEGER: ("minValue", "maxValue"),
